@@ -1,0 +1,1 @@
+"""Baton's kernels, each beside its plain-torch reference."""

@@ -1,0 +1,62 @@
+"""What passes between the router's APIs and its ring of workers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from baton.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the ready workers say of the model they serve."""
+
+    name: str
+    revision: str
+    max_model_len: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Tokens of one request, in order, exactly once. The last chunk has ``finish_reason`` set.
+
+    ``cached_tokens`` (prompt tokens found in a prefix cache) comes with the first chunk.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+
+
+class RingError(Exception):
+    """The ring could not answer. ``status`` is the HTTP status, ``code`` a stable word for programs."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Ring(Protocol):
+    """The workers, as the APIs see them."""
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """None until a worker has told what it serves."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request submitted now could be placed."""
+
+    def generate(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk]:
+        """Run one request. Closing the generator cancels it on every worker that knows it.
+
+        Raises RingError when no worker can take it or a worker is lost on the way.
+        """
