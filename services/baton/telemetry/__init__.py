@@ -1,0 +1,1 @@
+"""Metric names, defined once for all services."""

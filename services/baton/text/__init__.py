@@ -1,0 +1,1 @@
+"""Text in, tokens out, and back: tokenizing, chat templates, incremental detokenizing, stop strings."""

@@ -445,11 +445,14 @@ class SendComplete(_message.Message):
     TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
     NUM_SEGMENTS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     tokens_digest: _builtins.bytes
     """over the token ids whose KV was sent"""
     num_segments: _builtins.int
     first_token: _builtins.int
+    cached_tokens: _builtins.int
+    """prompt tokens prefill found in its own prefix cache"""
     @_builtins.property
     def name(self) -> Global___Name: ...
     def __init__(
@@ -460,10 +463,11 @@ class SendComplete(_message.Message):
         tokens_digest: _builtins.bytes = ...,
         num_segments: _builtins.int = ...,
         first_token: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_token", b"first_token", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "first_token", b"first_token", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

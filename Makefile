@@ -1,0 +1,62 @@
+# `make run` is all it takes; `make help` lists the rest.
+# Everything is installed into .venv, at the versions of constraints.txt, and again when those change.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+PROMPT ?= What is Baton?
+ARGS ?=
+# Python 3.11 first: it is what CI runs.
+PYTHONS := $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3 python)
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+
+.PHONY: help run test lint proto gpu bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@echo
+	@echo 'Options go into ARGS: make run ARGS="--port 9000", make test ARGS="-k router -x".'
+
+run: .venv/.worker  ## start a ring with the demo model, ask it PROMPT, keep serving on 127.0.0.1:8000
+	@exec $(BIN)/baton up --prompt "$(PROMPT)" $(ARGS)
+
+test: .venv/.dev  ## run all tests that need no GPU
+	$(BIN)/python -m pytest -m "not gpu" $(ARGS)
+
+lint: .venv/.dev  ## check style, types, generated code and import arrows
+	scripts/check
+
+proto: .venv/.dev  ## generate services/baton/v1 from proto/
+	scripts/proto
+
+gpu: .venv/.dev  ## run the tests that need a CUDA device; fails where there is none
+	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || \
+		{ echo "make gpu: NOT RUN. These tests need a CUDA device, and torch finds none here." >&2; exit 1; }
+	$(BIN)/python -m pytest tests/gpu -m gpu $(ARGS)
+
+bench: .venv/.worker  ## measure the demo ring under load
+	$(BIN)/python loadtest/first_light.py $(ARGS)
+
+clean:  ## remove everything that was installed or built
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find services kernels tests loadtest scripts -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.created:
+	@for python in $(PYTHONS); do \
+		if "$$python" -c '$(USABLE)' 2>/dev/null; then exec "$$python" -m venv .venv; fi; \
+	done; \
+	echo "Baton needs Python 3.11, 3.12 or 3.13 with its venv module (on Debian and Ubuntu: the package" \
+		"python3-venv). Tried: $(PYTHONS). Name another with: make PYTHON=/path/to/python" >&2; \
+	exit 1
+	@touch $@
+
+# Serving needs less than developing, and whoever only wants to see it run should not wait for the rest.
+.venv/.worker: .venv/.created pyproject.toml constraints.txt
+	$(BIN)/pip install -e '.[worker]' -c constraints.txt
+	@touch $@
+
+.venv/.dev: .venv/.created pyproject.toml constraints.txt
+	$(BIN)/pip install -e '.[worker,test,lint]' -c constraints.txt
+	@touch $@ .venv/.worker

@@ -1,0 +1,190 @@
+"""Attention over the paged KV pool in plain torch, for any device and float type.
+
+Decoding rows go through one batched set of operations; prompt chunks go one by one. What is the same in every
+layer (which pool rows to read and write, the masks) is worked out once per step, in ``AttentionPlan``.
+
+The pool is only ever addressed through flat views, because gathering whole contiguous rows is a row copy,
+while indexing the six dimensions is not (14 times slower on CPU):
+
+- as [rows, block_size * head_dim], one row is the K or the V of a (block, kv_head, layer);
+- as [rows * block_size, head_dim], one row is a slot of these.
+
+In both, the rows of layer l lie ``l * 2`` rows (times block_size slots) after those of layer 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from baton_kernels.paged import Chunk, PagedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeView:
+    """What the S decoding rows read, under one window."""
+
+    rows: Tensor
+    """[2, S, kv_heads, blocks] int64: rows of layer 0's K, then V."""
+    mask: Tensor
+    """[S, 1, 1, blocks * block_size] bool: which of the slots gathered each sequence sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkView:
+    """What one chunk reads, under one window."""
+
+    start: int
+    length: int
+    rows: Tensor
+    """[2, kv_heads, blocks] int64: rows of layer 0's K, then V."""
+    mask: Tensor | None
+    """[length, blocks * block_size] bool; None: plainly causal from the first slot on."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """One step's reads and writes of the pool, the same for all layers but for an offset."""
+
+    write_slots: Tensor
+    """[T * kv_heads] int64: the slot of layer 0's K of each (token, kv_head)."""
+    num_decode: int
+    decode: Mapping[int | None, DecodeView]
+    """By window; empty without decoding rows."""
+    chunks: Mapping[int | None, tuple[ChunkView, ...]]
+    """By window."""
+
+    @classmethod
+    def build(cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> AttentionPlan:
+        """``windows``: the distinct sliding windows of the model's layers (None: no window)."""
+        _, kv_heads, layers, _, block_size, _ = pool.shape
+        head_rows = torch.arange(kv_heads, device=pool.device) * (layers * 2)
+        block_rows = kv_heads * layers * 2
+        token_rows = batch.slot_blocks[:, None] * block_rows + head_rows
+        write_slots = token_rows * block_size + batch.slot_offsets[:, None]
+        reader = _Reader(head_rows, block_rows, block_size)
+        return cls(
+            write_slots=write_slots.flatten(),
+            num_decode=batch.num_decode,
+            decode={w: reader.decode(batch, w) for w in windows} if batch.num_decode else {},
+            chunks={w: tuple(reader.chunk(chunk, w) for chunk in batch.chunks) for w in windows},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Finds the rows that a query reads: under a window only the blocks that the window touches."""
+
+    head_rows: Tensor
+    block_rows: int
+    block_size: int
+
+    def decode(self, batch: PagedBatch, window: int | None) -> DecodeView:
+        tables, contexts = batch.decode_tables, batch.decode_contexts
+        keys = torch.arange(tables.shape[1] * self.block_size, device=tables.device)
+        if window is None or window >= keys.numel():
+            mask = keys < contexts[:, None]
+            return DecodeView(self._rows(tables), mask[:, None, None])
+        # The last `window` tokens of a context straddle at most this many blocks.
+        blocks = min((window + self.block_size - 2) // self.block_size + 1, tables.shape[1])
+        first = (contexts - window).clamp(min=0) // self.block_size
+        columns = first[:, None] + torch.arange(blocks, device=tables.device)
+        tables = tables.gather(1, columns.clamp(max=tables.shape[1] - 1))
+        keys = first[:, None] * self.block_size + keys[: blocks * self.block_size]
+        mask = (keys < contexts[:, None]) & (keys >= contexts[:, None] - window)
+        return DecodeView(self._rows(tables), mask[:, None, None])
+
+    def chunk(self, chunk: Chunk, window: int | None) -> ChunkView:
+        cached = chunk.context - chunk.length
+        windowed = window is not None and window < chunk.context
+        first = max(0, cached + 1 - window) // self.block_size if windowed and window is not None else 0
+        rows = self._rows(chunk.table[first:])
+        if cached == 0 and not windowed:
+            return ChunkView(chunk.start, chunk.length, rows, None)
+        device = chunk.table.device
+        queries = torch.arange(cached, chunk.context, device=device)[:, None]
+        keys = torch.arange(first * self.block_size, chunk.table.numel() * self.block_size, device=device)
+        mask = keys <= queries
+        if window is not None:
+            mask &= keys > queries - window
+        return ChunkView(chunk.start, chunk.length, rows, mask)
+
+    def _rows(self, tables: Tensor) -> Tensor:
+        """tables [..., blocks] -> [2, ..., kv_heads, blocks]."""
+        keys = tables.unsqueeze(-2) * self.block_rows + self.head_rows[:, None]
+        return torch.stack((keys, keys + 1))
+
+
+def new_pool(
+    num_blocks: int,
+    kv_heads: int,
+    layers: int,
+    block_size: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """A pool in the layout of ``baton_kernels.paged``, zeroed: masked slots are still multiplied, by 0."""
+    return torch.zeros((num_blocks, kv_heads, layers, 2, block_size, head_dim), dtype=dtype, device=device)
+
+
+def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
+    """Store the step's k and v, both [T, kv_heads, head_dim], in the slots their tokens were given."""
+    block_size, head_dim = pool.shape[-2:]
+    slots = pool.view(-1, head_dim)
+    keys = plan.write_slots + layer * 2 * block_size
+    slots.index_copy_(0, keys, k.reshape(-1, head_dim))
+    slots.index_copy_(0, keys + block_size, v.reshape(-1, head_dim))
+
+
+def paged_attention(
+    pool: Tensor, layer: int, q: Tensor, plan: AttentionPlan, *, scale: float, window: int | None
+) -> Tensor:
+    """q [T, heads, head_dim] -> [T, heads, head_dim]: softmax(scale q k) v over what each row may see.
+
+    Query head h reads kv head ``h // (heads / kv_heads)``. ``window`` is one of those the plan was built for.
+    The K and V of the step's own tokens must already be in the pool.
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = pool.shape[1]
+    groups = q.reshape(tokens, kv_heads, heads // kv_heads, head_dim)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if plan.num_decode:
+        out[: plan.num_decode] = _decode(pool, layer, groups, plan.decode[window], scale).flatten(1, 2)
+    for chunk in plan.chunks[window]:
+        rows = slice(chunk.start, chunk.start + chunk.length)
+        out[rows] = _chunk(pool, layer, groups[rows], chunk, scale).flatten(1, 2)
+    return out
+
+
+def _gather(pool: Tensor, layer: int, rows: Tensor) -> Tensor:
+    """rows [2, ..., blocks] -> K and V, [2, ..., blocks * block_size, head_dim]."""
+    block_size, head_dim = pool.shape[-2:]
+    gathered = pool.view(-1, block_size * head_dim).index_select(0, (rows + layer * 2).flatten())
+    return gathered.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim)
+
+
+def _decode(pool: Tensor, layer: int, q: Tensor, view: DecodeView, scale: float) -> Tensor:
+    """q [T, kv_heads, group, head_dim] -> [S, kv_heads, group, head_dim].
+
+    The query heads that share a kv head stand where the queries of one sequence usually do, so K and V are
+    read once and never repeated.
+    """
+    k, v = _gather(pool, layer, view.rows)
+    return scaled_dot_product_attention(q[: k.shape[0]], k, v, attn_mask=view.mask, scale=scale)
+
+
+def _chunk(pool: Tensor, layer: int, q: Tensor, view: ChunkView, scale: float) -> Tensor:
+    """q [length, kv_heads, group, head_dim] -> the same shape. Repeated K and V are strides, not copies."""
+    k, v = _gather(pool, layer, view.rows).unsqueeze(2)
+    q = q.permute(1, 2, 0, 3)
+    shape = (*q.shape[:2], *k.shape[2:])
+    attended = scaled_dot_product_attention(
+        q, k.expand(shape), v.expand(shape), attn_mask=view.mask, is_causal=view.mask is None, scale=scale
+    )
+    return attended.permute(2, 0, 1, 3)

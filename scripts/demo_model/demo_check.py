@@ -1,0 +1,83 @@
+"""Asks the demo model its questions, and counts how often the answer is right."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import torch
+from demo_text import Entry, chat
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+MUST = ("What is Baton?", "What is prefill?", "What is paged attention?", "Why split prefill and decode?")
+PLAIN = ("Paged attention is", "The KV cache", "Baton serves", "Continuous batching")
+TEXTS = ("plain", " two  spaces\n\tand a tab", "naïve café, 東京, مرحبا, 👩‍🚀🏳️‍🌈", "\x00\x7f\ufeff\u2028",
+         "<|im_end|>x")
+
+
+def check(model_dir: Path, entries: list[Entry]) -> None:
+    """Prints sample answers and the share of right ones; fails if the model is not usable."""
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    check_tokenizer(tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    known = {question: entry.answer for entry in entries for question in entry.questions}
+    # The first wording of every entry, as typed and as a hurried reader types it.
+    typed = [(entry.questions[0], entry.answer) for entry in entries]
+    hurried = [(entry.questions[-1].lower().rstrip("?.!"), entry.answer) for entry in entries]
+    unseen = [(question, entry.answer) for entry in entries for question in entry.held_out]
+    assert not known.keys() & {question for question, _ in unseen}
+    score(model, tokenizer, "trained wordings", typed)
+    score(model, tokenizer, "trained wordings, lower case, no mark", hurried)
+    score(model, tokenizer, "held-out wordings", unseen, show=len(unseen))
+    for prompt in PLAIN:
+        print(f"  {prompt}|{generate(model, tokenizer, [prompt], chatty=False)[0]}")
+    model = model.to(torch.bfloat16)
+    score(model, tokenizer, "trained wordings in bfloat16", typed[::8])
+    for question in MUST:
+        assert question in known, question
+        for dtype in (torch.float32, torch.bfloat16):
+            answer = generate(model.to(dtype), tokenizer, [question])[0]
+            assert answer == known[question], f"{question} in {dtype}: {answer}"
+    print("the four questions that must be right are right, in float32 and bfloat16")
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
+    """The tokenizer gives back any text, and its template gives the form used in training."""
+    for text in (*TEXTS, *map(chr, range(0x300)), *map(chr, range(0x4E00, 0x4F00))):
+        assert tokenizer.decode(tokenizer.encode(text)) == text, repr(text)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    wanted = "".join(text for text, _ in chat([("Hi", "|")], "Be brief.")).partition("|<|im_end|>")[0]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == wanted
+
+
+def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str,
+          pairs: list[tuple[str, str]], show: int = 0) -> None:
+    """Prints how many greedy answers are exact, and how many nearly so; shows `show` of the others."""
+    answers: list[str] = []
+    for at in range(0, len(pairs), 32):
+        answers += generate(model, tokenizer, [question for question, _ in pairs[at : at + 32]])
+    ratios = [SequenceMatcher(None, got, want, autojunk=False).ratio()
+              for got, (_, want) in zip(answers, pairs, strict=True)]
+    exact, near = (sum(ratio >= limit for ratio in ratios) / len(pairs) for limit in (1, 0.8))
+    print(f"{name}: {len(pairs)} asked, {exact:.1%} exact, {near:.1%} exact or near")
+    misses = [(pair[0], got) for pair, got, ratio in zip(pairs, answers, ratios, strict=True) if ratio < 1]
+    for question, got in misses[: show or 10]:
+        print(f"  miss: {question} -> {got}")
+
+
+@torch.inference_mode()
+def generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: list[str],
+             chatty: bool = True) -> list[str]:
+    """Greedy answers; one that does not end within 320 tokens is marked."""
+    prompts = questions
+    if chatty:
+        turns = [[{"role": "user", "content": question}] for question in questions]
+        prompts = [str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+                   for turn in turns]
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left",
+                       return_token_type_ids=False)
+    output = model.generate(**inputs, max_new_tokens=320, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+    ends = set(model.generation_config.eos_token_id)
+    texts = tokenizer.batch_decode(output, skip_special_tokens=True)
+    return [text if ends & set(row.tolist()) else text + " [does not end]"
+            for text, row in zip(texts, output, strict=True)]

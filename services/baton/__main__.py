@@ -1,0 +1,5 @@
+"""``python -m baton``: the same as the ``baton`` command."""
+
+from baton.cli.main import app
+
+app()

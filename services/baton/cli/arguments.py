@@ -1,0 +1,203 @@
+"""The options of the commands, each with its help, declared once for all commands that take it.
+
+An option's parameter is named like the field it fills, so that a command passes its parameters on as they
+are. What a value must satisfy is checked by the configuration, which the services share with the command
+line.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from baton.options import parse_size
+
+
+def _size(text: str | int) -> int:
+    try:
+        return parse_size(str(text))  # a default is a number already
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+_MODEL = "Model"
+_MEMORY = "Memory and batching"
+_NETWORK = "Network"
+_PROCESS = "Process"
+
+Model = Annotated[
+    str,
+    typer.Option(
+        help="'demo' (the small model that comes with Baton), a Hugging Face model directory, or a hub id.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        help="The name clients ask for. Default: the directory's own name, or what --model says.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="auto (what the checkpoint says; float32 on a CPU), float32, bfloat16 or float16.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Device = Annotated[
+    str, typer.Option(help="auto (CUDA where there is one), cpu, cuda or cuda:N.", rich_help_panel=_MODEL)
+]
+Devices = Annotated[
+    str,
+    typer.Option(
+        help="auto, cpu, cuda or cuda:N; several, as in cuda:0,cuda:1, are dealt out to the workers.",
+        rich_help_panel=_MODEL,
+    ),
+]
+LoadFormat = Annotated[
+    str,
+    typer.Option(
+        help="auto, or dummy: random weights of the model's shape, to measure without a download.",
+        rich_help_panel=_MODEL,
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Longest prompt plus answer, in tokens. Default: what the model was made for.",
+        rich_help_panel=_MODEL,
+    ),
+]
+
+BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.", rich_help_panel=_MEMORY)]
+NumBlocks = Annotated[
+    int | None,
+    typer.Option(help="KV blocks per worker. Default: what the memory holds.", rich_help_panel=_MEMORY),
+]
+KvCacheMemory = Annotated[
+    int | None,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Memory for KV blocks per worker, such as 2GiB, instead of --num-blocks.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+MaxNumSeqs = Annotated[
+    int, typer.Option(help="Most requests running at once on a worker.", rich_help_panel=_MEMORY)
+]
+MaxNumBatchedTokens = Annotated[
+    int, typer.Option(help="Most tokens computed in one step.", rich_help_panel=_MEMORY)
+]
+PrefillChunk = Annotated[
+    int,
+    typer.Option(
+        help="Most prompt tokens of one request in one step; smaller disturbs running answers less.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+ChunkedPrefill = Annotated[
+    bool,
+    typer.Option(
+        help="Compute long prompts in chunks, between the steps of running answers.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+PrefixCaching = Annotated[
+    bool, typer.Option(help="Keep KV blocks for prompts that begin alike.", rich_help_panel=_MEMORY)
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="CPU threads of a worker. Default: the library's choice.", rich_help_panel=_PROCESS),
+]
+ThreadsPerWorker = Annotated[
+    int | None,
+    typer.Option(
+        help="CPU threads of each worker. Default: the cores, shared out.", rich_help_panel=_PROCESS
+    ),
+]
+
+Host = Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_NETWORK)]
+Advertise = Annotated[
+    str | None,
+    typer.Option(
+        help="Host that the router and other workers call. Default: --host, or this machine's name.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+WorkerPort = Annotated[
+    int, typer.Option(help="gRPC port for routers and other workers; 0 picks one.", rich_help_panel=_NETWORK)
+]
+MetricsPort = Annotated[
+    int,
+    typer.Option(help="HTTP port of /metrics; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
+]
+DataPort = Annotated[
+    int, typer.Option(help="Port that KV blocks arrive on; 0 picks one.", rich_help_panel=_NETWORK)
+]
+Connector = Annotated[str, typer.Option(help="How KV blocks travel. So far: tcp.", rich_help_panel=_NETWORK)]
+HttpPort = Annotated[int, typer.Option(help="Port of the HTTP API; 0 picks one.", rich_help_panel=_NETWORK)]
+GrpcPort = Annotated[
+    int,
+    typer.Option(help="Port of the gRPC API; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
+]
+Workers = Annotated[
+    list[str],
+    typer.Option(
+        "--worker",
+        metavar="HOST:PORT",
+        help="A worker's gRPC address; give the option once for each worker.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+ClusterKey = Annotated[
+    str,
+    typer.Option(
+        envvar="BATON_CLUSTER_KEY",
+        show_default=False,
+        help="Secret that signs what one service may ask of another; the same for all. "
+        "Better given in the environment, where no process list shows it.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+
+MaxBodyBytes = Annotated[
+    int,
+    typer.Option(parser=_size, metavar="SIZE", help="Largest request body.", rich_help_panel="Limits"),
+]
+MaxN = Annotated[int, typer.Option(help="Most answers (n) to one request.", rich_help_panel="Limits")]
+MaxStopStrings = Annotated[
+    int, typer.Option(help="Most stop strings in one request.", rich_help_panel="Limits")
+]
+
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_PROCESS)]
+UpLogLevel = Annotated[
+    str,
+    typer.Option(
+        help="What to show of the processes' logs: debug, info, warning or error.", rich_help_panel=_PROCESS
+    ),
+]
+ExitWithParent = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PID",
+        help="End when the process that started this one, PID, has ended.",
+        rich_help_panel=_PROCESS,
+    ),
+]
+
+Url = Annotated[str, typer.Option(help="Address of the ring's HTTP API.")]
+Chat = Annotated[
+    bool,
+    typer.Option(
+        "--chat/--completion", help="Ask through the model's chat template, or let it continue the text."
+    ),
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest answer. Default: the server's.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0 always takes the likeliest token. Default: the model's.")
+]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]

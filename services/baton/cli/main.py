@@ -1,0 +1,235 @@
+"""The ``baton`` command.
+
+Each command imports what it runs when it runs, so that ``--help`` is instant and the router's process never
+sees torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from baton import __version__
+from baton.cli import arguments as arg
+from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice
+from baton.router.config import RouterConfig
+from baton.worker.config import RoleName, WorkerConfig
+
+_WORKER = WorkerConfig(role="both")  # for its defaults
+_ROUTER = RouterConfig(workers=("127.0.0.1:1",))
+
+commands = typer.Typer(
+    name="baton",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="Serves large language models with prefill and decode in separate processes. "
+    "`baton up` starts everything on this machine; the other commands start or use one part.",
+)
+
+
+def app() -> None:
+    """Run the command line. Errors of the person at the keyboard are one line, never a traceback."""
+    try:
+        status = commands(standalone_mode=False)
+    except typer.TyperException as error:
+        _fail(error.format_message(), error.exit_code)
+    except ConfigError as error:
+        _fail(str(error), 2)
+    except UserError as error:
+        _fail(str(error), 1)
+    except (typer.Abort, KeyboardInterrupt):
+        status = 130
+    sys.exit(status or 0)
+
+
+def _fail(message: str, status: int) -> None:
+    if message:  # empty after the help that a call without a command prints
+        print(f"error: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _given(ctx: typer.Context, config: type[WorkerConfig | RouterConfig], *but: str) -> dict[str, Any]:
+    """The parameters of the command that are fields of ``config``; they are named alike."""
+    names = {field.name for field in fields(config)} - set(but)
+    return {name: value for name, value in ctx.params.items() if name in names}
+
+
+@commands.command(rich_help_panel="Run")
+def up(
+    ctx: typer.Context,
+    prompt: Annotated[str | None, typer.Option(help="Ask this first and show the answer.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="Prefill workers. Default 1.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Decode workers. Default 1.")] = None,
+    both: Annotated[int, typer.Option(help="Workers that do both; then the others default to 0.")] = 0,
+    model: arg.Model = _WORKER.model,
+    served_model_name: arg.ServedModelName = None,
+    dtype: arg.Dtype = _WORKER.dtype,
+    device: arg.Devices = _WORKER.device,
+    load_format: arg.LoadFormat = _WORKER.load_format,
+    max_model_len: arg.MaxModelLen = None,
+    host: arg.Host = _ROUTER.host,
+    port: arg.HttpPort = _ROUTER.port,
+    grpc_port: arg.GrpcPort = _ROUTER.grpc_port,
+    connector: arg.Connector = _WORKER.connector,
+    block_size: arg.BlockSize = _WORKER.block_size,
+    num_blocks: arg.NumBlocks = None,
+    kv_cache_memory: arg.KvCacheMemory = None,
+    max_num_seqs: arg.MaxNumSeqs = _WORKER.max_num_seqs,
+    max_num_batched_tokens: arg.MaxNumBatchedTokens = _WORKER.max_num_batched_tokens,
+    prefill_chunk: arg.PrefillChunk = _WORKER.prefill_chunk,
+    chunked_prefill: arg.ChunkedPrefill = True,
+    prefix_caching: arg.PrefixCaching = True,
+    threads_per_worker: arg.ThreadsPerWorker = None,
+    log_level: arg.UpLogLevel = "warning",
+    chat: arg.Chat = True,
+) -> int:
+    """Start a whole ring on this machine and keep it running.
+
+    Starts the workers and a router as processes of their own, shows how far they are, and serves an
+    OpenAI-compatible API when they are ready. A process that dies is started again. Ctrl-C stops everything.
+    """
+    from baton.cli import ring
+    from baton.cli.client import Question
+    from baton.cli.up import UpOptions
+    from baton.cli.up import up as run_up
+
+    check_choice("log_level", log_level, LOG_LEVELS)
+    devices = device.split(",")
+    pattern = _given(ctx, WorkerConfig, "host", "port", "device", "log_level")
+    worker = WorkerConfig(role="both", device=devices[0], threads=threads_per_worker, **pattern)
+    roles = ring.roles_wanted(prefill, decode, both)
+    planned = ring.plan(worker, roles, devices, _given(ctx, RouterConfig, "log_level"))
+    question = Question(prompt=prompt, chat=chat, temperature=0) if prompt is not None else None
+    return run_up(planned, UpOptions(question, logging.getLevelNamesMapping()[log_level.upper()]))
+
+
+def _worker_command(role: RoleName, what: str) -> None:
+    """Register the command that starts one worker. The three differ in name and help only."""
+
+    def worker(
+        ctx: typer.Context,
+        model: arg.Model = _WORKER.model,
+        served_model_name: arg.ServedModelName = None,
+        dtype: arg.Dtype = _WORKER.dtype,
+        device: arg.Device = _WORKER.device,
+        load_format: arg.LoadFormat = _WORKER.load_format,
+        max_model_len: arg.MaxModelLen = None,
+        host: arg.Host = _WORKER.host,
+        advertise: arg.Advertise = None,
+        port: arg.WorkerPort = _WORKER.port,
+        metrics_port: arg.MetricsPort = _WORKER.metrics_port,
+        data_port: arg.DataPort = _WORKER.data_port,
+        connector: arg.Connector = _WORKER.connector,
+        cluster_key: arg.ClusterKey = "",
+        block_size: arg.BlockSize = _WORKER.block_size,
+        num_blocks: arg.NumBlocks = None,
+        kv_cache_memory: arg.KvCacheMemory = None,
+        max_num_seqs: arg.MaxNumSeqs = _WORKER.max_num_seqs,
+        max_num_batched_tokens: arg.MaxNumBatchedTokens = _WORKER.max_num_batched_tokens,
+        prefill_chunk: arg.PrefillChunk = _WORKER.prefill_chunk,
+        chunked_prefill: arg.ChunkedPrefill = True,
+        prefix_caching: arg.PrefixCaching = True,
+        threads: arg.Threads = None,
+        log_level: arg.LogLevel = _WORKER.log_level,
+        exit_with_parent: arg.ExitWithParent = None,
+    ) -> int:
+        _tie_to(exit_with_parent)
+        config = WorkerConfig(role=role, **_given(ctx, WorkerConfig))
+        return _run_worker(config)
+
+    commands.command(role, help=what, rich_help_panel="One service")(worker)
+
+
+_worker_command(
+    "prefill",
+    "Start a worker that reads prompts and hands their KV blocks to a decode worker.\n\n"
+    "Prints a line BATON_READY with its addresses on standard output when it can be used.",
+)
+_worker_command(
+    "decode",
+    "Start a worker that takes KV blocks over and writes answers.\n\n"
+    "Prints a line BATON_READY with its addresses on standard output when it can be used.",
+)
+_worker_command(
+    "both",
+    "Start a worker that reads prompts and writes the answers itself.\n\n"
+    "Prints a line BATON_READY with its addresses on standard output when it can be used.",
+)
+
+
+@commands.command(rich_help_panel="One service")
+def router(
+    ctx: typer.Context,
+    workers: arg.Workers,
+    model: arg.Model = _ROUTER.model,
+    served_model_name: arg.ServedModelName = None,
+    host: arg.Host = _ROUTER.host,
+    port: arg.HttpPort = _ROUTER.port,
+    grpc_port: arg.GrpcPort = _ROUTER.grpc_port,
+    cluster_key: arg.ClusterKey = "",
+    max_body_bytes: arg.MaxBodyBytes = _ROUTER.max_body_bytes,
+    max_n: arg.MaxN = _ROUTER.max_n,
+    max_stop_strings: arg.MaxStopStrings = _ROUTER.max_stop_strings,
+    log_level: arg.LogLevel = _ROUTER.log_level,
+    exit_with_parent: arg.ExitWithParent = None,
+) -> int:
+    """Start the front door: the HTTP and gRPC APIs, before workers that run elsewhere.
+
+    It needs the model only for its tokenizer and chat template, and never loads torch.
+    """
+    _tie_to(exit_with_parent)
+    config = RouterConfig(**{**_given(ctx, RouterConfig), "workers": tuple(workers)})
+    return _run_router(config)
+
+
+def _run_worker(config: WorkerConfig) -> int:
+    from baton.worker.main import run
+
+    return run(config)
+
+
+def _run_router(config: RouterConfig) -> int:
+    from baton.router.main import run
+
+    return run(config)
+
+
+def _tie_to(parent: int | None) -> None:
+    if parent is not None:
+        from baton.cli.parent import exit_with_parent
+
+        exit_with_parent(parent)
+
+
+@commands.command(rich_help_panel="Use")
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask.")],
+    url: arg.Url = "http://127.0.0.1:8000",
+    chat: arg.Chat = True,
+    model: Annotated[str | None, typer.Option(help="Default: the model that the ring serves.")] = None,
+    max_tokens: arg.MaxTokens = None,
+    temperature: arg.Temperature = None,
+    seed: arg.Seed = None,
+) -> None:
+    """Ask a running ring and stream its answer to standard output."""
+    from baton.cli.client import Question, ask
+
+    question = Question(
+        prompt=prompt, chat=chat, model=model, max_tokens=max_tokens, temperature=temperature, seed=seed
+    )
+    for piece in ask(url, question):
+        print(piece.text, end="", flush=True)
+    print()
+
+
+@commands.command(rich_help_panel="Use")
+def version() -> None:
+    """Print Baton's version."""
+    print(f"baton {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")

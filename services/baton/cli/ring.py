@@ -1,0 +1,182 @@
+"""Turns what ``baton up`` was asked for into the child processes of a ring."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import secrets
+import socket
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from baton.cli.child import ChildSpec
+from baton.options import ConfigError, StartError, flag, join_address
+from baton.router.config import RouterConfig
+from baton.worker.config import RoleName, WorkerConfig
+
+CLUSTER_KEY = "BATON_CLUSTER_KEY"
+"""The environment variable that holds the key: an argument would show in every process list."""
+
+_PORTS = range(20000, 32000)
+"""Below the ports that systems give to outgoing connections, so that nothing takes the port of a worker
+between its death and its restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Every process of a ring, with addresses chosen."""
+
+    workers: Mapping[str, WorkerConfig]
+    router: RouterConfig
+
+    def specs(self) -> list[ChildSpec]:
+        """The children to start: workers first, since they take longest."""
+        workers = [
+            ChildSpec(name, (*_python(), config.role, *arguments(config)), _environment(config))
+            for name, config in self.workers.items()
+        ]
+        router = ChildSpec(
+            "router", (*_python(), "router", *arguments(self.router)), _environment(self.router)
+        )
+        return [*workers, router]
+
+    def describe(self) -> str:
+        """One line on what is about to start."""
+        counts = Counter(config.role for config in self.workers.values())
+        roles = " + ".join(f"{count} {role}" for role, count in counts.items())
+        threads = {config.threads for config in self.workers.values()}
+        return f"{self.router.model_name}: {roles} + router, {threads.pop()} CPU thread(s) per worker"
+
+
+def roles_wanted(prefill: int | None, decode: int | None, both: int) -> list[RoleName]:
+    """A role per worker. One prefill and one decode unless something else was asked for."""
+    default = 0 if both else 1
+    prefill = default if prefill is None else prefill
+    decode = default if decode is None else decode
+    for option, count in (("prefill", prefill), ("decode", decode), ("both", both)):
+        if not 0 <= count <= 64:
+            raise ConfigError(option, f"must be between 0 and 64, not {count}")
+    if not both and not (prefill and decode):
+        raise ConfigError("prefill", "a ring needs a prefill and a decode worker, or one with --both")
+    roles: list[RoleName] = ["prefill"] * prefill
+    return roles + ["decode"] * decode + ["both"] * both
+
+
+def plan(
+    worker: WorkerConfig, roles: Sequence[RoleName], devices: Sequence[str], router: Mapping[str, Any]
+) -> Ring:
+    """Give every worker its role, addresses, device and threads, and the router its workers.
+
+    ``worker`` is the pattern for all of them; devices are dealt out in turn; ``router`` holds the fields of
+    RouterConfig that are not decided here.
+    """
+    ports = iter(_free_ports(worker.host, 2 * len(roles) + 2))
+    key = os.environ.get(CLUSTER_KEY) or secrets.token_hex(32)
+    workers = {
+        name: dataclasses.replace(
+            worker,
+            role=role,
+            device=device,
+            port=next(ports),
+            metrics_port=next(ports),
+            threads=worker.threads or max(1, _cores() // len(roles)),
+            cluster_key=key,
+        )
+        for name, role, device in zip(_names(roles), roles, cycle(devices), strict=False)
+    }
+    addresses = tuple(join_address(config.advertised_host, config.port) for config in workers.values())
+    config = RouterConfig(workers=addresses, cluster_key=key, **router)
+    _check_free("port", config.host, config.port)
+    _check_free("grpc_port", config.host, config.grpc_port)
+    # Ports are chosen here and not by the router, which must come back on the same ones.
+    config = dataclasses.replace(
+        config, port=config.port or next(ports), grpc_port=config.grpc_port or next(ports)
+    )
+    return Ring(workers, config)
+
+
+def arguments(config: WorkerConfig | RouterConfig) -> list[str]:
+    """The command-line options that make ``config`` again: those that differ from the defaults.
+
+    The key is left out (it travels in the environment), and so is the role (it is the command).
+    """
+    result = ["--exit-with-parent", str(os.getpid())]
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in ("role", "cluster_key") or value == field.default:
+            continue
+        if field.name == "workers":
+            result += [part for address in value for part in ("--worker", address)]
+        elif isinstance(value, bool):
+            result.append(flag(field.name) if value else flag("no_" + field.name))
+        else:
+            result += [flag(field.name), str(value)]
+    return result
+
+
+def _names(roles: Sequence[RoleName]) -> list[str]:
+    """``prefill`` where there is one of them, else ``prefill-0``, ``prefill-1``."""
+    totals = Counter(roles)
+    seen: Counter[str] = Counter()
+    names = []
+    for role in roles:
+        names.append(role if totals[role] == 1 else f"{role}-{seen[role]}")
+        seen[role] += 1
+    return names
+
+
+def _python() -> tuple[str, ...]:
+    # -P: a directory called torch where the command was typed must not become our torch.
+    return (sys.executable, "-P", "-m", "baton")
+
+
+def _environment(config: WorkerConfig | RouterConfig) -> dict[str, str]:
+    environment = {CLUSTER_KEY: config.cluster_key}
+    if isinstance(config, WorkerConfig):
+        # Thread pools are sized when a library is loaded, before the worker could say anything.
+        environment["OMP_NUM_THREADS"] = str(config.threads)
+    return environment
+
+
+def _cores() -> int:
+    """Cores this process may use, which in a container can be fewer than the machine has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _check_free(option: str, host: str, port: int) -> None:
+    """Say that a port is taken now, not after the model was loaded."""
+    if port <= 0:
+        return
+    try:
+        _listen_once(host, port)
+    except OSError as error:
+        where = join_address(host, port)
+        raise StartError(f"{flag(option)}: cannot listen on {where}: {error.strerror}") from None
+
+
+def _free_ports(host: str, count: int) -> list[int]:
+    # A fixed seed would make two rings that start at once try the same ports in the same order.
+    candidates = random.SystemRandom().sample(_PORTS, min(len(_PORTS), 50 * count))
+    found = []
+    for port in candidates:
+        try:
+            _listen_once(host, port)
+        except OSError:
+            continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise StartError(f"found no {count} free ports on {host} between {_PORTS.start} and {_PORTS.stop}")
+
+
+def _listen_once(host: str, port: int) -> None:
+    """Raise OSError unless ``port`` can be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    socket.create_server((host, port), family=family).close()

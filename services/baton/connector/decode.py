@@ -1,0 +1,425 @@
+"""Decode's side of the handoff: who may write into which page, and until when.
+
+::
+
+                 ask            ready            all received and SendComplete
+    (unknown) ─► QUEUED ─► RESERVED ─► ARMED ─────────────────────────────────► committed
+                   │          │          │ cancel, withdraw, failed receive
+                   ▼          ▼          ▼
+                 (over)     (over)    DRAINING ── receives over, or DRAINED, or link fenced ──► (over)
+
+A page of an ARMED or DRAINING handoff is pinned: the transport may write to it. Time never unpins it; time
+only escalates, from Cancel to the fence of the link to the end of the process.
+
+Pure: no I/O, no clock of its own, no thread. Each method returns the actions its service must carry out, in
+order. Not thread-safe; the caller holds the engine's lock, as pages are the engine's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from baton.connector.messages import (
+    Action,
+    Ask,
+    Cancel,
+    CancelReceive,
+    Commit,
+    Credit,
+    Decline,
+    Drained,
+    Fail,
+    Fence,
+    Grant,
+    LinkId,
+    Manifest,
+    Name,
+    PostReceive,
+    Ready,
+    Release,
+    Retire,
+    Segment,
+    Send,
+    SendComplete,
+    Stop,
+    ToDecode,
+    Withdraw,
+)
+from baton.connector.tombstones import Tombstones
+
+RESEND_S = 0.2
+FENCE_AFTER_S = 2.0
+RETIRE_AFTER_S = 1.0
+MAX_SEGMENT_BLOCKS = 16
+"""A segment leaves when its last block is computed: longer ones would wait for later chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Pages bound to a handoff: all of the request's blocks in order, the first ``cached`` of them shared
+    from decode's prefix cache, the others pinned for the transport."""
+
+    pages: tuple[int, ...]
+    cached: int
+
+
+class Room(Protocol):
+    """Decode's memory, as the machine needs it."""
+
+    def fits(self, num_blocks: int) -> bool:
+        """Whether a request of this size could ever run here."""
+
+    def reserve(self, name: Name, num_blocks: int) -> bool:
+        """Promise room, or say that there is none now."""
+
+    def unreserve(self, name: Name) -> None: ...
+
+    def bind(self, name: Name) -> Binding | None:
+        """Turn the promise into pages, those to be received pinned. None: no room at this moment."""
+
+    def unpin(self, pages: tuple[int, ...]) -> None: ...
+
+    def free(self, name: Name, pages: tuple[int, ...]) -> None:
+        """Give the pages' references back; they are reused once no pin is left."""
+
+    def manifest(self, name: Name) -> tuple[int, bytes]:
+        """Token count and digest that prefill must confirm."""
+
+
+class State(Enum):
+    QUEUED = "queued"
+    RESERVED = "reserved"
+    ARMED = "armed"
+    DRAINING = "draining"
+
+
+@dataclass(slots=True)
+class Handoff:
+    name: Name
+    link: LinkId
+    num_blocks: int
+    state: State
+    ready: bool = False
+    binding: Binding | None = None
+    num_segments: int = 0
+    receiving: set[int] = field(default_factory=set)
+    """Tags of receives that are not over."""
+    complete: SendComplete | None = None
+    draining_since: float = 0.0
+    cancel_sent: float = 0.0
+
+    @property
+    def pinned(self) -> tuple[int, ...]:
+        return self.binding.pages[self.binding.cached :] if self.binding else ()
+
+
+@dataclass(slots=True)
+class _Link:
+    id: LinkId
+    fencing_since: float | None = None
+
+
+@dataclass(slots=True)
+class Counters:
+    stale: int = 0
+    """Messages with an unknown name, an older attempt or an older epoch; dropped."""
+    committed: int = 0
+    aborted: int = 0
+    fences: int = 0
+
+
+class DecodeHandoffs:
+    """All handoffs into one decode worker.
+
+    ``drained_is_proof``: whether the peer's word that its copies are over proves that no byte will land. True
+    for one-sided writes; false where this process itself copies from a socket, which may still hold bytes.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        room: Room,
+        *,
+        drained_is_proof: bool,
+        max_queued: int = 256,
+        tombstones: Tombstones | None = None,
+    ) -> None:
+        self.incarnation = incarnation
+        self.counters = Counters()
+        self._room = room
+        self._drained_is_proof = drained_is_proof
+        self._max_queued = max_queued
+        self._tombstones = tombstones or Tombstones()
+        self._handoffs: dict[Name, Handoff] = {}
+        self._newest: dict[str, Name] = {}
+        self._by_tag: dict[tuple[LinkId, int], Name] = {}
+        self._queue: deque[Name] = deque()
+        self._links: dict[str, _Link] = {}
+        self._epochs: dict[str, int] = {}
+        self._next_tag = 1
+
+    # --- what can be asked of the machine
+
+    @property
+    def open_handoffs(self) -> int:
+        return len(self._handoffs)
+
+    def state_of(self, name: Name) -> State | None:
+        handoff = self._handoffs.get(name)
+        return handoff.state if handoff else None
+
+    def pinned_pages(self) -> list[int]:
+        return [page for handoff in self._handoffs.values() for page in handoff.pinned]
+
+    # --- links
+
+    def open_link(self, prefill: str) -> LinkId | None:
+        """A prefill incarnation wants a link. None: its previous one must be fenced first (rule 5)."""
+        if prefill in self._links:
+            return None
+        epoch = self._epochs.get(prefill, 0) + 1
+        self._epochs[prefill] = epoch
+        link = LinkId(prefill, self.incarnation, epoch)
+        self._links[prefill] = _Link(link)
+        return link
+
+    def link_lost(self, link: LinkId, now: float) -> list[Action]:
+        """The control stream or the data connection broke: nothing more is accepted from the link."""
+        state = self._links.get(link.prefill)
+        if state is None or state.id != link or state.fencing_since is not None:
+            return []
+        return self._fence(state, now)
+
+    def link_fenced(self, link: LinkId, now: float) -> list[Action]:
+        """No byte can move through the link any more: the proof that frees all its pages."""
+        state = self._links.get(link.prefill)
+        if state is None or state.id != link:
+            return []
+        del self._links[link.prefill]
+        actions: list[Action] = []
+        for handoff in [h for h in self._handoffs.values() if h.link == link]:
+            actions += self._over(handoff, now, "the link to prefill was lost")
+        return actions + self.pump(now)
+
+    def _fence(self, state: _Link, now: float) -> list[Action]:
+        state.fencing_since = now
+        self.counters.fences += 1
+        return [Fence(state.id)]
+
+    def _current(self, link: LinkId) -> bool:
+        state = self._links.get(link.prefill)
+        return state is not None and state.id == link and state.fencing_since is None
+
+    # --- messages from prefill
+
+    def receive(self, link: LinkId, message: ToDecode, now: float) -> list[Action]:
+        """Take one control message; unknown, older-attempt and older-epoch ones are counted and dropped."""
+        if not self._current(link):
+            self.counters.stale += 1
+            return []
+        if isinstance(message, Ask):
+            return self._on_ask(link, message, now)
+        handoff = self._handoffs.get(message.name)
+        if handoff is None or handoff.link != link:
+            self.counters.stale += 1
+            return []
+        match message:
+            case Ready():
+                handoff.ready = True
+                return self._bind(handoff, now)
+            case SendComplete():
+                return self._on_send_complete(handoff, message, now)
+            case Drained():
+                return self._on_drained(handoff, message, now)
+            case Withdraw():
+                return self._abort(handoff, now)
+
+    def _on_ask(self, link: LinkId, ask: Ask, now: float) -> list[Action]:
+        name = ask.name
+        if self._tombstones.covers(name):
+            self.counters.stale += 1
+            return [Send(link, Decline(name, "this attempt is over"))]
+        known = self._handoffs.get(name)
+        if known is not None:
+            if known.link == link and known.state is State.RESERVED:
+                return [Send(link, Credit(name))]
+            self.counters.stale += 1
+            return []
+        if self._tombstones.full:
+            return [Send(link, Decline(name, "decode has too many ended attempts to remember"))]
+        if not self._room.fits(ask.num_blocks):
+            return [Send(link, Decline(name, f"{ask.num_blocks} KV blocks never fit in this decode worker"))]
+        actions = self._supersede(name, now)
+        if len(self._queue) >= self._max_queued:
+            return [*actions, Send(link, Decline(name, "decode has no room and its queue is full"))]
+        self._handoffs[name] = Handoff(name, link, ask.num_blocks, State.QUEUED)
+        self._newest[name.request_id] = name
+        self._queue.append(name)
+        return actions + self.pump(now)
+
+    def _supersede(self, name: Name, now: float) -> list[Action]:
+        older = self._newest.get(name.request_id)
+        if older is None or older.attempt >= name.attempt:
+            return []
+        return self.cancel(older, now)
+
+    def _on_send_complete(self, handoff: Handoff, message: SendComplete, now: float) -> list[Action]:
+        if handoff.state is not State.ARMED:
+            self.counters.stale += 1
+            return []
+        num_tokens, digest = self._room.manifest(handoff.name)
+        if message.manifest != Manifest(num_tokens, digest, handoff.num_segments):
+            reason = "prefill's manifest does not match the request"
+            return [Fail(handoff.name, reason), *self._abort(handoff, now)]
+        handoff.complete = message
+        return self._commit_if_whole(handoff, now)
+
+    def _on_drained(self, handoff: Handoff, message: Drained, now: float) -> list[Action]:
+        if handoff.state is not State.DRAINING or message.link != handoff.link:
+            self.counters.stale += 1
+            return []
+        if self._drained_is_proof:
+            return self._over(handoff, now) + self.pump(now)
+        return []
+
+    # --- the transport
+
+    def received(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
+        """A posted receive is over: its bytes are in its pages, or (not ok) no more of them will be."""
+        name = self._by_tag.pop((link, tag), None)
+        handoff = self._handoffs.get(name) if name is not None else None
+        if handoff is None or tag not in handoff.receiving:
+            self.counters.stale += 1
+            return []
+        handoff.receiving.discard(tag)
+        if handoff.state is State.DRAINING:
+            return [] if handoff.receiving else self._over(handoff, now) + self.pump(now)
+        if not ok:
+            return [Fail(handoff.name, "a KV transfer failed"), *self._abort(handoff, now)]
+        return self._commit_if_whole(handoff, now)
+
+    def _commit_if_whole(self, handoff: Handoff, now: float) -> list[Action]:
+        """Rule 4: every segment of this attempt on this epoch, and prefill's word that its hold held."""
+        complete, binding = handoff.complete, handoff.binding
+        if handoff.receiving or complete is None or binding is None or not self._current(handoff.link):
+            return []
+        self._room.unpin(handoff.pinned)
+        self._forget(handoff, now)
+        self.counters.committed += 1
+        commit = Commit(handoff.name, binding.pages, complete.first_token, complete.cached_tokens)
+        return [commit, Send(handoff.link, Release(handoff.name))]
+
+    # --- giving up
+
+    def cancel(self, name: Name, now: float) -> list[Action]:
+        """The router gives the attempt up, in whatever state it is, known here or not (rule 9)."""
+        handoff = self._handoffs.get(name)
+        if handoff is None:
+            self._tombstones.bury(name, now)
+            return []
+        return self._abort(handoff, now)
+
+    def _abort(self, handoff: Handoff, now: float) -> list[Action]:
+        if handoff.state is State.DRAINING:
+            return []
+        self.counters.aborted += 1
+        actions: list[Action] = [Send(handoff.link, Cancel(handoff.name))]
+        if handoff.state is not State.ARMED or not handoff.receiving:
+            return actions + self._over(handoff, now) + self.pump(now)
+        handoff.state = State.DRAINING
+        handoff.draining_since = handoff.cancel_sent = now
+        return actions + [CancelReceive(handoff.link, tag) for tag in sorted(handoff.receiving)]
+
+    def _over(self, handoff: Handoff, now: float, failure: str | None = None) -> list[Action]:
+        """End a handoff that nothing can write to any more."""
+        failed = failure is not None and handoff.state is not State.DRAINING
+        if handoff.binding is not None:
+            self._room.unpin(handoff.pinned)
+            self._room.free(handoff.name, handoff.binding.pages)
+        elif handoff.state is State.RESERVED:
+            self._room.unreserve(handoff.name)
+        self._forget(handoff, now)
+        return [*([Fail(handoff.name, failure)] if failed and failure else []), Stop(handoff.name)]
+
+    def _forget(self, handoff: Handoff, now: float) -> None:
+        name = handoff.name
+        del self._handoffs[name]
+        if self._newest.get(name.request_id) == name:
+            del self._newest[name.request_id]
+        for tag in handoff.receiving:
+            self._by_tag.pop((handoff.link, tag), None)
+        if handoff.state is State.QUEUED:
+            self._queue.remove(name)
+        self._tombstones.bury(name, now)
+
+    # --- room
+
+    def pump(self, now: float) -> list[Action]:
+        """Room may have come free: promise it in the order it was asked for, bind what waits for pages."""
+        actions: list[Action] = []
+        while self._queue:
+            handoff = self._handoffs[self._queue[0]]
+            if not self._room.reserve(handoff.name, handoff.num_blocks):
+                break
+            self._queue.popleft()
+            handoff.state = State.RESERVED
+            actions.append(Send(handoff.link, Credit(handoff.name)))
+        for handoff in list(self._handoffs.values()):
+            if handoff.ready and handoff.state is State.RESERVED:
+                actions += self._bind(handoff, now)
+        return actions
+
+    def _bind(self, handoff: Handoff, now: float) -> list[Action]:
+        """Bind pages and post the receives, before the grant leaves (rule 1)."""
+        if handoff.state is not State.RESERVED:
+            return []
+        binding = self._room.bind(handoff.name)
+        if binding is None:
+            return []
+        handoff.state = State.ARMED
+        handoff.binding = binding
+        segments = self._segments(binding)
+        handoff.num_segments = len(segments)
+        actions: list[Action] = []
+        for segment in segments:
+            handoff.receiving.add(segment.tag)
+            self._by_tag[handoff.link, segment.tag] = handoff.name
+            end = segment.first_block + segment.num_blocks
+            actions.append(PostReceive(handoff.link, segment.tag, binding.pages[segment.first_block : end]))
+        return [*actions, Send(handoff.link, Grant(handoff.name, segments))]
+
+    def _segments(self, binding: Binding) -> tuple[Segment, ...]:
+        """Cut the blocks that must travel into runs of adjacent pages."""
+        segments: list[Segment] = []
+        first = binding.cached
+        while first < len(binding.pages):
+            end = first + 1
+            limit = min(len(binding.pages), first + MAX_SEGMENT_BLOCKS)
+            while end < limit and binding.pages[end] == binding.pages[end - 1] + 1:
+                end += 1
+            segments.append(Segment(self._next_tag, first, end - first))
+            self._next_tag += 1
+            first = end
+        return tuple(segments)
+
+    # --- time, which proves nothing
+
+    def tick(self, now: float) -> list[Action]:
+        """Resend cancels, and escalate where proof is overdue: fence the link, then end the process."""
+        self._tombstones.expire(now)
+        actions: list[Action] = []
+        for handoff in self._handoffs.values():
+            if handoff.state is not State.DRAINING or not self._current(handoff.link):
+                continue
+            if now - handoff.draining_since >= FENCE_AFTER_S:
+                actions += self._fence(self._links[handoff.link.prefill], now)
+            elif now - handoff.cancel_sent >= RESEND_S:
+                handoff.cancel_sent = now
+                actions.append(Send(handoff.link, Cancel(handoff.name)))
+        for state in self._links.values():
+            if state.fencing_since is not None and now - state.fencing_since >= RETIRE_AFTER_S:
+                actions.append(Retire(state.id))
+        return actions + self.pump(now)

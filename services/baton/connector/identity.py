@@ -1,0 +1,47 @@
+"""Who is talking and whether they may: incarnations, signed handles, and what must match on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from array import array
+from collections.abc import Sequence
+
+from baton.connector.messages import Name
+from baton.v1 import handoff_pb2 as pb
+
+PROTOCOL = 1
+
+
+def new_incarnation() -> str:
+    """128 random bits in hex: the name of one process start."""
+    return secrets.token_hex(16)
+
+
+def tokens_digest(token_ids: Sequence[int]) -> bytes:
+    """SHA-256 over the token ids as unsigned 32-bit words, little-endian."""
+    words = array("I", token_ids)
+    if words.itemsize != 4:
+        raise RuntimeError("unsigned int is not 32 bits wide on this platform")
+    return hashlib.sha256(words.tobytes()).digest()
+
+
+def sign_handle(cluster_key: bytes, name: Name, decode_incarnation: str, num_tokens: int) -> bytes:
+    """The router's leave for one attempt to enter one decode process. HMAC-SHA256, 32 bytes."""
+    text = f"{name.request_id}\n{name.attempt}\n{decode_incarnation}\n{num_tokens}"
+    return hmac.new(cluster_key, text.encode(), hashlib.sha256).digest()
+
+
+def handle_is_valid(
+    handle: bytes, cluster_key: bytes, name: Name, decode_incarnation: str, num_tokens: int
+) -> bool:
+    return hmac.compare_digest(handle, sign_handle(cluster_key, name, decode_incarnation, num_tokens))
+
+
+def first_mismatch(ours: pb.Compatibility, theirs: pb.Compatibility) -> str | None:
+    """The first field in which two workers' KV blocks differ in meaning, or None."""
+    for descriptor in pb.Compatibility.DESCRIPTOR.fields:
+        if getattr(ours, descriptor.name) != getattr(theirs, descriptor.name):
+            return str(descriptor.name)
+    return None

@@ -1,0 +1,302 @@
+"""Prefill's side of the handoff: what may be sent, and how long its source pages are held.
+
+::
+
+              credit            grant            all sent           release
+    ASKED ─► COMPUTING ─┬─► (blocks leave as they are finished) ─► SENT ─► (forgotten)
+                        │
+                        └─ cancel, withdraw ─► STOPPED ── sends over ──► DRAINED said, (forgotten)
+
+A page is pinned from the moment its send is posted until that send is over, whatever happens to the request
+(rule 3). Pure, like ``baton.connector.decode``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from baton.connector.messages import (
+    Action,
+    Ask,
+    Cancel,
+    Compute,
+    Credit,
+    Decline,
+    Drained,
+    Fail,
+    Grant,
+    LinkId,
+    Manifest,
+    Name,
+    Ready,
+    Release,
+    Segment,
+    Send,
+    SendComplete,
+    SendPages,
+    Stop,
+    ToPrefill,
+    Withdraw,
+)
+from baton.connector.tombstones import Tombstones
+
+
+class SourcePages(Protocol):
+    """Prefill's memory, as the machine needs it."""
+
+    def finished(self, name: Name) -> tuple[int, ...]:
+        """The pages that hold finished blocks of the request now, in block order. Asked anew before every
+        send: a preempted request has none, whatever it had before."""
+
+    def pin(self, pages: tuple[int, ...]) -> None: ...
+
+    def unpin(self, pages: tuple[int, ...]) -> None: ...
+
+
+class State(Enum):
+    ASKED = "asked"
+    COMPUTING = "computing"
+    SENT = "sent"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The end of prefill's work on a request."""
+
+    num_tokens: int
+    tokens_digest: bytes
+    first_token: int
+    cached_tokens: int
+
+
+@dataclass(slots=True)
+class Handoff:
+    name: Name
+    link: LinkId
+    state: State = State.ASKED
+    ready_sent: bool = False
+    granted: bool = False
+    unsent: list[Segment] = field(default_factory=list)
+    num_segments: int = 0
+    sending: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Pinned pages by the tag of their send, until it is over."""
+    computed: Computed | None = None
+    owes_drained: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    stale: int = 0
+    completed: int = 0
+    aborted: int = 0
+
+
+class PrefillHandoffs:
+    """All handoffs out of one prefill worker."""
+
+    def __init__(self, source: SourcePages, tombstones: Tombstones | None = None) -> None:
+        self.counters = Counters()
+        self._source = source
+        self._tombstones = tombstones or Tombstones()
+        self._handoffs: dict[Name, Handoff] = {}
+        self._by_tag: dict[tuple[LinkId, int], Name] = {}
+        self._links: dict[str, LinkId] = {}
+
+    @property
+    def open_handoffs(self) -> int:
+        return len(self._handoffs)
+
+    def state_of(self, name: Name) -> State | None:
+        handoff = self._handoffs.get(name)
+        return handoff.state if handoff else None
+
+    def pinned_pages(self) -> list[int]:
+        return [p for h in self._handoffs.values() for pages in h.sending.values() for p in pages]
+
+    # --- links
+
+    def link_opened(self, link: LinkId) -> None:
+        self._links[link.decode] = link
+
+    def link_lost(self, link: LinkId, now: float) -> list[Action]:
+        """The link is gone. Its sends will each be reported over; until then their pages stay pinned."""
+        if self._links.get(link.decode) == link:
+            del self._links[link.decode]
+        actions: list[Action] = []
+        for handoff in [h for h in self._handoffs.values() if h.link == link]:
+            if handoff.state in (State.ASKED, State.COMPUTING):
+                actions.append(Fail(handoff.name, "the link to decode was lost"))
+            handoff.owes_drained = False
+            actions += self._stop(handoff, now)
+        return actions
+
+    # --- the request's life here
+
+    def ask(self, name: Name, link: LinkId, num_blocks: int, now: float) -> list[Action]:
+        """A request arrived for handing on over this link."""
+        if self._links.get(link.decode) != link:
+            return [Fail(name, "the link to decode was lost")]
+        if self._tombstones.covers(name) or name in self._handoffs:
+            self.counters.stale += 1
+            return []
+        if self._tombstones.full:
+            return [Fail(name, "prefill has too many ended attempts to remember")]
+        self._handoffs[name] = Handoff(name, link)
+        return [Send(link, Ask(name, num_blocks))]
+
+    def progress(self, name: Name) -> list[Action]:
+        """More of the request's blocks are finished and may be sent."""
+        handoff = self._handoffs.get(name)
+        if handoff is None or handoff.state is not State.COMPUTING:
+            return []
+        actions: list[Action] = []
+        if not handoff.ready_sent and self._source.finished(name):
+            handoff.ready_sent = True
+            actions.append(Send(handoff.link, Ready(name)))
+        return actions + self._push(handoff)
+
+    def computed(self, name: Name, computed: Computed) -> list[Action]:
+        """Prefill is done: every block is finished, the partial last one included, and none is preempted."""
+        handoff = self._handoffs.get(name)
+        if handoff is None or handoff.state is not State.COMPUTING:
+            return []
+        handoff.computed = computed
+        return self.progress(name) + self._complete_if_sent(handoff)
+
+    def _push(self, handoff: Handoff) -> list[Action]:
+        """Post every granted segment whose blocks are finished."""
+        if not handoff.unsent:
+            return []
+        actions: list[Action] = []
+        waiting: list[Segment] = []
+        finished = self._source.finished(handoff.name)
+        for segment in handoff.unsent:
+            end = segment.first_block + segment.num_blocks
+            if end > len(finished):
+                waiting.append(segment)
+                continue
+            pages = finished[segment.first_block : end]
+            self._source.pin(pages)
+            handoff.sending[segment.tag] = pages
+            self._by_tag[handoff.link, segment.tag] = handoff.name
+            actions.append(SendPages(handoff.link, segment.tag, pages))
+        handoff.unsent = waiting
+        return actions
+
+    def sent(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
+        """A send is over: its pages may change. Not ok: the link is broken, which is reported separately."""
+        name = self._by_tag.pop((link, tag), None)
+        handoff = self._handoffs.get(name) if name is not None else None
+        if handoff is None or tag not in handoff.sending:
+            self.counters.stale += 1
+            return []
+        self._source.unpin(handoff.sending.pop(tag))
+        if handoff.state is State.STOPPED:
+            return self._drained_if_quiet(handoff, now)
+        if not ok:
+            return [Fail(handoff.name, "a KV transfer failed"), *self.withdraw(handoff.name, "transfer", now)]
+        return self._complete_if_sent(handoff)
+
+    def _complete_if_sent(self, handoff: Handoff) -> list[Action]:
+        done = handoff.computed
+        if done is None or not handoff.granted or handoff.unsent or handoff.sending:
+            return []
+        handoff.state = State.SENT
+        self.counters.completed += 1
+        manifest = Manifest(done.num_tokens, done.tokens_digest, handoff.num_segments)
+        message = SendComplete(handoff.name, manifest, done.first_token, done.cached_tokens)
+        return [Send(handoff.link, message), Stop(handoff.name)]
+
+    # --- messages from decode
+
+    def receive(self, link: LinkId, message: ToPrefill, now: float) -> list[Action]:
+        """Take one control message; unknown, older-attempt and older-epoch ones are counted and dropped."""
+        if self._links.get(link.decode) != link:
+            self.counters.stale += 1
+            return []
+        handoff = self._handoffs.get(message.name)
+        if isinstance(message, Cancel):
+            return self._on_cancel(link, message.name, handoff, now)
+        if handoff is None or handoff.link != link or handoff.state is State.STOPPED:
+            self.counters.stale += 1
+            return []
+        match message:
+            case Credit():
+                return self._on_credit(handoff)
+            case Decline():
+                self._forget(handoff, now)
+                return [Fail(handoff.name, message.reason), Stop(handoff.name)]
+            case Grant():
+                return self._on_grant(handoff, message)
+            case Release():
+                self._forget(handoff, now)
+                return []
+
+    def _on_credit(self, handoff: Handoff) -> list[Action]:
+        if handoff.state is not State.ASKED:
+            self.counters.stale += 1
+            return []
+        handoff.state = State.COMPUTING
+        return [Compute(handoff.name)]
+
+    def _on_grant(self, handoff: Handoff, grant: Grant) -> list[Action]:
+        if handoff.granted or handoff.state is not State.COMPUTING:
+            self.counters.stale += 1
+            return []
+        handoff.granted = True
+        handoff.unsent = list(grant.segments)
+        handoff.num_segments = len(grant.segments)
+        return self._push(handoff) + self._complete_if_sent(handoff)
+
+    def _on_cancel(self, link: LinkId, name: Name, handoff: Handoff | None, now: float) -> list[Action]:
+        """Answered even for an attempt never heard of: it is buried, so nothing of it will ever be posted."""
+        if handoff is None or handoff.link != link:
+            self._tombstones.bury(name, now)
+            return [Send(link, Drained(name, link))]
+        handoff.owes_drained = True
+        return self._stop(handoff, now)
+
+    # --- giving up
+
+    def cancel(self, name: Name, now: float) -> list[Action]:
+        """The router gives the attempt up, in whatever state it is, known here or not (rule 9)."""
+        if name not in self._handoffs:
+            self._tombstones.bury(name, now)
+            return []
+        return self.withdraw(name, "cancelled", now)
+
+    def withdraw(self, name: Name, reason: str, now: float) -> list[Action]:
+        """Prefill cannot or need not hand the request on."""
+        handoff = self._handoffs.get(name)
+        if handoff is None or handoff.state is State.STOPPED:
+            return []
+        actions: list[Action] = [Send(handoff.link, Withdraw(name, reason))]
+        return actions + self._stop(handoff, now)
+
+    def _stop(self, handoff: Handoff, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if handoff.state is not State.STOPPED:
+            self.counters.aborted += handoff.state is not State.SENT
+            handoff.state = State.STOPPED
+            handoff.unsent = []
+            actions.append(Stop(handoff.name))
+        return actions + self._drained_if_quiet(handoff, now)
+
+    def _drained_if_quiet(self, handoff: Handoff, now: float) -> list[Action]:
+        if handoff.sending:
+            return []
+        self._forget(handoff, now)
+        if handoff.owes_drained:
+            return [Send(handoff.link, Drained(handoff.name, handoff.link))]
+        return []
+
+    def _forget(self, handoff: Handoff, now: float) -> None:
+        del self._handoffs[handoff.name]
+        self._tombstones.bury(handoff.name, now)
+
+    def tick(self, now: float) -> list[Action]:
+        self._tombstones.expire(now)
+        return []

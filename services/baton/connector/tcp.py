@@ -1,0 +1,339 @@
+"""The ``tcp`` connector: the standard library only, the default where nothing better is there.
+
+One socket per link. A message is a 16-byte header (tag, size) and its bytes, which go from the sender's pages
+to the socket and from the socket into the receiver's pages without a copy between. Each end has one thread: a
+blocking ``recv_into`` or ``sendall`` releases the GIL and needs no event loop turn per packet, and neither
+the engine nor the control plane waits for it. Once ``close`` has joined the thread, nothing can touch a page:
+that is the fence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.connector.transport import Link, PageMemory, TransferError
+
+log = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("!QQ")
+_MAGIC = b"baton-tcp-1\n"
+_TOKEN_BYTES = 32
+_HANDSHAKE_S = 5.0
+_DISCARD_BYTES = 1 << 20
+_SOCKET_BUFFER_BYTES = 4 << 20
+_IDLE_S, _PROBE_S, _PROBES = 10, 2, 3
+"""TCP keepalive: a link idle for hours outlives the idle timers of what lies between."""
+
+
+@dataclass(slots=True)
+class _Receive:
+    pages: tuple[int, ...]
+    views: list[memoryview]
+    done: asyncio.Future[None]
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+class _SocketThread:
+    """What both ends share: a socket, a thread on it, and a close that waits for the thread."""
+
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_lost = on_lost
+        self._lock = threading.Lock()
+        self._closed = False
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    def _start(self, sock: socket.socket) -> None:
+        with self._lock:
+            if self._closed:
+                sock.close()
+                return
+            self._socket = sock
+            self._thread = threading.Thread(target=self._main, name="kv-" + type(self).__name__, daemon=True)
+            self._thread.start()
+
+    def _main(self) -> None:
+        assert self._socket is not None
+        try:
+            self._run(self._socket)
+        except (OSError, TransferError) as error:
+            if not self._closed:
+                log.info("a data connection ended: %s", error)
+        finally:
+            self._post(self._ended)
+
+    def _run(self, sock: socket.socket) -> None:
+        raise NotImplementedError
+
+    def _post(self, call: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # the loop is closed: the process is ending
+            log.debug("a completion came after the event loop had ended")
+
+    def _ended(self) -> None:
+        lost = not self._closed
+        self._fail_all(TransferError("the data connection ended"))
+        if lost:
+            self._on_lost()
+
+    def _fail_all(self, error: TransferError) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            sock, thread = self._socket, self._thread
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                log.debug("the data connection was closed already")
+        self._wake()
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+        if sock is not None:
+            sock.close()
+        self._fail_all(TransferError("the link was closed"))
+
+    def _wake(self) -> None:
+        """Let a thread that waits for something other than the socket see that the link is closed."""
+
+
+class ReceivingLink(_SocketThread):
+    """Decode's end: posted receives, filled by the reader thread."""
+
+    def __init__(
+        self, memory: PageMemory, on_lost: Callable[[], None], on_closed: Callable[[], None]
+    ) -> None:
+        super().__init__(on_lost)
+        self._memory = memory
+        self._on_closed = on_closed
+        self._posted: dict[int, _Receive] = {}
+        self._matched: _Receive | None = None
+
+    async def close(self) -> None:
+        self._on_closed()
+        await super().close()
+
+    def attach(self, sock: socket.socket) -> None:
+        """The peer has connected and shown its token."""
+        self._start(sock)
+
+    def post_receive(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+        receive = _Receive(tuple(pages), self._memory.target(pages), self._loop.create_future())
+        with self._lock:
+            if self._closed:
+                receive.done.set_exception(TransferError("the link is closed"))
+            else:
+                self._posted[tag] = receive
+        return receive.done
+
+    def cancel_receive(self, tag: int) -> bool:
+        with self._lock:
+            receive = self._posted.pop(tag, None)
+        if receive is None:
+            return False
+        _settle(receive.done, TransferError("cancelled before anything arrived"))
+        return True
+
+    def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+        raise TransferError("KV blocks travel from prefill to decode only")
+
+    def _run(self, sock: socket.socket) -> None:
+        header = memoryview(bytearray(_HEADER.size))
+        discard = memoryview(bytearray(_DISCARD_BYTES))
+        while True:
+            _receive_exactly(sock, header)
+            tag, size = _HEADER.unpack(header)
+            with self._lock:
+                receive = self._matched = self._posted.pop(tag, None)
+            if receive is None:  # cancelled: the sender had posted it before it heard so
+                _discard(sock, size, discard)
+                continue
+            expected = len(receive.pages) * self._memory.page_bytes
+            if size != expected:
+                raise TransferError(f"message {tag} has {size} bytes, {expected} were posted")
+            for view in receive.views:
+                _receive_exactly(sock, view)
+            self._memory.landed(receive.pages, receive.views)
+            self._matched = None
+            self._post(_settle, receive.done, None)
+
+    def _fail_all(self, error: TransferError) -> None:
+        with self._lock:
+            receives = list(self._posted.values())
+            self._posted.clear()
+            if self._matched is not None:
+                receives.append(self._matched)
+                self._matched = None
+        for receive in receives:
+            _settle(receive.done, error)
+
+
+@dataclass(slots=True)
+class _Message:
+    tag: int
+    pages: tuple[int, ...]
+    done: asyncio.Future[None]
+
+
+class SendingLink(_SocketThread):
+    """Prefill's end: a queue of messages, written by the sender thread."""
+
+    def __init__(self, memory: PageMemory, sock: socket.socket, on_lost: Callable[[], None]) -> None:
+        super().__init__(on_lost)
+        self._memory = memory
+        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        self._unsent: set[asyncio.Future[None]] = set()
+        self._start(sock)
+
+    def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+        with self._lock:
+            if self._closed or self._thread is None or not self._thread.is_alive():
+                done.set_exception(TransferError("the link is closed"))
+                return done
+            self._unsent.add(done)
+        done.add_done_callback(self._unsent.discard)
+        self._queue.put(_Message(tag, tuple(pages), done))
+        return done
+
+    def post_receive(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+        raise TransferError("KV blocks travel from prefill to decode only")
+
+    def cancel_receive(self, tag: int) -> bool:
+        return False
+
+    def _run(self, sock: socket.socket) -> None:
+        while (message := self._queue.get()) is not None:
+            views = self._memory.source(message.pages)
+            sock.sendall(_HEADER.pack(message.tag, sum(view.nbytes for view in views)))
+            for view in views:
+                sock.sendall(view)
+            self._post(_settle, message.done, None)
+
+    def _wake(self) -> None:
+        self._queue.put(None)
+
+    def _fail_all(self, error: TransferError) -> None:
+        for done in list(self._unsent):
+            _settle(done, error)
+
+
+class TcpConnector:
+    """``Connector`` over plain TCP sockets. Not encrypted: keep it on a network of your own."""
+
+    name = "tcp"
+    drained_is_proof = False
+
+    def __init__(self, memory: PageMemory) -> None:
+        self._memory = memory
+        self._expected: dict[bytes, ReceivingLink] = {}
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._greetings: set[asyncio.Task[None]] = set()
+
+    async def listen(self, host: str, port: int) -> str:
+        listener = socket.create_server((host, port), backlog=128)
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener), name="kv-accept")
+        bound_host, bound_port = listener.getsockname()[:2]
+        return f"{bound_host}:{bound_port}"
+
+    def expect(self, token: bytes, on_lost: Callable[[], None]) -> Link:
+        def forget() -> None:
+            self._expected.pop(token, None)
+
+        link = ReceivingLink(self._memory, on_lost, forget)
+        self._expected[token] = link
+        return link
+
+    async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
+        host, _, port = address.rpartition(":")
+        sock = await asyncio.to_thread(socket.create_connection, (host, int(port)), _HANDSHAKE_S)
+        _tune(sock)
+        await asyncio.to_thread(sock.sendall, _MAGIC + token)
+        sock.settimeout(None)
+        return SendingLink(self._memory, sock, on_lost)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            task = asyncio.create_task(self._greet(sock))
+            self._greetings.add(task)
+            task.add_done_callback(self._greetings.discard)
+
+    async def _greet(self, sock: socket.socket) -> None:
+        """Admit a peer that shows a token decode has given out on the control stream; a token works once."""
+        sock.settimeout(_HANDSHAKE_S)
+        greeting = bytearray(len(_MAGIC) + _TOKEN_BYTES)
+        try:
+            await asyncio.to_thread(_receive_exactly, sock, memoryview(greeting))
+        except (OSError, TransferError) as error:
+            log.warning("a data connection did not introduce itself: %s", error)
+            sock.close()
+            return
+        token = bytes(greeting[len(_MAGIC) :])
+        known = next((t for t in self._expected if hmac.compare_digest(t, token)), None)
+        if known is None or not greeting.startswith(_MAGIC):
+            log.warning("a data connection showed no valid token")
+            sock.close()
+            return
+        sock.settimeout(None)
+        _tune(sock)
+        self._expected.pop(known).attach(sock)
+
+    async def close(self) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+        for task in list(self._greetings):
+            task.cancel()
+        if self._listener is not None:
+            self._listener.close()
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+
+
+def _receive_exactly(sock: socket.socket, view: memoryview) -> None:
+    while view.nbytes:
+        count = sock.recv_into(view)
+        if count == 0:
+            raise TransferError("the peer closed the connection")
+        view = view[count:]
+
+
+def _discard(sock: socket.socket, size: int, scratch: memoryview) -> None:
+    while size:
+        count = sock.recv_into(scratch[: min(size, scratch.nbytes)])
+        if count == 0:
+            raise TransferError("the peer closed the connection")
+        size -= count

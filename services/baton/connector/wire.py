@@ -1,0 +1,109 @@
+"""The handoff's messages as protobuf, and back."""
+
+from __future__ import annotations
+
+from baton.connector.messages import (
+    Cancel,
+    Credit,
+    Decline,
+    Drained,
+    Grant,
+    LinkId,
+    Manifest,
+    Name,
+    Ready,
+    Release,
+    Segment,
+    SendComplete,
+    ToDecode,
+    ToPrefill,
+    Withdraw,
+)
+from baton.v1 import handoff_pb2 as pb
+
+FromPrefill = Ready | SendComplete | Drained | Withdraw
+"""What prefill says after it has asked; Ask is built by the service, which alone has the tokens."""
+
+
+def _name(name: Name) -> pb.Name:
+    return pb.Name(request_id=name.request_id, attempt=name.attempt)
+
+
+def name_of(name: pb.Name) -> Name:
+    return Name(name.request_id, name.attempt)
+
+
+def to_decode(message: FromPrefill) -> pb.PrefillMessage:
+    name = _name(message.name)
+    match message:
+        case Ready():
+            return pb.PrefillMessage(ready=pb.Ready(name=name))
+        case SendComplete(manifest=manifest):
+            complete = pb.SendComplete(
+                name=name,
+                num_tokens=manifest.num_tokens,
+                tokens_digest=manifest.tokens_digest,
+                num_segments=manifest.num_segments,
+                first_token=message.first_token,
+                cached_tokens=message.cached_tokens,
+            )
+            return pb.PrefillMessage(send_complete=complete)
+        case Drained():
+            return pb.PrefillMessage(drained=pb.Drained(name=name, epoch=message.link.epoch))
+        case Withdraw():
+            return pb.PrefillMessage(withdraw=pb.Withdraw(name=name, reason=message.reason))
+
+
+def from_prefill(message: pb.PrefillMessage, link: LinkId) -> ToDecode | None:
+    """None: a kind of message that the state machine does not take (greeting, ask, heartbeat, unknown)."""
+    match message.WhichOneof("message"):
+        case "ready":
+            return Ready(name_of(message.ready.name))
+        case "send_complete":
+            body = message.send_complete
+            manifest = Manifest(body.num_tokens, body.tokens_digest, body.num_segments)
+            return SendComplete(name_of(body.name), manifest, body.first_token, body.cached_tokens)
+        case "drained":
+            of = LinkId(link.prefill, link.decode, message.drained.epoch)
+            return Drained(name_of(message.drained.name), of)
+        case "withdraw":
+            return Withdraw(name_of(message.withdraw.name), message.withdraw.reason)
+        case _:
+            return None
+
+
+def to_prefill(message: ToPrefill) -> pb.DecodeMessage:
+    name = _name(message.name)
+    match message:
+        case Credit():
+            return pb.DecodeMessage(credit=pb.Credit(name=name))
+        case Decline():
+            return pb.DecodeMessage(decline=pb.Decline(name=name, reason=message.reason))
+        case Grant():
+            segments = [
+                pb.Segment(tag=s.tag, first_block=s.first_block, num_blocks=s.num_blocks)
+                for s in message.segments
+            ]
+            return pb.DecodeMessage(grant=pb.Grant(name=name, segments=segments))
+        case Release():
+            return pb.DecodeMessage(release=pb.Release(name=name))
+        case Cancel():
+            return pb.DecodeMessage(cancel=pb.CancelHandoff(name=name))
+
+
+def from_decode(message: pb.DecodeMessage) -> ToPrefill | None:
+    """None: a kind of message that the state machine does not take (greeting, heartbeat, unknown)."""
+    match message.WhichOneof("message"):
+        case "credit":
+            return Credit(name_of(message.credit.name))
+        case "decline":
+            return Decline(name_of(message.decline.name), message.decline.reason)
+        case "grant":
+            segments = tuple(Segment(s.tag, s.first_block, s.num_blocks) for s in message.grant.segments)
+            return Grant(name_of(message.grant.name), segments)
+        case "release":
+            return Release(name_of(message.release.name))
+        case "cancel":
+            return Cancel(name_of(message.cancel.name))
+        case _:
+            return None

@@ -1,0 +1,303 @@
+"""What makes a worker decode: it takes requests over from prefill workers and runs them on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc
+
+from baton.connector import wire
+from baton.connector.decode import Counters, DecodeHandoffs
+from baton.connector.identity import first_mismatch, handle_is_valid
+from baton.connector.messages import (
+    Action,
+    Ask,
+    CancelReceive,
+    Commit,
+    Fail,
+    Fence,
+    LinkId,
+    Name,
+    PostReceive,
+    Retire,
+    Send,
+    Stop,
+)
+from baton.connector.transport import Connector, Link
+from baton.decode.room import PoolRoom
+from baton.engine.engine import Engine
+from baton.engine.outlet import Outlet
+from baton.engine.sequence import Sequence
+from baton.sampling_params import SamplingParams
+from baton.v1 import handoff_pb2 as pb
+from baton.v1 import handoff_pb2_grpc as pb_grpc
+from baton.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One prefill worker's link: its control stream and its data connection."""
+
+    id: LinkId
+    data: Link
+    outbound: asyncio.Queue[pb.DecodeMessage | None] = field(default_factory=asyncio.Queue)
+    fenced: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class DecodeRole(pb_grpc.HandoffServicer):
+    """Serves ``Handoff.Link`` to prefill workers and carries out what the state machine decides.
+
+    Everything here runs on the event loop's thread. The machine and the pool are touched under the engine's
+    lock, which the engine's thread holds only between forwards.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        connector: Connector,
+        compatibility: pb.Compatibility,
+        incarnation: str,
+        cluster_key: bytes,
+        outlet: Outlet,
+        on_retire: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._connector = connector
+        self._compatibility = compatibility
+        self._incarnation = incarnation
+        self._cluster_key = cluster_key
+        self._outlet = outlet
+        self._on_retire = on_retire
+        self._room = PoolRoom(engine)
+        self._machine = DecodeHandoffs(incarnation, self._room, drained_is_proof=connector.drained_is_proof)
+        self._peers: dict[LinkId, _Peer] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.data_address = ""
+
+    @property
+    def counters(self) -> Counters:
+        return self._machine.counters
+
+    @property
+    def open_handoffs(self) -> int:
+        return self._machine.open_handoffs
+
+    async def run_timers(self) -> None:
+        """Resend and escalate, for as long as the worker lives."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._do(lambda now: self._machine.tick(now))
+
+    def room_changed(self) -> None:
+        """Blocks may have come free since the last step."""
+        if self._machine.open_handoffs:
+            self._do(lambda now: self._machine.pump(now))
+
+    def cancel(self, name: Name) -> None:
+        self._do(lambda now: self._machine.cancel(name, now))
+
+    def cancel_all_of(self, owner: str) -> None:
+        """The router ``owner`` is gone."""
+        for name in self._room.owned_by(owner):
+            self.cancel(name)
+
+    # --- the control stream
+
+    async def Link(  # noqa: N802 (the name is the contract's)
+        self,
+        request_iterator: AsyncIterator[pb.PrefillMessage],
+        context: grpc.aio.ServicerContext[pb.PrefillMessage, pb.DecodeMessage],
+    ) -> AsyncIterator[pb.DecodeMessage]:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("open"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be LinkOpen")
+            return
+        refusal = self._refusal(first.open)
+        if refusal is not None:
+            log.warning("refused prefill %s: %s", first.open.prefill_incarnation, refusal.reason)
+            yield pb.DecodeMessage(refuse=refusal)
+            return
+        peer = await self._accept(first.open.prefill_incarnation)
+        reader = asyncio.create_task(self._read(peer, request_iterator))
+        try:
+            while (message := await peer.outbound.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            self._do(lambda now: self._machine.link_lost(peer.id, now))
+
+    async def _read(self, peer: _Peer, messages: AsyncIterator[pb.PrefillMessage]) -> None:
+        try:
+            async for message in messages:
+                self._take(peer.id, message)
+        finally:
+            peer.outbound.put_nowait(None)
+
+    def _refusal(self, opened: pb.LinkOpen) -> pb.LinkRefuse | None:
+        if opened.decode_incarnation != self._incarnation:
+            return pb.LinkRefuse(field="decode_incarnation", reason="decode has been restarted since")
+        differs = first_mismatch(self._compatibility, opened.compatibility)
+        if differs is not None:
+            ours, theirs = (getattr(c, differs) for c in (self._compatibility, opened.compatibility))
+            return pb.LinkRefuse(field=differs, reason=f"{differs} differs: prefill {theirs}, decode {ours}")
+        if self._connector.name not in opened.connectors:
+            offered = ", ".join(opened.connectors)
+            reason = f"no common connector: prefill has {offered}, decode {self._connector.name}"
+            return pb.LinkRefuse(field="connectors", reason=reason)
+        return None
+
+    async def _accept(self, prefill: str) -> _Peer:
+        for old in [p for p in self._peers.values() if p.id.prefill == prefill]:
+            self._do(partial(self._machine.link_lost, old.id))
+            await old.fenced.wait()
+        with self._engine.lock:
+            link = self._machine.open_link(prefill)
+        if link is None:
+            raise RuntimeError("a link was opened while its predecessor was not fenced")
+        token = secrets.token_bytes(32)
+        data = self._connector.expect(token, lambda: self._do(lambda now: self._machine.link_lost(link, now)))
+        peer = _Peer(link, data)
+        self._peers[link] = peer
+        accept = pb.LinkAccept(
+            decode_incarnation=self._incarnation,
+            epoch=link.epoch,
+            connector=self._connector.name,
+            data_address=self.data_address,
+            data_token=token,
+        )
+        peer.outbound.put_nowait(pb.DecodeMessage(accept=accept))
+        log.info("prefill %s linked, epoch %d", prefill, link.epoch)
+        return peer
+
+    def _take(self, link: LinkId, message: pb.PrefillMessage) -> None:
+        if message.HasField("ask"):
+            self._on_ask(link, message.ask)
+            return
+        known = wire.from_prefill(message, link)
+        if known is not None:
+            self._do(lambda now: self._machine.receive(link, known, now))
+
+    def _on_ask(self, link: LinkId, ask: pb.Ask) -> None:
+        name = wire.name_of(ask.name)
+        num_tokens = len(ask.prompt_ids) + len(ask.output_ids)
+        if not handle_is_valid(ask.handle, self._cluster_key, name, self._incarnation, num_tokens):
+            self._send(link, pb.DecodeMessage(decline=pb.Decline(name=ask.name, reason="invalid handle")))
+            return
+        sequence = Sequence(
+            request_id=name.request_id,
+            attempt=name.attempt,
+            prompt_ids=tuple(ask.prompt_ids),
+            output_ids=list(ask.output_ids),
+            params=SamplingParams.from_proto(ask.params),
+            owner=ask.router_id,
+        )
+        block_size = self._engine.pool.block_size
+
+        def receive(now: float) -> list[Action]:
+            if self._machine.state_of(name) is None:
+                self._room.expect(name, sequence)
+            actions = self._machine.receive(link, Ask(name, -(-num_tokens // block_size)), now)
+            if self._machine.state_of(name) is None:
+                self._room.take(name)
+            return actions
+
+        self._do(receive)
+
+    # --- carrying out
+
+    def _do(self, step: Callable[[float], list[Action]]) -> None:
+        with self._engine.lock:
+            actions = step(time.monotonic())
+        for action in actions:
+            self._execute(action)
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case Send(link=link, message=message):
+                self._send(link, wire.to_prefill(message))  # type: ignore[arg-type]
+            case PostReceive():
+                self._post_receive(action)
+            case CancelReceive(link=link, tag=tag):
+                peer = self._peers.get(link)
+                if peer is not None:
+                    peer.data.cancel_receive(tag)
+            case Commit():
+                self._commit(action)
+            case Stop(name=name):
+                self._room.take(name)
+            case Fail(name=name, reason=reason):
+                self._fail(name, reason)
+            case Fence(link=link):
+                task = asyncio.create_task(self._fence(link))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Retire(link=link):
+                log.critical("the fence of %s did not complete: this worker must end", link)
+                self._on_retire()
+            case _:
+                raise AssertionError(f"not an action of decode: {action}")
+
+    def _send(self, link: LinkId, message: pb.DecodeMessage) -> None:
+        peer = self._peers.get(link)
+        if peer is not None:
+            peer.outbound.put_nowait(message)
+
+    def _post_receive(self, action: PostReceive) -> None:
+        link, tag = action.link, action.tag
+        peer = self._peers.get(link)
+        if peer is None:  # fenced meanwhile; the machine has been told, or is about to be
+            return
+        done = asyncio.ensure_future(peer.data.post_receive(tag, action.pages))
+
+        def report(future: asyncio.Future[None]) -> None:
+            ok = not future.cancelled() and future.exception() is None
+            self._do(lambda now: self._machine.received(link, tag, ok, now))
+
+        done.add_done_callback(report)
+
+    def _commit(self, commit: Commit) -> None:
+        with self._engine.lock:
+            sequence = self._room.take(commit.name)
+            if sequence is None:
+                raise AssertionError(f"committed a request that was never asked for: {commit.name}")
+            first_seq = sequence.num_outputs
+            sequence.bind(commit.pages)
+            sequence.num_cached = commit.cached_tokens
+            sequence.append(commit.first_token)
+            self._engine.admit_computed(sequence)
+        # Prefill has sent this token to the router as well: should prefill die now, it is not lost.
+        first = worker_pb2.TokenDelta(
+            request_id=commit.name.request_id,
+            attempt=commit.name.attempt,
+            first_seq=first_seq,
+            token_ids=[commit.first_token],
+            cached_tokens=commit.cached_tokens,
+        )
+        self._outlet.deliver(sequence.owner, first)
+
+    def _fail(self, name: Name, reason: str) -> None:
+        log.warning("handoff of %s (attempt %d) failed: %s", name.request_id, name.attempt, reason)
+        owner = self._room.owner(name)
+        if owner is not None:
+            self._outlet.fail(owner, name.request_id, name.attempt, reason)
+
+    async def _fence(self, link: LinkId) -> None:
+        peer = self._peers.get(link)
+        if peer is not None:
+            await peer.data.close()
+            peer.outbound.put_nowait(None)
+        self._do(lambda now: self._machine.link_fenced(link, now))
+        if peer is not None:
+            del self._peers[link]
+            peer.fenced.set()
+        log.info("the link of prefill %s, epoch %d, is fenced", link.prefill, link.epoch)

@@ -1,0 +1,88 @@
+"""The engine's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import get_args
+
+from baton.engine.scheduler import SchedulerLimits
+from baton.models.config import DTYPES
+from baton.models.loader import LoadFormat
+
+_POSITIVE = (
+    "block_size",
+    "num_blocks",
+    "kv_cache_bytes",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "prefill_chunk",
+    "max_model_len",
+    "num_threads",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What to load and how much to run at once. ValueError names the field, its value and what is allowed."""
+
+    model: Path
+    """A directory with config.json and safetensors."""
+    dtype: str = "auto"
+    """Of weights and KV: float32, bfloat16, float16; auto: the type the weights were saved in."""
+    device: str = "cpu"
+    load_format: LoadFormat = "auto"
+    """dummy: random weights from ``load_seed``."""
+    load_seed: int = 0
+    block_size: int = 16
+    """Tokens in a KV block."""
+    num_blocks: int | None = None
+    """Blocks in the KV pool; None: as many as ``kv_cache_bytes`` hold."""
+    kv_cache_bytes: int | None = None
+    """None: 1 GiB on CPU; on CUDA what ``device_memory_fraction`` leaves beside weights and activations."""
+    device_memory_fraction: float = 0.9
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    prefill_chunk: int = 256
+    """Most tokens of one prompt in one step."""
+    chunked_prefill: bool = True
+    """Off: a whole prompt in one step, even above ``max_num_batched_tokens``."""
+    prefix_caching: bool = True
+    max_model_len: int | None = None
+    """Most tokens of prompt and outputs together; None: what the model allows."""
+    num_threads: int | None = None
+    """Threads of torch on the CPU, for the whole process; None: as torch chooses."""
+
+    def __post_init__(self) -> None:
+        settings: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in _POSITIVE:
+            value = settings[name]
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} is {value!r}; allowed: a whole number of at least 1")
+        for name, allowed in (("dtype", ("auto", *DTYPES)), ("load_format", get_args(LoadFormat))):
+            if settings[name] not in allowed:
+                raise ValueError(f"{name} is {settings[name]!r}; allowed: {', '.join(allowed)}")
+        if not 0 < self.device_memory_fraction <= 1:
+            raise ValueError(
+                f"device_memory_fraction is {self.device_memory_fraction}; allowed: above 0, at most 1"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}; allowed: at least max_num_seqs "
+                f"({self.max_num_seqs}), so that every running sequence can decode in every step"
+            )
+
+    def limits(self, model_max_len: int) -> SchedulerLimits:
+        """The scheduler's part, for a model whose context is ``model_max_len`` tokens."""
+        if self.max_model_len is not None and self.max_model_len > model_max_len:
+            raise ValueError(
+                f"max_model_len is {self.max_model_len}; allowed: at most {model_max_len}, the model's"
+            )
+        return SchedulerLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            prefill_chunk=self.prefill_chunk,
+            max_model_len=self.max_model_len or model_max_len,
+            chunked_prefill=self.chunked_prefill,
+            prefix_caching=self.prefix_caching,
+        )

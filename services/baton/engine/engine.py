@@ -1,0 +1,274 @@
+"""The engine: schedule → forward → sample → publish, one step at a time."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from dataclasses import dataclass
+
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.runner import ModelRunner
+from baton.engine.scheduler import ScheduledBatch, Scheduler
+from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.engine.startup import build_runner
+from baton.engine.stop import finish_reason
+from baton.models.loader import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What a step did for one sequence."""
+
+    seq: Sequence
+    new_token: int | None
+    """Already in ``seq.output_ids``; None while the prompt is being computed."""
+    finish_reason: FinishReason | None
+    advanced_to: int
+    """``num_computed`` after the step: the KV of this many tokens is in the blocks. Less than it was before
+    if the sequence was preempted in between, and the blocks are others then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is, and what it has done since it started."""
+
+    running: int
+    waiting: int
+    """In the queue, or arrived by handoff and without a seat."""
+    held: int
+    """Prefilled, for a handoff."""
+    waiting_prefill_tokens: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    blocks_reserved: int
+    preemptions: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    generated_tokens: int
+
+
+class Engine:
+    """Runs sequences on one model. One thread calls :meth:`step`; any thread may call the rest.
+
+    ``lock`` guards the scheduler and the pool. A step takes it to schedule and again to apply the results,
+    and never during the forward pass, so that others can bind, pin and free blocks meanwhile. Sequences in a
+    running pass keep their blocks until it is over, even if they are cancelled: its kernels may still write
+    there.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, eos_token_ids: frozenset[int], vocab_size: int
+    ) -> None:
+        self.lock = threading.RLock()
+        self.work = threading.Event()
+        """Set whenever there may be something to step that was not there before."""
+        self.runner = runner
+        self.scheduler = scheduler
+        self.eos_token_ids = eos_token_ids
+        self.vocab_size = vocab_size
+        self.generated_tokens = 0
+        self._sequences: dict[str, Sequence] = {}
+        self._in_flight: frozenset[Sequence] = frozenset()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Engine:
+        """Loads the model, sizes the KV pool and warms up. ValueError if config and model do not agree or
+        do not fit on the device; ``progress`` hears of bytes of weights read."""
+        built = build_runner(config, progress)
+        pool = BlockPool(built.num_blocks, config.block_size)
+        scheduler = Scheduler(config.limits(built.model_config.max_model_len), pool)
+        eos = frozenset(built.model_config.eos_token_ids)
+        return cls(built.runner, scheduler, eos, built.model_config.vocab_size)
+
+    # -- requests ----------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> BlockPool:
+        """Who owns which block. Use it under ``lock``."""
+        return self.scheduler.pool
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a sequence; it takes the place of an older attempt of the same request.
+
+        ValueError if it could never run here, if a token id is out of range, or if this attempt or a newer
+        one of the request is here already.
+        """
+        if self.scheduler.limits.prefix_caching:
+            seq.extend_hashes(self.pool.block_size)  # not under the lock: it is long for a long prompt
+        self._check_ids(seq.token_ids)
+        with self.lock:
+            self._check_attempt(seq)
+            self.scheduler.add(seq)
+            self._replace_attempt(seq)
+        self.work.set()
+
+    def check(self, seq: Sequence) -> None:
+        """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here."""
+        self._check_ids(seq.token_ids)
+        self.scheduler.check(seq)
+
+    def admit_computed(self, seq: Sequence) -> None:
+        """Joins a sequence that arrived by handoff: its ``block_ids`` hold the KV of all its tokens but the
+        last, which is an output. Takes over one reference on each block, and enters full ones into the
+        prefix index. ValueError as for :meth:`add`, or if blocks and tokens do not match: then the blocks
+        remain the caller's.
+        """
+        if self.scheduler.limits.prefix_caching:
+            seq.extend_hashes(self.pool.block_size)
+        self._check_ids(seq.token_ids)
+        with self.lock:
+            self._check_attempt(seq)
+            self.scheduler.admit_computed(seq)
+            self._replace_attempt(seq)
+        self.work.set()
+
+    def cancel(self, request_id: str, attempt: int) -> bool:
+        """Ends the request if it is here with this attempt or an older one; True if that ended something.
+
+        Nothing is returned for it by steps that have not returned yet, except one that is just returning.
+        Its blocks are freed now, or when the running forward pass is over.
+        """
+        with self.lock:
+            seq = self._sequences.get(request_id)
+            if seq is None or seq.attempt > attempt:
+                return False
+            del self._sequences[request_id]
+            self._end(seq)
+        self.work.set()
+        return True
+
+    def cancel_all_of(self, owner: str) -> None:
+        """Ends every request of an owner that is gone."""
+        with self.lock:
+            for seq in [seq for seq in self._sequences.values() if seq.owner == owner]:
+                self.cancel(seq.request_id, seq.attempt)
+
+    def release(self, seq: Sequence) -> bool:
+        """Forgets a held sequence and frees its blocks; False if it is not held (any more)."""
+        with self.lock:
+            if seq.status is not Status.HELD:
+                return False
+            self._finish(seq, None)
+            return True
+
+    # -- handoffs that are to arrive ---------------------------------------------------------------------
+
+    def reserve(self, blocks: int) -> bool:
+        """Promises ``blocks`` blocks to a handoff; False if those here need them or somebody waits."""
+        with self.lock:
+            return self.scheduler.reserve(blocks)
+
+    def unreserve(self, blocks: int) -> None:
+        """Takes a promise back: the handoff is over, or is about to bind its blocks."""
+        with self.lock:
+            if blocks > self.scheduler.reserved_blocks:
+                raise ValueError(f"unreserve({blocks}) with {self.scheduler.reserved_blocks} blocks reserved")
+            self.scheduler.reserved_blocks -= blocks
+
+    # -- stepping ----------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        with self.lock:
+            return self.scheduler.has_work
+
+    def step(self) -> list[SequenceOutput]:
+        """Computes one step and returns an output for every sequence that computed something.
+
+        Empty although there is work: everything waits for blocks that holds, pins or reservations keep. If
+        the model raises, the step counts as not done, and the exception goes on to the caller.
+        """
+        with self.lock:
+            batch = self.scheduler.schedule()
+            self._in_flight = frozenset(item.sequence for item in batch.items)
+        if not batch.items:
+            return []
+        try:
+            tokens = self.runner.run(batch)
+        except BaseException:
+            with self.lock:
+                self._land()
+            raise
+        with self.lock:
+            return self._apply(batch, tokens)
+
+    def load(self) -> Load:
+        with self.lock:
+            scheduler, pool = self.scheduler, self.pool
+            return Load(
+                running=len(scheduler.running),
+                waiting=len(scheduler.waiting) + len(scheduler.joining),
+                held=len(scheduler.held),
+                waiting_prefill_tokens=scheduler.waiting_prefill_tokens,
+                blocks_free=pool.num_free,
+                blocks_cached=pool.num_cached,
+                blocks_held=pool.num_held,
+                blocks_reserved=scheduler.reserved_blocks,
+                preemptions=scheduler.preemptions,
+                prefix_queried_tokens=scheduler.prefix_queried_tokens,
+                prefix_hit_tokens=scheduler.prefix_hit_tokens,
+                generated_tokens=self.generated_tokens,
+            )
+
+    def _apply(self, batch: ScheduledBatch, tokens: dict[Sequence, int]) -> list[SequenceOutput]:
+        for seq, num_new in batch.items:
+            self.scheduler.advance(seq, num_new)
+        self._land()
+        return [
+            self._publish(seq, tokens.get(seq)) for seq, _ in batch.items if seq.status is not Status.FINISHED
+        ]
+
+    def _land(self) -> None:
+        """The forward pass is over: ends what was cancelled while it ran."""
+        landed, self._in_flight = self._in_flight, frozenset()
+        for seq in landed:
+            if seq.cancelled:
+                self._finish(seq, FinishReason.CANCELLED)
+
+    def _publish(self, seq: Sequence, token: int | None) -> SequenceOutput:
+        advanced_to = seq.num_computed
+        if token is None:
+            return SequenceOutput(seq, None, None, advanced_to)
+        seq.append(token)
+        self.generated_tokens += 1
+        reason = finish_reason(seq, self.eos_token_ids)
+        if reason is not None:
+            self._finish(seq, reason)
+        elif seq.hold_after_prefill:
+            self.scheduler.hold(seq)
+        return SequenceOutput(seq, token, reason, advanced_to)
+
+    # -- the table of requests ---------------------------------------------------------------------------
+
+    def _end(self, seq: Sequence) -> None:
+        if seq in self._in_flight:
+            seq.cancelled = True
+        else:
+            self._finish(seq, FinishReason.CANCELLED)
+
+    def _finish(self, seq: Sequence, reason: FinishReason | None) -> None:
+        self.scheduler.finish(seq, reason)
+        if self._sequences.get(seq.request_id) is seq:
+            del self._sequences[seq.request_id]
+
+    def _check_attempt(self, seq: Sequence) -> None:
+        known = self._sequences.get(seq.request_id)
+        if known is not None and known.attempt >= seq.attempt:
+            raise ValueError(
+                f"request {seq.request_id}: attempt {seq.attempt} came while attempt {known.attempt} is here"
+            )
+
+    def _replace_attempt(self, seq: Sequence) -> None:
+        older = self._sequences.get(seq.request_id)
+        self._sequences[seq.request_id] = seq
+        if older is not None:
+            self._end(older)
+
+    def _check_ids(self, token_ids: array[int]) -> None:
+        """One bad id would fail the whole batch it is computed in."""
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
+            raise ValueError(
+                f"token ids from {min(token_ids)} to {max(token_ids)}; allowed: 0 to {self.vocab_size - 1}"
+            )

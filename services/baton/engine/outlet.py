@@ -1,0 +1,17 @@
+"""Where tokens leave a worker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton.v1 import worker_pb2 as pb
+
+
+class Outlet(Protocol):
+    """The streams to the routers, as the roles see them. Never blocks."""
+
+    def deliver(self, owner: str, delta: pb.TokenDelta) -> None:
+        """Put ``delta`` into the next frame to the router ``owner``; dropped when that router is gone."""
+
+    def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
+        """End an attempt with an error that the router may show to its client."""

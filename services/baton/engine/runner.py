@@ -1,0 +1,162 @@
+"""From a scheduled batch to one sampled token for each sequence that is due one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from baton_kernels.paged import Chunk, PagedBatch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.engine.sampler import sample
+from baton.engine.scheduler import ScheduledBatch
+from baton.engine.sequence import Sequence
+
+
+class Model(Protocol):
+    """What the engine needs of a model."""
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        """``token_ids`` [T] int64 → hidden states [T, H]; writes the tokens' K and V into ``pool``."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, H] → [R, V] float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step, laid out for the model and the sampler."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    batch: PagedBatch
+    due: tuple[Sequence, ...]
+    """Sequences whose last token is in the step, so that it yields their next one."""
+    rows: Tensor | None
+    """[len(due)] int64: their rows in the step; None: every row, in order."""
+
+
+class ModelRunner:
+    """Owns the model and the bytes of the KV pool ([num_blocks, kv_heads, layers, 2, block_size, dim])."""
+
+    def __init__(self, model: Model, pool: Tensor, block_size: int, device: torch.device) -> None:
+        self.model = model
+        self.pool = pool
+        self.block_size = block_size
+        self.device = device
+
+    def run(self, batch: ScheduledBatch) -> dict[Sequence, int]:
+        """Computes a step and returns the tokens it sampled. The step's KV is in the pool on return."""
+        return self.execute(self.prepare(batch))
+
+    def execute(self, inputs: StepInputs) -> dict[Sequence, int]:
+        with torch.inference_mode():
+            hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
+            if not inputs.due:
+                # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
+                # read these blocks outside of its stream.
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream(self.device).synchronize()
+                return {}
+            if inputs.rows is not None:
+                hidden = hidden[inputs.rows]
+            logits = self.model.logits(hidden)
+            params = [seq.params for seq in inputs.due]
+            return dict(
+                zip(inputs.due, sample(logits, params, [s.num_outputs for s in inputs.due]), strict=True)
+            )
+
+    def prepare(self, batch: ScheduledBatch) -> StepInputs:
+        """Lays a batch out in one int64 buffer, so that a device gets it in one copy. Work per sequence is a
+        few array operations; nothing is done per token."""
+        singles = [item.sequence for item in batch.items[: batch.num_single]]
+        chunks = batch.items[batch.num_single :]
+        num_tokens = len(singles) + sum(item.num_new for item in chunks)
+        width = max((len(seq.block_ids) for seq in singles), default=0)
+        chunk_blocks = [self._blocks_seen(item.sequence.num_computed + item.num_new) for item in chunks]
+        sizes = [num_tokens] * 4 + [len(singles), len(singles) * width, *chunk_blocks, len(batch.items)]
+        buffer = np.zeros(sum(sizes), dtype=np.int64)
+        parts = np.split(buffer, np.cumsum(sizes[:-1]))
+        columns = buffer[: 4 * num_tokens].reshape(4, num_tokens)
+        self._fill_singles(
+            columns[:, : len(singles)], parts[4], parts[5].reshape(len(singles), width), singles
+        )
+        start = len(singles)
+        for (seq, num_new), table in zip(chunks, parts[6:-1], strict=True):
+            self._fill_chunk(columns[:, start : start + num_new], table, seq)
+            start += num_new
+        due, rows = _due(batch)
+        parts[-1][: len(rows)] = rows
+        return self._on_device(batch, torch.from_numpy(buffer).to(self.device), sizes, width, due)
+
+    def _fill_singles(
+        self,
+        columns: NDArray[np.int64],
+        contexts: NDArray[np.int64],
+        tables: NDArray[np.int64],
+        singles: list[Sequence],
+    ) -> None:
+        """Fills [4, n] columns (token, position, block, offset), [n] contexts and [n, width] tables."""
+        positions = [seq.num_computed for seq in singles]
+        columns[0] = [seq.token_ids[at] for seq, at in zip(singles, positions, strict=True)]
+        columns[1] = positions
+        contexts[:] = columns[1] + 1
+        for row, seq in enumerate(singles):
+            tables[row, : len(seq.block_ids)] = np.frombuffer(seq.block_ids, dtype=np.int64)
+        if singles:
+            columns[2] = tables[np.arange(len(singles)), columns[1] // self.block_size]
+        columns[3] = columns[1] % self.block_size
+
+    def _fill_chunk(self, columns: NDArray[np.int64], table: NDArray[np.int64], seq: Sequence) -> None:
+        """Fills [4, length] columns (token, position, block, offset) and the [blocks] table of one chunk."""
+        start, stop = seq.num_computed, seq.num_computed + columns.shape[1]
+        table[:] = np.frombuffer(seq.block_ids, dtype=np.int64)[: len(table)]
+        columns[0] = np.frombuffer(seq.token_ids, dtype=np.int64)[start:stop]
+        columns[1] = np.arange(start, stop)
+        columns[2] = table[columns[1] // self.block_size]
+        columns[3] = columns[1] % self.block_size
+
+    def _on_device(
+        self, batch: ScheduledBatch, buffer: Tensor, sizes: list[int], width: int, due: tuple[Sequence, ...]
+    ) -> StepInputs:
+        """Names the parts of the buffer that :meth:`prepare` filled."""
+        token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables, rows = torch.split_with_sizes(
+            buffer, sizes
+        )
+        chunks = []
+        start = batch.num_single
+        for (seq, num_new), table in zip(batch.items[batch.num_single :], chunk_tables, strict=True):
+            chunks.append(Chunk(start, num_new, seq.num_computed + num_new, table))
+            start += num_new
+        paged = PagedBatch(
+            positions=positions,
+            slot_blocks=blocks,
+            slot_offsets=offsets,
+            num_decode=batch.num_single,
+            decode_tables=tables.view(batch.num_single, width),
+            decode_contexts=contexts,
+            chunks=tuple(chunks),
+        )
+        every_row = len(due) == len(token_ids)
+        return StepInputs(token_ids, paged, due, None if every_row else rows[: len(due)])
+
+    def _blocks_seen(self, context: int) -> int:
+        return -(-context // self.block_size)
+
+
+def _due(batch: ScheduledBatch) -> tuple[tuple[Sequence, ...], list[int]]:
+    """The sequences that reach their last token in this step, and the rows of these tokens."""
+    due: list[Sequence] = []
+    rows: list[int] = []
+    end = 0
+    for seq, num_new in batch.items:
+        end += num_new
+        if seq.num_uncomputed == num_new:
+            due.append(seq)
+            rows.append(end - 1)
+    return tuple(due), rows

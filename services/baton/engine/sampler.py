@@ -1,0 +1,98 @@
+"""Choosing each row's next token from its logits.
+
+The choice is a pure function of (logits, parameters, seed, position), where position is the index of the
+token among the request's outputs. What else is in the batch does not matter, nor does the order of earlier
+steps; a request that is resumed anywhere goes on with the same stream.
+
+Order of the filters, as in transformers and vLLM: temperature, top-k, top-p over what top-k left, min-p. Each
+keeps the tokens whose logit reaches a threshold, so the three are one comparison and equal logits are
+kept or dropped together (only the mass that top-p counts takes exactly k of them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from baton.engine.philox import uniforms
+from baton.sampling_params import SamplingParams
+
+
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+    """The next token of each row of ``logits`` ([R, V] float32, any device), for R params and positions."""
+    drawn = [row for row, p in enumerate(params) if not p.greedy]
+    if not drawn:
+        greedy: list[int] = logits.argmax(dim=-1).tolist()
+        return greedy
+    if len(drawn) == len(params):
+        tokens = _draw(logits, params, positions)
+    else:
+        tokens = logits.argmax(dim=-1)
+        rows = torch.tensor(drawn, device=logits.device)
+        tokens[rows] = _draw(logits[rows], [params[i] for i in drawn], [positions[i] for i in drawn])
+    result: list[int] = tokens.tolist()
+    return result
+
+
+def filter_thresholds(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:
+    """The least logit that the filters leave to each row: [R, 1], or None when no row filters.
+
+    ``scaled`` [R, V] are logits after temperature. Only rows with a top-p and no top-k cost a sort.
+    """
+    vocab = scaled.shape[-1]
+    with_k = [row for row, p in enumerate(params) if 0 < p.top_k < vocab]
+    with_p = [row for row, p in enumerate(params) if not 0 < p.top_k < vocab and p.top_p < 1]
+    with_min_p = any(p.min_p > 0 for p in params)
+    if not (with_k or with_p or with_min_p):
+        return None
+    thresholds = scaled.new_full((len(params), 1), -math.inf)
+    if with_k:
+        widest = max(params[row].top_k for row in with_k)
+        ordered = scaled[with_k].topk(widest, dim=-1).values
+        keep = [params[row].top_k for row in with_k]
+        thresholds[with_k] = _nucleus(ordered, keep, [params[row].top_p for row in with_k])
+    if with_p:
+        ordered = scaled[with_p].sort(dim=-1, descending=True).values
+        thresholds[with_p] = _nucleus(ordered, [vocab] * len(with_p), [params[row].top_p for row in with_p])
+    if with_min_p:
+        logs = [[math.log(p.min_p) if p.min_p > 0 else -math.inf] for p in params]
+        floor = scaled.amax(dim=-1, keepdim=True) + scaled.new_tensor(logs)
+        thresholds = torch.maximum(thresholds, floor)
+    return thresholds
+
+
+def _nucleus(ordered: Tensor, keep: list[int], top_p: list[float]) -> Tensor:
+    """The least of the first ``keep`` values of each descending row of ``ordered`` [r, c] that top-p leaves:
+    those before which less than ``top_p`` of the mass lies, and always the first. [r, 1]."""
+    device = ordered.device
+    limit = torch.tensor(keep, device=device)[:, None]
+    # At 1 the filter is off, also for tokens too rare to move a float64 sum.
+    share = torch.tensor([p if p < 1 else math.inf for p in top_p], dtype=torch.float64, device=device)[
+        :, None
+    ]
+    inside = torch.arange(ordered.shape[-1], device=device) < limit
+    mass = torch.exp((ordered - ordered[:, :1]).double()).masked_fill_(~inside, 0).cumsum(dim=-1)
+    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
+    kept = ((before < share * mass[:, -1:]) & inside).sum(dim=-1, keepdim=True).clamp_(min=1)
+    return ordered.gather(1, kept - 1)
+
+
+def _draw(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+    """One draw per row by inverting the cumulative distribution in the order of token ids. [R] int64.
+
+    Sums are float64: in float32 the steps of a large vocabulary's rare tokens vanish in the sum.
+    """
+    scaled = logits / logits.new_tensor([p.temperature for p in params])[:, None]
+    weights = torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
+    thresholds = filter_thresholds(scaled, params)
+    if thresholds is not None:
+        weights.masked_fill_(scaled < thresholds, 0)
+    mass = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = mass[:, -1:]
+    draws = torch.from_numpy(uniforms([p.seed for p in params], list(positions))).to(logits.device)[:, None]
+    # Rounding may lift draw * total to total itself, beyond the last token.
+    target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(mass, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)

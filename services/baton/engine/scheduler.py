@@ -1,0 +1,337 @@
+"""Which sequences compute how many tokens in the next step, and which blocks these tokens get.
+
+Continuous batching under a token budget. A step is filled in this order: sequences with one token to
+compute (they decode), then prompts already begun, then waiting ones, each in order of arrival. So decoding
+never waits for a prompt, and no later arrival overtakes an earlier one.
+
+Blocks are bound for the tokens of the step only. When none is left, the latest arrival that runs is
+preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The latest
+arrival itself just pauses. As the earliest arrival is never preempted, somebody always gets to the end.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from baton.engine.block_pool import BlockPool
+from baton.engine.sequence import FinishReason, Sequence, Status
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """``max_num_batched_tokens`` bounds a step (except a whole prompt with ``chunked_prefill`` off),
+    ``prefill_chunk`` what one sequence takes of it, ``max_num_seqs`` how many run at once,
+    ``max_model_len`` prompt and outputs together."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int
+    max_model_len: int
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+
+
+class Scheduled(NamedTuple):
+    sequence: Sequence
+    num_new: int
+    """Tokens to compute from ``sequence.num_computed`` on; their blocks are bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step's work: first the entries of a single token, then the longer chunks."""
+
+    items: tuple[Scheduled, ...]
+    num_single: int
+    """Leading entries whose ``num_new`` is 1."""
+
+
+class Scheduler:
+    """Queues, seats and the binding of blocks. Not locked: the engine's lock guards it and its pool.
+
+    ``schedule`` must not be called again before the step it returned has been reported with ``advance``.
+    """
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.reserved_blocks = 0
+        """Blocks promised to handoffs and not bound yet. No waiting sequence is started in them; running
+        sequences may grow into them, and the handoff then waits for its pages."""
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.joining: list[Sequence] = []
+        """Arrived computed, with their blocks, and without a seat. They get seats before ``waiting`` does:
+        behind it, blocks they hold could be the very ones its first sequence waits for."""
+        self.held: set[Sequence] = set()
+        self.preemptions = 0
+        self.prefix_queried_tokens = 0
+        self.prefix_hit_tokens = 0
+        self._arrivals = 0
+        self._waiting_tokens = 0
+
+    # -- entering and leaving ----------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.joining or self.waiting)
+
+    @property
+    def waiting_prefill_tokens(self) -> int:
+        """Tokens accepted but not computed, those of preempted sequences included. O(running)."""
+        running = sum(seq.num_uncomputed for seq in self.running if seq.num_uncomputed > 1)
+        return running + self._waiting_tokens
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a new sequence. ValueError if it could never produce a token here."""
+        self._accept(seq)
+        self._enqueue(seq)
+
+    def admit_computed(self, seq: Sequence) -> None:
+        """Takes a sequence whose blocks hold the KV of all its tokens but the last (an output). Its full
+        blocks enter the prefix index now. ValueError as for :meth:`add`, or if the blocks do not match."""
+        bound = self._blocks_for(seq.num_tokens - 1)
+        if len(seq.block_ids) != bound or not seq.output_ids:
+            raise ValueError(
+                f"request {seq.request_id}: {len(seq.block_ids)} blocks and {seq.num_outputs} outputs "
+                f"with {seq.num_tokens} tokens; expected {bound} blocks and at least 1 output"
+            )
+        self._accept(seq)
+        seq.num_computed = seq.num_tokens - 1
+        self._index_full_blocks(seq)
+        self.joining.append(seq)
+
+    def hold(self, seq: Sequence) -> None:
+        """Takes a running sequence out of scheduling; it keeps its blocks until ``finish``."""
+        self._remove(self.running, seq)
+        seq.status = Status.HELD
+        self.held.add(seq)
+
+    def finish(self, seq: Sequence, reason: FinishReason | None) -> None:
+        """Ends a sequence in whatever state it is, and frees its blocks."""
+        if seq.status is Status.RUNNING:
+            self._remove(self.running, seq)
+        elif seq.status is Status.HELD:
+            self.held.remove(seq)
+        elif seq in self.joining:
+            self.joining.remove(seq)
+        else:
+            self._dequeue(seq)
+        self.pool.free(seq.block_ids)
+        del seq.block_ids[:]
+        seq.status = Status.FINISHED
+        seq.finish_reason = reason
+
+    def advance(self, seq: Sequence, num_new: int) -> None:
+        """Records that ``num_new`` more tokens of ``seq`` are computed; blocks they fill become findable."""
+        seq.num_computed += num_new
+        self._index_full_blocks(seq)
+
+    def reserve(self, blocks: int) -> bool:
+        """Promises room for a handoff of ``blocks`` blocks, if there is any beyond what those here need.
+
+        Refuses while anyone waits, so that handoffs cannot starve sequences that were preempted.
+        """
+        if self.waiting or blocks > self._spare_blocks():
+            return False
+        self.reserved_blocks += blocks
+        return True
+
+    def match_prefix(self, seq: Sequence) -> list[int]:
+        """Cached blocks of a sequence that is to arrive by handoff, each with a reference for the caller."""
+        if not self.limits.prefix_caching:
+            return []
+        seq.extend_hashes(self.pool.block_size)
+        return self.pool.match_prefix(seq.hashes)
+
+    # -- one step ----------------------------------------------------------------------------------------
+
+    def schedule(self) -> ScheduledBatch:
+        """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there)."""
+        while self.joining and len(self.running) < self.limits.max_num_seqs:
+            self._seat(self.joining.pop(0))
+        preemptions = self.preemptions
+        plan: dict[Sequence, int] = {}
+        self._plan_decodes(plan)
+        self._plan_begun_prefills(plan)
+        if self.preemptions == preemptions:
+            self._plan_waiting(plan)
+        singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
+        chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
+        return ScheduledBatch((*singles, *chunks), len(singles))
+
+    def _plan_decodes(self, plan: dict[Sequence, int]) -> None:
+        for seq in list(self.running):
+            if seq.status is Status.RUNNING and seq.num_uncomputed == 1 and self._bind(seq, 1, plan):
+                plan[seq] = 1
+
+    def _plan_begun_prefills(self, plan: dict[Sequence, int]) -> None:
+        budget = self.limits.max_num_batched_tokens - len(plan)
+        first = True
+        for seq in list(self.running):
+            if seq.status is not Status.RUNNING or seq.num_uncomputed == 1:
+                continue
+            want = self._chunk(seq.num_uncomputed, budget, first)
+            if want == 0:
+                break
+            granted = self._bind(seq, want, plan)
+            if granted:
+                plan[seq] = granted
+                budget -= granted
+                first = False
+
+    def _plan_waiting(self, plan: dict[Sequence, int]) -> None:
+        budget = self.limits.max_num_batched_tokens - sum(plan.values())
+        first = all(num_new == 1 for num_new in plan.values())
+        while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
+            seq = self.waiting[0]
+            granted = self._start(seq, budget, first)
+            if granted == 0:
+                break
+            plan[seq] = granted
+            budget -= granted
+            first = first and granted == 1
+
+    def _start(self, seq: Sequence, budget: int, first: bool) -> int:
+        """Moves the first waiting sequence to a seat if the pool has room for all its tokens, with whatever
+        prefix is cached. Returns the tokens it computes in this step, 0 if it stays."""
+        pool = self.pool
+        total = self._blocks_for(seq.num_tokens)
+        hashes: list[bytes] = []
+        if self.limits.prefix_caching:
+            seq.extend_hashes(pool.block_size)
+            # The last token is always computed: the first output needs its logits.
+            hashes = seq.hashes[: (seq.num_tokens - 1) // pool.block_size]
+        if total - len(hashes) > self._spare_blocks():
+            return 0
+        cached = pool.match_prefix(hashes)
+        num_cached = len(cached) * pool.block_size
+        want = self._chunk(seq.num_tokens - num_cached, budget, first)
+        if want == 0 or total - len(cached) > self._spare_blocks():
+            pool.free(cached)
+            return 0
+        self._dequeue(seq)
+        self._seat(seq)
+        seq.bind(cached)
+        seq.num_computed = num_cached
+        seq.num_indexed = len(cached)
+        if seq.preemptions == 0 and self.limits.prefix_caching:
+            seq.num_cached = num_cached
+            self.prefix_queried_tokens += seq.num_tokens
+            self.prefix_hit_tokens += num_cached
+        return self._grow(seq, want)
+
+    def _chunk(self, uncomputed: int, budget: int, first: bool) -> int:
+        """How many of a sequence's ``uncomputed`` tokens it may compute in this step. An unchunked prompt
+        above the budget goes as the step's first prefill, or it would never go."""
+        if self.limits.chunked_prefill:
+            return min(uncomputed, self.limits.prefill_chunk, budget)
+        return uncomputed if first or uncomputed <= budget else 0
+
+    # -- blocks ------------------------------------------------------------------------------------------
+
+    def _bind(self, seq: Sequence, want: int, plan: dict[Sequence, int]) -> int:
+        """Binds blocks for up to ``want`` more tokens of a running sequence, preempting later arrivals if not
+        even one fits. Returns the tokens that have blocks; 0 if it must pause."""
+        while True:
+            granted = self._grow(seq, want)
+            victim = self.running[-1]
+            if granted or victim is seq:
+                return granted
+            self._preempt(victim)
+            plan.pop(victim, None)
+
+    def _grow(self, seq: Sequence, want: int) -> int:
+        """Binds what the pool has of the blocks for ``want`` more tokens; all or nothing when unchunked."""
+        missing = self._blocks_for(seq.num_computed + want) - len(seq.block_ids)
+        if missing > 0:
+            if self.limits.chunked_prefill:
+                missing = min(missing, self.pool.num_allocatable)
+            blocks = self.pool.allocate(missing, after=seq.block_ids[-1] if seq.block_ids else None)
+            if blocks is None:
+                return 0
+            seq.bind(blocks)
+        return min(want, len(seq.block_ids) * self.pool.block_size - seq.num_computed)
+
+    def _spare_blocks(self) -> int:
+        """Allocatable blocks that nobody here is about to need: prompts begun will need the rest of theirs,
+        and every sequence with a seat one to grow. Whoever started in those would soon be preempted."""
+        begun = sum(self._blocks_for(seq.num_tokens) - len(seq.block_ids) for seq in self.running)
+        growth = len(self.running) + len(self.joining)
+        return self.pool.num_allocatable - self.reserved_blocks - begun - growth
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._remove(self.running, seq)
+        self.pool.free(seq.block_ids)
+        del seq.block_ids[:]
+        seq.num_computed = seq.num_indexed = 0
+        seq.preemptions += 1
+        self.preemptions += 1
+        self._enqueue(seq)
+
+    def _index_full_blocks(self, seq: Sequence) -> None:
+        full = seq.num_computed // self.pool.block_size
+        if not self.limits.prefix_caching or full == seq.num_indexed:
+            return
+        seq.extend_hashes(self.pool.block_size)
+        for i in range(seq.num_indexed, full):
+            self.pool.commit(seq.block_ids[i], seq.hashes[i])
+        seq.num_indexed = full
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.pool.block_size)
+
+    # -- queues, all in order of arrival -----------------------------------------------------------------
+
+    def check(self, seq: Sequence) -> None:
+        """ValueError, naming the numbers, if the sequence could never produce a token here."""
+        name = f"request {seq.request_id}"
+        pool_tokens = self.pool.num_blocks * self.pool.block_size
+        if not seq.prompt_ids:
+            raise ValueError(f"{name}: the prompt is empty")
+        if seq.num_outputs >= seq.params.max_tokens:
+            raise ValueError(
+                f"{name}: max_tokens is {seq.params.max_tokens} and {seq.num_outputs} outputs were given"
+            )
+        if seq.num_tokens + 1 > self.limits.max_model_len:
+            raise ValueError(
+                f"{name}: {seq.num_tokens} tokens and one more exceed max_model_len "
+                f"{self.limits.max_model_len}"
+            )
+        if seq.num_tokens + 1 > pool_tokens:
+            raise ValueError(
+                f"{name}: {seq.num_tokens} tokens and one more exceed the KV cache of {pool_tokens} tokens "
+                f"({self.pool.num_blocks} blocks of {self.pool.block_size})"
+            )
+
+    def _accept(self, seq: Sequence) -> None:
+        """Checks a new sequence against the limits, and gives it its place in the order of arrival."""
+        self.check(seq)
+        pool_tokens = self.pool.num_blocks * self.pool.block_size
+        wanted = seq.num_prompt + seq.params.max_tokens
+        seq.max_len = min(wanted, self.limits.max_model_len, pool_tokens)
+        seq.arrival = self._arrivals
+        self._arrivals += 1
+
+    def _enqueue(self, seq: Sequence) -> None:
+        seq.status = Status.WAITING
+        insort(self.waiting, seq, key=_arrival)
+        self._waiting_tokens += seq.num_tokens
+
+    def _dequeue(self, seq: Sequence) -> None:
+        self._remove(self.waiting, seq)
+        self._waiting_tokens -= seq.num_tokens
+
+    def _seat(self, seq: Sequence) -> None:
+        seq.status = Status.RUNNING
+        insort(self.running, seq, key=_arrival)
+
+    @staticmethod
+    def _remove(queue: list[Sequence], seq: Sequence) -> None:
+        del queue[bisect_left(queue, seq.arrival, key=_arrival)]
+
+
+def _arrival(seq: Sequence) -> int:
+    return seq.arrival

@@ -1,0 +1,114 @@
+"""One request as the engine sees it: its tokens, and how far their KV has got."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterable
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+
+from baton.engine.block_pool import hash_blocks
+from baton.sampling_params import SamplingParams
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    """Not in a step yet, preempted, or arrived by handoff and without a seat."""
+    RUNNING = "running"
+    HELD = "held"
+    """Prefilled; keeps its blocks for a handoff and is never scheduled or preempted."""
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    """End of sequence or a stop token."""
+    LENGTH = "length"
+    """``max_tokens``, the model's context or the whole pool is used up."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """A request and everything derived from it. Compared and hashed by identity.
+
+    ``output_ids`` given at construction are those delivered before this attempt (resume from tokens): they
+    are computed like a prompt, but count for ``max_tokens`` and for the index of the next output.
+
+    Once the engine has accepted it, only the engine changes a sequence, under its lock.
+    """
+
+    request_id: str
+    attempt: int
+    prompt_ids: Ids[int]
+    params: SamplingParams
+    output_ids: list[int] = field(default_factory=list)
+    """Grown by :meth:`append` only."""
+    hold_after_prefill: bool = False
+    """Stop at the first sampled token and keep the blocks, for a handoff to decode."""
+    owner: str = ""
+    """Whose tokens these are: the router whose stream they go out on."""
+    cache_salt: bytes = b""
+    """Sequences share cached blocks only within one salt (one tenant)."""
+
+    status: Status = field(default=Status.WAITING, init=False)
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    arrival: int = field(default=-1, init=False)
+    """Rank in the order in which the engine accepted sequences; unique. -1 before."""
+    max_len: int = field(default=0, init=False)
+    """Tokens at which it ends for length, whatever of max_tokens, context and pool is least."""
+    token_ids: array[int] = field(init=False)
+    """Prompt, then outputs, as int64."""
+    resumed_from: int = field(init=False)
+    """Number of outputs given at construction."""
+    block_ids: array[int] = field(default_factory=lambda: array("q"), init=False)
+    """Blocks bound to it, in token order, each with one reference of the pool. int64."""
+    num_computed: int = field(default=0, init=False)
+    """Leading tokens whose KV is in the blocks. Falls back when the sequence is preempted."""
+    num_cached: int = field(default=0, init=False)
+    """Tokens that came from the prefix cache when it first started."""
+    num_indexed: int = field(default=0, init=False)
+    """Leading blocks that were offered to the prefix index."""
+    hashes: list[bytes] = field(default_factory=list, init=False)
+    """Chained digests of the leading full blocks, as far as they have been needed."""
+    preemptions: int = field(default=0, init=False)
+    cancelled: bool = field(default=False, init=False)
+    """Cancelled while a forward pass was using its blocks: ends when that pass is over."""
+
+    def __post_init__(self) -> None:
+        self.output_ids = list(self.output_ids)
+        self.resumed_from = len(self.output_ids)
+        self.token_ids = array("q", self.prompt_ids)
+        self.token_ids.extend(self.output_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    def append(self, token: int) -> None:
+        """Adds a sampled token."""
+        self.output_ids.append(token)
+        self.token_ids.append(token)
+
+    def bind(self, blocks: Iterable[int]) -> None:
+        """Takes over one reference on each of ``blocks``, as the next blocks of the sequence."""
+        self.block_ids.extend(blocks)
+
+    def extend_hashes(self, block_size: int) -> None:
+        """Brings ``hashes`` up to the last full block of the tokens there are."""
+        parent = self.hashes[-1] if self.hashes else None
+        start = len(self.hashes) * block_size
+        self.hashes.extend(hash_blocks(self.token_ids, block_size, self.cache_salt, start, parent))

@@ -1,0 +1,157 @@
+"""Models from Hugging Face directories: config.json and safetensors, copied into fused parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from baton_kernels.attention import new_pool
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from baton.errors import ModelError
+from baton.models.base import CausalLM
+from baton.models.config import DTYPES, ModelConfig
+from baton.models.registry import MODEL_CLASSES
+
+LoadFormat = Literal["auto", "dummy"]
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all) while weights are read; the last call has both equal."""
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def load_model(
+    path: Path,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    load_format: LoadFormat = "auto",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CausalLM:
+    """The model in the directory ``path``, ready to run on ``device``.
+
+    ``dtype``: "auto" (as saved), "float32", "bfloat16" or "float16". ``load_format`` "dummy" reads only the
+    config and draws the weights from ``seed``: the same ones wherever the kind of device and the dtype are.
+
+    Raises ModelError for anything about the directory that keeps the model from being served.
+    """
+    config = ModelConfig.from_dir(path)
+    if load_format not in get_args(LoadFormat):
+        raise ModelError(f"load format is {load_format!r}; allowed: {', '.join(get_args(LoadFormat))}")
+    weights = _weight_files(path) if load_format == "auto" else []
+    with torch.device(device):
+        model = MODEL_CLASSES[config.architecture](config, torch_dtype(dtype, config))
+    if load_format == "dummy":
+        _draw_weights(model, seed)
+    else:
+        _fill(model, path, weights, progress or (lambda done, total: None))
+    return model.eval()
+
+
+def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
+    """The torch type that ``name`` ("auto": the one the weights were saved in) stands for."""
+    name = config.dtype if name == "auto" else name
+    if name not in DTYPES:
+        raise ModelError(f"dtype is {name!r}; allowed: auto, {', '.join(DTYPES)}")
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def new_kv_pool(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: str | torch.device
+) -> Tensor:
+    """A zeroed KV pool for the model: [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+    heads, layers, dim = config.num_kv_heads, config.num_layers, config.head_dim
+    return new_pool(num_blocks, heads, layers, block_size, dim, dtype=dtype, device=torch.device(device))
+
+
+def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of the pool, all heads and layers."""
+    return config.num_kv_heads * config.num_layers * 2 * block_size * config.head_dim * dtype.itemsize
+
+
+def _weight_files(path: Path) -> list[Path]:
+    if (path / SINGLE_FILE).is_file():
+        return [path / SINGLE_FILE]
+    index = path / INDEX_FILE
+    if not index.is_file():
+        pickled = next((file.name for pattern in PICKLES for file in sorted(path.glob(pattern))), None)
+        if pickled:
+            raise ModelError(f"{path}: weights are pickled ({pickled}); only safetensors are loaded")
+        raise ModelError(f"{path}: no weights: neither {SINGLE_FILE} nor {INDEX_FILE}")
+    try:
+        names = sorted({str(name) for name in json.loads(index.read_text())["weight_map"].values()})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index}: cannot be read as an index of weights ({error!r})") from error
+    for name in names:
+        if Path(name).name != name:
+            raise ModelError(f"{index}: shard {name} lies outside the directory")
+        if not (path / name).is_file():
+            raise ModelError(f"{path}: shard {name} is missing ({INDEX_FILE} lists it)")
+    return [path / name for name in names]
+
+
+def _fill(model: CausalLM, path: Path, files: list[Path], progress: Progress) -> None:
+    """Copy every tensor of the files into its place; each place exactly once."""
+    waiting = model.checkpoint_tensors()
+    known = set(waiting)
+    done, total = 0, sum(file.stat().st_size for file in files)
+    for file in files:
+        for name, tensor in _tensors(file):
+            done += tensor.nbytes
+            if name in waiting:
+                _copy(file, name, tensor, waiting.pop(name))
+            elif name in known:
+                raise ModelError(f"{file}: tensor {name} comes a second time")
+            elif not _harmless(name, model.config):
+                raise ModelError(
+                    f"{file}: unexpected tensor {name}; {model.config.architecture} has none such"
+                )
+            progress(done, total)
+    if waiting:
+        first, more = min(waiting), len(waiting) - 1
+        raise ModelError(f"{path}: tensor {first} is missing" + (f", and {more} more" if more else ""))
+    progress(total, total)
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of one file, mapped, not read: their pages come in as they are copied."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as reader:
+            for name in reader.keys():  # noqa: SIM118 (not a mapping)
+                yield name, reader.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: truncated or corrupt ({error})") from error
+
+
+def _copy(file: Path, name: str, tensor: Tensor, place: Tensor) -> None:
+    if tensor.shape != place.shape:
+        found, expected = list(tensor.shape), list(place.shape)
+        raise ModelError(f"{file}: tensor {name} has shape {found}; expected {expected}")
+    if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        found_type = str(tensor.dtype).removeprefix("torch.")
+        raise ModelError(f"{file}: tensor {name} is {found_type}; allowed: {', '.join(DTYPES)}")
+    place.copy_(tensor)
+
+
+def _harmless(name: str, config: ModelConfig) -> bool:
+    """Tensors that old checkpoints carry though they follow from the config or from other tensors."""
+    return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _draw_weights(model: CausalLM, seed: int) -> None:
+    """Norms at 1, biases at 0, matrices scaled so that activations neither fade nor blow up."""
+    for name, place in model.checkpoint_tensors().items():
+        if name.endswith(".bias"):
+            place.zero_()
+        elif place.dim() == 1:
+            place.fill_(1)
+        else:
+            generator = torch.Generator(place.device).manual_seed(seed)
+            place.normal_(std=place.shape[1] ** -0.5, generator=generator)
+            seed += 1

@@ -1,0 +1,27 @@
+"""Qwen3 (https://arxiv.org/abs/2505.09388): Llama with queries and keys normalized per head."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from baton.models.config import ModelConfig
+from baton.models.layers import Attention, RMSNorm
+from baton.models.llama import LlamaForCausalLM
+
+
+class Qwen3Attention(Attention):
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
+        super().__init__(config, layer, dtype)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
+
+    def normalize(self, qk: Tensor) -> Tensor:
+        q, k = qk[:, : self.heads], qk[:, self.heads :]
+        return torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    attention: ClassVar[type[Attention]] = Qwen3Attention

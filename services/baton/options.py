@@ -1,0 +1,93 @@
+"""What the configurations of all services share: errors for the person at the keyboard, and the parsing of
+sizes, addresses and model names. Imports no torch and no service."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+_UNITS = {"": 1, "b": 1}
+for _power, _prefix in enumerate("kmgt", start=1):
+    _UNITS |= {_prefix: 1024**_power, f"{_prefix}ib": 1024**_power, f"{_prefix}b": 1000**_power}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+"""Hosts to bind to that are no address to call back."""
+
+
+class UserError(Exception):
+    """Something the person at the keyboard can put right.
+
+    The message is one clear line: the command line prints it without a traceback and exits with 1.
+    """
+
+
+class StartError(UserError):
+    """A service cannot start, or cannot go on."""
+
+
+class ConfigError(StartError):
+    """An option has a value that cannot work. ``option`` is its field's name in the configuration."""
+
+    def __init__(self, option: str, problem: str) -> None:
+        super().__init__(f"{flag(option)}: {problem}")
+        self.option = option
+        self.problem = problem
+
+
+def flag(option: str) -> str:
+    """The command-line spelling of a configuration field, so that an error names what was typed."""
+    return "--" + option.replace("_", "-")
+
+
+def parse_size(text: str) -> int:
+    """Bytes in ``"2GiB"``, ``"512MB"``, ``"1.5g"`` or ``"1073741824"``. Raises ValueError otherwise."""
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"{text!r} is not a size; write it like 2GiB, 512MB or 1073741824")
+    return int(float(match[1]) * unit)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``"host:port"`` or ``"[v6]:port"``. Raises ValueError otherwise."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{text!r} is not an address; write it like 10.0.0.7:9000")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with the brackets an IPv6 host needs."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reachable_host(host: str) -> str:
+    """What others call to reach something bound to ``host``: this machine's name for a wildcard."""
+    return socket.gethostname() if host in WILDCARDS else host
+
+
+def served_name(model: str, served_model_name: str | None) -> str:
+    """The name clients use for a model: the chosen one, a directory's own name, or what was given."""
+    if served_model_name:
+        return served_model_name
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
+def check_range(option: str, value: int, low: int, high: int | None = None) -> None:
+    """Raise ConfigError unless ``low <= value <= high``."""
+    if value < low:
+        raise ConfigError(option, f"must be at least {low}, not {value}")
+    if high is not None and value > high:
+        raise ConfigError(option, f"must be at most {high}, not {value}")
+
+
+def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ConfigError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise ConfigError(option, f"must be one of {', '.join(choices)}, not {value!r}")

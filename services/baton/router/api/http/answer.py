@@ -1,0 +1,198 @@
+"""Answering a job over HTTP: as one document or as a stream of events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.router.api.completion import Delta
+from baton.router.api.errors import as_api_error, invalid
+from baton.router.api.http.chunks import (
+    DONE,
+    ChunkWriter,
+    Envelope,
+    UsageMode,
+    error_event,
+    usage_fields,
+)
+from baton.router.api.http.disconnect import ClientGoneError, ClientWatch
+from baton.router.api.http.schemas import GenerationFields
+from baton.router.api.service import CompletionService, Job, Usage
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice of an answer that is given whole."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.text.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+class EventStream(Response):
+    """Server-sent events made from the deltas of ``source``.
+
+    Both generators are closed whatever ends the stream, at once when the client leaves: ``events`` may not even
+    have started, so it cannot be the one to close its source.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes], source: AsyncGenerator[tuple[int, Delta]]) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._source = source
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with ClientWatch(receive):
+                await self._send_all(send)
+        except ClientGoneError:
+            pass
+        finally:
+            await self._events.aclose()
+            await self._source.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Answerer:
+    """Answers jobs in the shape of OpenAI's completions, or of its chat completions."""
+
+    def __init__(self, service: CompletionService, *, chat: bool) -> None:
+        self._service = service
+        self._chat = chat
+
+    async def answer(self, request: Request, job: Job, fields: GenerationFields) -> Response:
+        """The response to ``job``. Raises ApiError or RingError as long as nothing has been sent."""
+        if fields.stream_options is not None and not fields.stream:
+            raise invalid("stream_options", "stream_options is only allowed when stream is true.")
+        if fields.stream:
+            return await self._streamed(request, job, fields)
+        async with ClientWatch(request.receive):
+            body = await self._document(job, bool(fields.return_token_ids))
+        return Response(body, media_type="application/json")
+
+    def _envelope(self, job: Job, *, streamed: bool) -> Envelope:
+        kind = "chat.completion" if self._chat else "text_completion"
+        return Envelope(
+            id=job.request_id,
+            object=f"{kind}.chunk" if self._chat and streamed else kind,
+            created=int(time.time()),
+            model=job.model.name,
+            system_fingerprint=f"baton-{job.model.revision[:12]}",
+        )
+
+    async def _document(self, job: Job, with_token_ids: bool) -> bytes:
+        usage = Usage.of(job)
+        choices = [_Choice() for _ in range(job.choices)]
+        async with aclosing(self._service.run(job)) as deltas:
+            async for index, delta in deltas:
+                choices[index].add(delta)
+                usage.add(job, index, delta)
+        document: dict[str, object] = {
+            **self._envelope(job, streamed=False).fields(),
+            "choices": [
+                self._choice(job, index, choice, with_token_ids) for index, choice in enumerate(choices)
+            ],
+            "usage": usage_fields(usage),
+        }
+        if self._chat and with_token_ids:
+            document["prompt_token_ids"] = job.prompts[0]
+        return orjson.dumps(document)
+
+    def _choice(self, job: Job, index: int, choice: _Choice, with_token_ids: bool) -> dict[str, object]:
+        text = "".join(choice.text)
+        fields: dict[str, object] = {"index": index}
+        if self._chat:
+            fields["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            fields["text"] = text
+        fields |= {
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if with_token_ids:
+            fields["token_ids"] = choice.token_ids
+            if not self._chat:
+                fields["prompt_token_ids"] = job.prompts[index // job.n]
+        return fields
+
+    async def _streamed(self, request: Request, job: Job, fields: GenerationFields) -> Response:
+        """Waits for the first tokens, so that a request that cannot run fails with a status of its own."""
+        deltas = self._service.run(job)
+        try:
+            async with ClientWatch(request.receive):
+                first = await anext(deltas)
+        except BaseException:
+            await deltas.aclose()
+            raise
+        return EventStream(self._events(job, fields, first, deltas), deltas)
+
+    async def _events(
+        self,
+        job: Job,
+        fields: GenerationFields,
+        first: tuple[int, Delta],
+        deltas: AsyncGenerator[tuple[int, Delta]],
+    ) -> AsyncGenerator[bytes]:
+        mode = _usage_mode(fields)
+        with_token_ids = bool(fields.return_token_ids)
+        writer = ChunkWriter(
+            self._envelope(job, streamed=True),
+            chat=self._chat,
+            choices=job.choices,
+            usage=mode,
+            token_ids=with_token_ids,
+        )
+        usage = Usage.of(job)
+        opened = [False] * job.choices
+
+        def event(index: int, delta: Delta) -> bytes:
+            usage.add(job, index, delta)
+            if opened[index]:
+                return writer.delta(index, delta, usage)
+            opened[index] = True
+            prompt = job.prompts[index // job.n] if with_token_ids else None
+            if self._chat:
+                return writer.opening(index, prompt) + writer.delta(index, delta, usage)
+            return writer.delta(index, delta, usage, prompt)
+
+        try:
+            yield event(*first)
+            async for index, delta in deltas:
+                data = event(index, delta)
+                if data:
+                    yield data
+            if mode != "none":
+                yield writer.usage(usage)
+        except Exception as error:  # noqa: BLE001 - the status is sent: an event is all that is left
+            yield error_event(as_api_error(error, job.request_id))
+        yield DONE
+
+
+def _usage_mode(fields: GenerationFields) -> UsageMode:
+    options = fields.stream_options
+    if options is None or not options.include_usage:
+        return "none"
+    return "continuous" if options.continuous_usage_stats else "final"

@@ -1,0 +1,68 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.router.api.http.answer import Answerer
+from baton.router.api.http.body import read_request
+from baton.router.api.http.envelope import request_id_of
+from baton.router.api.http.messages import template_messages
+from baton.router.api.http.schemas import ChatRequest, template_arguments
+from baton.router.api.sampling import resolve
+from baton.router.api.service import CompletionService, Job
+from baton.router.types import ModelInfo
+
+
+class ChatCompletions:
+    """Answers chats, through the model's chat template."""
+
+    def __init__(self, service: CompletionService) -> None:
+        self._service = service
+        self._answerer = Answerer(service, chat=True)
+
+    async def create(self, request: Request) -> Response:
+        """Answer one chat."""
+        started = time.perf_counter()
+        body = await read_request(request, ChatRequest, self._service.settings)
+        model = self._service.model(body.model)
+        n = 1 if body.n is None else body.n
+        self._service.check_choices(n, 1)
+        prompt = await self._prompt(body, model)
+        newer_name = body.max_completion_tokens is not None
+        if newer_name:
+            body.max_tokens = body.max_completion_tokens
+        params = resolve(
+            body,
+            model,
+            self._service.settings,
+            prompt_tokens=len(prompt),
+            default_max_tokens=None,
+            max_tokens_param="max_completion_tokens" if newer_name else "max_tokens",
+        )
+        job = Job(
+            request_id=f"chatcmpl-{request_id_of(request)}",
+            endpoint="/v1/chat/completions",
+            started=started,
+            model=model,
+            prompts=[prompt],
+            params=params,
+            n=n,
+            seeded=body.seed is not None,
+            skip_special_tokens=body.skip_special_tokens is not False,
+        )
+        return await self._answerer.answer(request, job, body)
+
+    async def _prompt(self, body: ChatRequest, model: ModelInfo) -> list[int]:
+        text = self._service.prompts.render(
+            template_messages(body.messages),
+            add_generation_prompt=body.add_generation_prompt is not False,
+            arguments=template_arguments(body.chat_template_kwargs),
+        )
+        # The template writes the special tokens itself.
+        return await self._service.prompts.from_text(
+            text, model, "messages", add_special_tokens=bool(body.add_special_tokens)
+        )

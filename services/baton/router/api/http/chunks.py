@@ -1,0 +1,112 @@
+"""The bytes of a streamed answer. What does not change from chunk to chunk is serialised once per request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import orjson
+
+from baton.router.api.completion import Delta
+from baton.router.api.errors import ApiError
+from baton.router.api.service import Usage
+
+DONE = b"data: [DONE]\n\n"
+
+UsageMode = Literal["none", "final", "continuous"]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of one answer, or the whole answer, have in common."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+    def fields(self) -> dict[str, str | int]:
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+def usage_fields(usage: Usage) -> dict[str, int | dict[str, int]]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def error_event(error: ApiError) -> bytes:
+    """How an answer that has begun tells that it failed."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+class ChunkWriter:
+    """Writes the events of one streamed answer."""
+
+    def __init__(
+        self, envelope: Envelope, *, chat: bool, choices: int, usage: UsageMode, token_ids: bool
+    ) -> None:
+        self._chat = chat
+        self._with_token_ids = token_ids
+        self._usage_mode: UsageMode = usage
+        self._start = b"data: " + orjson.dumps(envelope.fields())[:-1]
+        before_text = b',"delta":{"content":' if chat else b',"text":'
+        self._heads = [
+            b'%b,"choices":[{"index":%d%b' % (self._start, index, before_text) for index in range(choices)
+        ]
+        self._after_text = b"}" if chat else b""
+        self._no_usage = b',"usage":null' if usage != "none" else b""
+        self._tail = self._after_text + b',"logprobs":null,"finish_reason":null}]' + self._no_usage + b"}\n\n"
+
+    def opening(self, index: int, prompt_ids: list[int] | None) -> bytes:
+        """A chat choice's first event: who speaks. With ``prompt_ids`` it also tells the prompt."""
+        prompt = b',"prompt_token_ids":' + orjson.dumps(prompt_ids) if prompt_ids is not None else b""
+        return (
+            b'%b%b,"choices":[{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
+            b'"finish_reason":null}]%b}\n\n' % (self._start, prompt, index, self._no_usage)
+        )
+
+    def delta(self, index: int, delta: Delta, usage: Usage, prompt_ids: list[int] | None = None) -> bytes:
+        """One delta's event; empty when there is nothing to tell yet."""
+        if delta.finish_reason is None and not self._with_token_ids and self._usage_mode != "continuous":
+            if not delta.text:
+                return b""
+            return b"".join((self._heads[index], orjson.dumps(delta.text), self._tail))
+        return self._full_delta(index, delta, usage, prompt_ids)
+
+    def _full_delta(self, index: int, delta: Delta, usage: Usage, prompt_ids: list[int] | None) -> bytes:
+        parts = [
+            self._heads[index],
+            orjson.dumps(delta.text),
+            self._after_text,
+            b',"logprobs":null,"finish_reason":',
+            orjson.dumps(delta.finish_reason),
+        ]
+        if delta.finish_reason is not None:
+            parts += (b',"stop_reason":', orjson.dumps(delta.stop_reason))
+        if self._with_token_ids:
+            parts += (b',"token_ids":', orjson.dumps(delta.token_ids))
+        if prompt_ids is not None:
+            parts += (b',"prompt_token_ids":', orjson.dumps(prompt_ids))
+        parts.append(b"}]")
+        if self._usage_mode == "continuous":
+            parts += (b',"usage":', orjson.dumps(usage_fields(usage)))
+        else:
+            parts.append(self._no_usage)
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event after the last choice's end, when the client asked for usage."""
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._start, orjson.dumps(usage_fields(usage)))

@@ -1,0 +1,87 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from baton.router.api.errors import invalid, shown
+from baton.router.api.http.answer import Answerer
+from baton.router.api.http.body import read_request
+from baton.router.api.http.envelope import request_id_of
+from baton.router.api.http.schemas import CompletionRequest
+from baton.router.api.sampling import resolve
+from baton.router.api.service import CompletionService, Job
+from baton.router.types import ModelInfo
+
+
+class Completions:
+    """Completes prompts given as text or token ids."""
+
+    def __init__(self, service: CompletionService) -> None:
+        self._service = service
+        self._answerer = Answerer(service, chat=False)
+
+    async def create(self, request: Request) -> Response:
+        """Complete the prompts of one request."""
+        started = time.perf_counter()
+        body = await read_request(request, CompletionRequest, self._service.settings)
+        model = self._service.model(body.model)
+        given = _separate(body.prompt)
+        n = 1 if body.n is None else body.n
+        self._service.check_choices(n, len(given))
+        several = not isinstance(body.prompt, str) and len(given) > 1
+        prompts = [
+            await self._read(prompt, model, f"prompt[{index}]" if several else "prompt", body)
+            for index, prompt in enumerate(given)
+        ]
+        params = resolve(
+            body,
+            model,
+            self._service.settings,
+            # The longest prompt decides what there is room for.
+            prompt_tokens=max(map(len, prompts)),
+            default_max_tokens=self._service.settings.default_max_tokens,
+        )
+        job = Job(
+            request_id=f"cmpl-{request_id_of(request)}",
+            endpoint="/v1/completions",
+            started=started,
+            model=model,
+            prompts=prompts,
+            params=params,
+            n=n,
+            seeded=body.seed is not None,
+            skip_special_tokens=body.skip_special_tokens is not False,
+        )
+        return await self._answerer.answer(request, job, body)
+
+    async def _read(
+        self, prompt: str | list[int], model: ModelInfo, param: str, body: CompletionRequest
+    ) -> list[int]:
+        if isinstance(prompt, str):
+            special = body.add_special_tokens is not False
+            return await self._service.prompts.from_text(prompt, model, param, add_special_tokens=special)
+        return self._service.prompts.from_ids(prompt, model, param)
+
+
+def _separate(prompt: str | list[int | str | list[int]]) -> list[str | list[int]]:
+    """The single prompts: a text, texts, one list of ids, or lists of ids; nothing mixed."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid("prompt", "prompt is empty; it must hold at least one token.", "empty_prompt")
+    kind = type(prompt[0])
+    for index, item in enumerate(prompt):
+        if type(item) is not kind:
+            raise invalid(
+                "prompt",
+                f"prompt[{index}] is {shown(item)}; a list must hold only texts, only token ids, or only "
+                "lists of token ids.",
+                "invalid_type",
+            )
+    if kind is int:
+        return [[item for item in prompt if isinstance(item, int)]]
+    return [item for item in prompt if not isinstance(item, int)]

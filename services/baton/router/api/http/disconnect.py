@@ -1,0 +1,47 @@
+"""Noticing that a client has left, while something else is going on."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from starlette.types import Receive
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before it was answered."""
+
+
+class ClientWatch:
+    """Cancels what runs inside of it as soon as the client leaves, and raises ClientGoneError instead.
+
+    The work stays in its own task (as with ``asyncio.timeout``), so generators may be iterated across several
+    watches. The request's body must have been read before.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    async def __aenter__(self) -> ClientWatch:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("ClientWatch must run in a task")
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._watcher.cancel()
+        # The cancellation is ours only if nobody else asked for one meanwhile (a server that shuts down).
+        if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise ClientGoneError from None
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()

@@ -1,0 +1,67 @@
+"""What surrounds every request: its id, its count in the metrics, and an answer when something breaks."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from baton.router.api.errors import as_api_error
+from baton.router.api.http.failures import error_response
+from baton.telemetry.metrics import RouterMetrics
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+def request_id_of(request: Request) -> str:
+    """The id this server minted for ``request``: random, and no client's to choose."""
+    minted: str = request.scope["state"]["request_id"]
+    return minted
+
+
+class RequestEnvelope:
+    """The outermost middleware. Plain ASGI: it must cost next to nothing for each streamed event."""
+
+    def __init__(self, app: ASGIApp, *, metrics: RouterMetrics, retry_after_seconds: int) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._retry_after_seconds = retry_after_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        minted = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = minted
+        header = (b"x-request-id", _client_id(scope) or minted.encode())
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # whatever it is, the client gets an answer in the usual shape
+            answer = as_api_error(error, minted)
+            if status:
+                raise  # too late for an answer: the server logs it and closes the connection
+            await error_response(answer, self._retry_after_seconds)(scope, receive, send_with_id)
+        finally:
+            # The route's pattern, not the path: clients must not be able to make up label values.
+            endpoint = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(endpoint, str(status or 499)).inc()
+
+
+def _client_id(scope: Scope) -> bytes | None:
+    """The client's own ``X-Request-Id``, when it is one that can be sent back safely."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SANE_ID.fullmatch(value.decode("latin-1")):
+            client_id: bytes = value
+            return client_id
+    return None

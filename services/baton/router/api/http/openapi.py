@@ -1,0 +1,35 @@
+"""The OpenAPI description of bodies that are validated by msgspec rather than by FastAPI."""
+
+from __future__ import annotations
+
+import msgspec
+from fastapi import FastAPI
+
+from baton.router.api.http import schemas
+
+_BODIES = (
+    schemas.CompletionRequest,
+    schemas.ChatRequest,
+    schemas.TokenizeRequest,
+    schemas.DetokenizeRequest,
+)
+
+
+def takes(body: type[msgspec.Struct]) -> dict[str, object]:
+    """The part of an operation that says that it takes a JSON ``body``."""
+    reference = {"$ref": f"#/components/schemas/{body.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+class DescribedApi(FastAPI):
+    """An application whose OpenAPI document also holds the schemas of msgspec bodies."""
+
+    def openapi(self) -> dict[str, object]:
+        """The document, built once."""
+        if not self.openapi_schema:
+            document = super().openapi()
+            _, components = msgspec.json.schema_components(
+                _BODIES, ref_template="#/components/schemas/{name}"
+            )
+            document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+        return self.openapi_schema or {}

@@ -1,0 +1,88 @@
+"""The bodies of HTTP requests. Types are strict; ranges are checked by the core, for all protocols alike."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from baton.router.api.sampling import SamplingFields
+from baton.text.config import Json
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(description="Choices for each prompt.")] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: Annotated[bool, Meta(description="Answer with token ids too.")] | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class CompletionRequest(GenerationFields, kw_only=True):
+    """Complete one or several prompts, each a text or token ids."""
+
+    prompt: str | list[int | str | list[int]]
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message's content. Only text is supported."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct):
+    """One message of a chat."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, object]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(GenerationFields, kw_only=True):
+    """Answer a chat."""
+
+    messages: list[Message]
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    max_completion_tokens: Annotated[int, Meta(description="Newer name of max_tokens.")] | None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Tokenize a text, or the prompt that messages make."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Turn tokens back into text."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def template_arguments(value: dict[str, object] | None) -> dict[str, Json] | None:
+    """A request's template variables: they were decoded from JSON, which msgspec's types cannot say."""
+    return value  # type: ignore[return-value]

@@ -1,0 +1,114 @@
+"""Fields of OpenAI's and vLLM's APIs that this server does not act on.
+
+Ignoring a field that changes the answer would be a wrong answer, so it is refused by name, unless its value
+asks for what happens anyway.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from baton.router.api.errors import ApiError, invalid, shown
+from baton.text.config import Json
+
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+    }
+)
+"""They never change the text of an answer."""
+
+NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
+    {
+        # Field: the values, besides null, that ask for nothing.
+        "allowed_token_ids": (),
+        "audio": (),
+        "bad_words": ([],),
+        "best_of": (1,),
+        "cache_salt": (),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "early_stopping": (False,),
+        "echo": (False,),
+        "frequency_penalty": (0, 0.0),
+        "function_call": ("none",),
+        "functions": ([],),
+        "guided_choice": (),
+        "guided_decoding_backend": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_json_object": (False,),
+        "guided_regex": (),
+        "guided_whitespace_pattern": (),
+        "include_reasoning": (True,),
+        "include_stop_str_in_output": (False,),
+        "kv_transfer_params": (),
+        "length_penalty": (1, 1.0),
+        "logit_bias": ({},),
+        "logits_processors": ([],),
+        "logprobs": (False,),
+        "min_tokens": (0,),
+        "mm_processor_kwargs": (),
+        "modalities": (["text"],),
+        "prediction": (),
+        "presence_penalty": (0, 0.0),
+        "priority": (0,),
+        "prompt_embeds": (),
+        "prompt_logprobs": (),
+        "reasoning_effort": (),
+        "repetition_penalty": (1, 1.0),
+        "request_id": (),
+        "response_format": ({"type": "text"},),
+        "return_tokens_as_token_ids": (False,),
+        "spaces_between_special_tokens": (True,),
+        "structured_outputs": (),
+        "suffix": ("",),
+        "tool_choice": ("none",),
+        "tools": ([],),
+        "top_logprobs": (0,),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+        "verbosity": (),
+        "vllm_xargs": (),
+        "web_search_options": (),
+    }
+)
+
+
+def refuse_unsupported(body: Mapping[str, Json], fields: Iterable[str], *, ignore_unknown: bool) -> None:
+    """Raise ApiError for a field of ``body`` that would have to be ignored to answer.
+
+    ``fields`` are those that the endpoint acts on.
+    """
+    known = set(fields)
+    for name, value in body.items():
+        if name in known or name in HARMLESS:
+            continue
+        if name in NOT_YET:
+            if value is not None and not any(_same(value, neutral) for neutral in NOT_YET[name]):
+                raise invalid(
+                    name, f"{name} is not supported by this server yet (got {shown(value)}).", "unsupported"
+                )
+        elif not ignore_unknown:
+            raise _unknown(name, known)
+
+
+def _same(value: Json, neutral: Json) -> bool:
+    """Equal and of one type: Python holds ``0 == False``, but ``logprobs: 0`` asks for something."""
+    return type(value) is type(neutral) and value == neutral
+
+
+def _unknown(name: str, known: set[str]) -> ApiError:
+    near = difflib.get_close_matches(name[:60], known, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return invalid(name[:60], f"Unknown field {shown(name)}.{hint}", "unknown_parameter")

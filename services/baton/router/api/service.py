@@ -1,0 +1,132 @@
+"""Completing prompts: the one core behind every client protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from baton.router.api.choices import merge
+from baton.router.api.completion import ChoiceText, Delta, complete
+from baton.router.api.errors import ApiError, invalid, shown
+from baton.router.api.meter import RequestMeter
+from baton.router.api.prompts import PromptReader
+from baton.router.api.sampling import for_choice
+from baton.router.api.settings import ApiSettings
+from baton.router.types import ModelInfo, Ring
+from baton.sampling_params import SamplingParams
+from baton.telemetry.metrics import RouterMetrics
+from baton.text.stop import StopMatcher, StopStrings
+from baton.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A checked request: prompts that fit, parameters in range. Choice ``p * n + i`` answers prompt ``p``.
+
+    ``request_id`` is minted here, never a client's: workers know requests by it.
+    """
+
+    request_id: str
+    endpoint: str
+    started: float  # time.perf_counter() when the request arrived
+    model: ModelInfo
+    prompts: list[list[int]]
+    params: SamplingParams
+    n: int = 1
+    seeded: bool = False  # whether the client gave the seed
+    skip_special_tokens: bool = True
+
+    @property
+    def choices(self) -> int:
+        return self.n * len(self.prompts)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one request so far. A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @classmethod
+    def of(cls, job: Job) -> Usage:
+        return cls(sum(map(len, job.prompts)))
+
+    def add(self, job: Job, index: int, delta: Delta) -> None:
+        """Count what choice ``index`` got; its first choice speaks for a prompt's cached tokens."""
+        self.completion_tokens += len(delta.token_ids)
+        if index % job.n == 0:
+            self.cached_tokens += delta.cached_tokens
+
+
+class CompletionService:
+    """Completes prompts on a ring of workers. Stateless but for its metrics; one per process is enough."""
+
+    def __init__(
+        self, ring: Ring, tokenizer: Tokenizer, settings: ApiSettings, metrics: RouterMetrics
+    ) -> None:
+        self.ring = ring
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.metrics = metrics
+        self.prompts = PromptReader(tokenizer, settings)
+
+    def model(self, name: str | None) -> ModelInfo:
+        """The served model. Raises ApiError when ``name`` is another one, or no worker is there yet."""
+        model = self.ring.model
+        if model is None:
+            raise ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
+        if name is not None and name != model.name:
+            raise ApiError(
+                404,
+                f"The model {shown(name)} does not exist; this server has {shown(model.name)}.",
+                param="model",
+                code="model_not_found",
+            )
+        return model
+
+    def check_choices(self, n: int, prompts: int) -> None:
+        """Raise ApiError when a request asks for too many answers."""
+        if not 1 <= n <= self.settings.max_n:
+            raise invalid("n", f"n must be between 1 and {self.settings.max_n}, not {shown(n)}.")
+        if n * prompts > self.settings.max_choices:
+            raise invalid(
+                "prompt" if n == 1 else "n",
+                f"{prompts} prompts with n = {n} make {n * prompts} choices; at most "
+                f"{self.settings.max_choices} are allowed in one request.",
+            )
+
+    async def run(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
+        """The deltas of all choices of ``job``, each with its choice's index, as they come.
+
+        Closing the generator cancels the request everywhere. Raises RingError when a choice fails, after
+        cancelling the others.
+        """
+        stops = StopStrings(job.params.stop) if job.params.stop else None
+        choices = [self._choice(job, index, stops) for index in range(job.choices)]
+        meter = RequestMeter(
+            self.metrics,
+            job.endpoint,
+            started=job.started,
+            prompt_tokens=sum(map(len, job.prompts)),
+            choices=job.choices,
+        )
+        with meter:
+            async with aclosing(merge(choices)) as deltas:
+                async for index, delta in deltas:
+                    meter.delivered(index, delta)
+                    if delta.cached_tokens and index % job.n == 0:
+                        meter.cached(delta.cached_tokens)
+                    yield index, delta
+
+    def _choice(self, job: Job, index: int, stops: StopStrings | None) -> AsyncGenerator[Delta]:
+        prompt_ids = job.prompts[index // job.n]
+        # A given seed means the same for each of several prompts; a drawn one must not make them alike.
+        params = for_choice(job.params, index % job.n if job.seeded else index)
+        detokenizer = self.tokenizer.detokenizer(
+            skip_special_tokens=job.skip_special_tokens, after=prompt_ids
+        )
+        text = ChoiceText(params, detokenizer, StopMatcher(stops) if stops else None)
+        return complete(self.ring, f"{job.request_id}-{index}", prompt_ids, params, text)

@@ -1,0 +1,28 @@
+"""The limits of the client-facing APIs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSettings:
+    """Limits that hold for every client, HTTP or gRPC. Each bounds memory or work of one request."""
+
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_n: int = 128
+    max_choices: int = 256
+    """Prompts times ``n``: each is one request to the workers."""
+    max_stop_strings: int = 16
+    max_stop_chars: int = 1024
+    """Of one stop string."""
+    max_stop_token_ids: int = 1024
+    thread_above_chars: int = 16 * 1024
+    """Texts longer than this are tokenized in a thread, so that other streams go on meanwhile."""
+    default_max_tokens: int = 16
+    """For ``/v1/completions``, as OpenAI has it; a chat may fill the context."""
+    retry_after_seconds: int = 1
+    """What a client is told to wait for when the ring is full or not ready."""
+    ignore_unknown_fields: bool = False
+    """Ignore request fields that no version of the API knows. By default they are refused, as OpenAI does: a
+    misspelled setting that is silently ignored gives a wrong answer."""

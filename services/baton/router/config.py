@@ -1,0 +1,54 @@
+"""How the router is set up. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton import options
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """One router process. Raises ConfigError when a value cannot work.
+
+    A port of 0 is picked by the system and told in the ready line; a gRPC port of -1 serves no gRPC.
+    """
+
+    workers: tuple[str, ...]  # host:port of each worker's gRPC server
+    model: str = "demo"  # whose tokenizer and chat template to use
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int = 8001
+    cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_n: int = 128
+    max_stop_strings: int = 16
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("model", "must not be empty")
+        if not self.workers:
+            raise ConfigError("worker", "name at least one, as host:port")
+        for worker in self.workers:
+            try:
+                options.parse_address(worker)
+            except ValueError as error:
+                raise ConfigError("worker", str(error)) from None
+        if len(set(self.workers)) < len(self.workers):
+            raise ConfigError("worker", "the same address is given twice")
+        check_range("port", self.port, 0, 65535)
+        check_range("grpc_port", self.grpc_port, -1, 65535)
+        if self.port and self.port == self.grpc_port:
+            raise ConfigError("grpc_port", f"{self.port} is already the HTTP port")
+        check_range("max_body_bytes", self.max_body_bytes, 1024)
+        check_range("max_n", self.max_n, 1)
+        check_range("max_stop_strings", self.max_stop_strings, 0)
+        check_choice("log_level", self.log_level, LOG_LEVELS)
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use for the model."""
+        return options.served_name(self.model, self.served_model_name)

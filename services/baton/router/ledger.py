@@ -1,0 +1,48 @@
+"""The tokens of the requests under way: what was delivered, and which frame may add to it.
+
+Rule 8 of the handoff: a client's stream has one writer. A delta is taken only if it is of the current attempt
+and continues exactly where the delivered tokens end; what it repeats is cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.router.types import FinishReason, RingError, TokenChunk
+from baton.v1 import inference_pb2, worker_pb2
+
+_FINISH: dict[int, FinishReason] = {
+    inference_pb2.FINISH_REASON_STOP: "stop",
+    inference_pb2.FINISH_REASON_LENGTH: "length",
+}
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request. ``output_ids`` are delivered; ``attempt`` is the only one whose tokens count."""
+
+    attempt: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    finished: bool = False
+
+    def accept(self, delta: worker_pb2.TokenDelta) -> TokenChunk | RingError | None:
+        """The new tokens of ``delta``, an error that ends the request, or None if there is nothing new.
+
+        A gap (tokens beyond the next) is an error: tokens were lost on the way.
+        """
+        if self.finished or delta.attempt != self.attempt:
+            return None
+        if delta.finish_reason == inference_pb2.FINISH_REASON_ERROR:
+            self.finished = True
+            return RingError(503, "worker_error", delta.error)
+        repeated = len(self.output_ids) - delta.first_seq
+        if repeated < 0:
+            self.finished = True
+            return RingError(500, "tokens_lost", "tokens of this request were lost between worker and router")
+        token_ids = tuple(delta.token_ids[repeated:])
+        finish = _FINISH.get(delta.finish_reason)
+        if not token_ids and finish is None:
+            return None
+        self.output_ids.extend(token_ids)
+        self.finished = finish is not None
+        return TokenChunk(token_ids, finish, delta.cached_tokens)

@@ -1,0 +1,46 @@
+"""Which workers answer a request. Pure: reports in, a choice out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["prefill", "decode", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What the router knows of one ready worker: its last report, and what was sent there since."""
+
+    address: str
+    role: Role
+    prefill_tokens: int
+    """Prompt tokens that wait there to be computed."""
+    sequences: int
+    """Running and waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Where a request runs. Without ``prefill`` the decode worker computes the prompt as well."""
+
+    decode: str
+    prefill: str | None = None
+
+
+def least_loaded(workers: Sequence[WorkerReport]) -> Choice | None:
+    """The prefill worker with the fewest waiting prompt tokens and the decode worker with the fewest
+    sequences; or a ``both`` worker that has fewer sequences than that decode worker.
+
+    With no prefill worker ready, decode computes the prompt itself. None: nobody can decode.
+    """
+    decoders = [w for w in workers if w.role in ("decode", "both")]
+    if not decoders:
+        return None
+    decode = min(decoders, key=lambda w: (w.sequences, w.prefill_tokens, w.address))
+    prefills = [w for w in workers if w.role == "prefill"]
+    if decode.role == "both" or not prefills:
+        return Choice(decode.address)
+    prefill = min(prefills, key=lambda w: (w.prefill_tokens, w.sequences, w.address))
+    return Choice(decode.address, prefill.address)

@@ -1,0 +1,154 @@
+"""The ring of workers behind one router: placement, submission, and the tokens that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from baton.connector.identity import sign_handle
+from baton.connector.messages import Name
+from baton.router.ledger import Entry
+from baton.router.placement import least_loaded
+from baton.router.types import ModelInfo, RingError, TokenChunk
+from baton.router.workers import WorkerClient
+from baton.sampling_params import SamplingParams
+from baton.v1 import worker_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Active:
+    """A request under way, and the workers that know of it."""
+
+    request_id: str
+    entry: Entry
+    decode: WorkerClient
+    prefill: WorkerClient | None
+    arrived: asyncio.Queue[TokenChunk | RingError] = field(default_factory=asyncio.Queue)
+
+    @property
+    def workers(self) -> list[WorkerClient]:
+        return [self.decode] if self.prefill is None else [self.prefill, self.decode]
+
+
+class WorkerRing:
+    """``baton.router.types.Ring`` over gRPC streams to workers at fixed addresses."""
+
+    def __init__(self, addresses: Sequence[str], model_name: str, cluster_key: bytes) -> None:
+        self._model_name = model_name
+        self._cluster_key = cluster_key
+        self._active: dict[str, _Active] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        router_id = secrets.token_hex(8)
+        self.workers = [WorkerClient(a, router_id, self._on_frame, self._on_lost) for a in addresses]
+
+    def start(self) -> None:
+        """Dial the workers, and dial again for as long as the router lives."""
+        self._tasks = [asyncio.create_task(w.run(), name=f"worker {w.address}") for w in self.workers]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The most cautious view of the ready workers: a request must fit wherever it is placed."""
+        hellos = [w.hello for w in self.workers if w.hello is not None]
+        if not hellos:
+            return None
+        return ModelInfo(
+            name=self._model_name,
+            revision=hellos[0].revision,
+            max_model_len=min(h.max_model_len for h in hellos),
+            vocab_size=min(h.vocab_size for h in hellos),
+        )
+
+    @property
+    def ready(self) -> bool:
+        return self._place() is not None
+
+    def _place(self) -> tuple[WorkerClient, WorkerClient | None] | None:
+        by_address = {w.address: w for w in self.workers if w.ready}
+        choice = least_loaded([w.report() for w in by_address.values()])
+        if choice is None:
+            return None
+        return by_address[choice.decode], by_address[choice.prefill] if choice.prefill else None
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams
+    ) -> AsyncGenerator[TokenChunk]:
+        """Run one request; see ``Ring.generate``."""
+        placed = self._place()
+        if placed is None:
+            raise RingError(503, "no_worker", "no worker that can decode is ready")
+        active = _Active(request_id, Entry(), *placed)
+        self._active[request_id] = active
+        try:
+            self._submit(active, prompt_ids, params)
+            finished = False
+            while not finished:
+                arrived = await active.arrived.get()
+                if isinstance(arrived, RingError):
+                    raise arrived
+                finished = arrived.finish_reason is not None
+                yield arrived
+        finally:
+            del self._active[request_id]
+            if not active.entry.finished:
+                for worker in active.workers:
+                    worker.cancel(request_id, active.entry.attempt)
+
+    def _submit(self, active: _Active, prompt_ids: list[int], params: SamplingParams) -> None:
+        name = Name(active.request_id, active.entry.attempt)
+        submit = pb.Submit(
+            request_id=name.request_id, attempt=name.attempt, prompt_ids=prompt_ids, params=params.to_proto()
+        )
+        prefill, decode = active.prefill, active.decode
+        if prefill is None:
+            decode.submit(submit)
+            return
+        hello = decode.hello
+        if hello is None:
+            raise RingError(503, "no_worker", "the decode worker was lost")
+        handle = sign_handle(self._cluster_key, name, hello.incarnation, len(prompt_ids))
+        submit.decode.handoff_address = hello.handoff_address
+        submit.decode.incarnation = hello.incarnation
+        submit.decode.handle = handle
+        decode.count(0)
+        prefill.submit(submit)
+
+    # --- what comes back
+
+    def _on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
+        for delta in frame.deltas:
+            active = self._active.get(delta.request_id)
+            if active is None:
+                continue
+            if worker is active.decode and delta.attempt == active.entry.attempt:
+                active.prefill = None  # the baton has been passed: prefill's fate matters no more
+            accepted = active.entry.accept(delta)
+            if accepted is None:
+                continue
+            if isinstance(accepted, RingError):
+                self._forget_elsewhere(active, worker)
+            active.arrived.put_nowait(accepted)
+
+    def _forget_elsewhere(self, active: _Active, failed_at: WorkerClient) -> None:
+        for worker in active.workers:
+            if worker is not failed_at:
+                worker.cancel(active.request_id, active.entry.attempt)
+
+    def _on_lost(self, worker: WorkerClient) -> None:
+        lost = [a for a in self._active.values() if worker in a.workers and not a.entry.finished]
+        log.warning("worker %s is lost, and %d requests with it", worker.address, len(lost))
+        for active in lost:
+            active.entry.finished = True
+            role = "decode" if worker is active.decode else "prefill"
+            self._forget_elsewhere(active, worker)
+            message = f"the {role} worker answering this request was lost; please send it again"
+            active.arrived.put_nowait(RingError(503, "worker_lost", message))

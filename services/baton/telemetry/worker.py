@@ -1,0 +1,107 @@
+"""What a worker exports to Prometheus: read from the engine at each scrape, so that a step pays nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """One worker at one moment. Counts without another word are since the process started."""
+
+    running: int
+    waiting: int
+    waiting_prefill_tokens: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    open_handoffs: int
+    preemptions: int
+    generated_tokens: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    handoffs_completed: int
+    """Sent whole by prefill, or committed by decode."""
+    handoffs_aborted: int
+    handoff_stale_messages: int
+
+
+class WorkerCollector(Collector):
+    """The worker's metrics, all with a ``role`` label."""
+
+    def __init__(self, role: str, stats: Callable[[], WorkerStats]) -> None:
+        self._role = role
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        gauge, counter = self._gauge, self._counter
+        yield gauge("baton_sequences_running", "Sequences in the running batch.", stats.running)
+        yield gauge("baton_sequences_waiting", "Sequences that wait for a place in it.", stats.waiting)
+        yield gauge(
+            "baton_waiting_prefill_tokens",
+            "Prompt tokens accepted and not computed yet.",
+            stats.waiting_prefill_tokens,
+        )
+        yield self._blocks(stats)
+        yield gauge("baton_handoffs_open", "Handoffs that have begun and not ended.", stats.open_handoffs)
+        yield counter("baton_preemptions", "Sequences that lost their blocks to others.", stats.preemptions)
+        yield counter("baton_engine_generated_tokens", "Tokens sampled here.", stats.generated_tokens)
+        yield counter(
+            "baton_prefix_queried_tokens",
+            "Tokens looked up in the prefix cache.",
+            stats.prefix_queried_tokens,
+        )
+        yield counter("baton_prefix_hit_tokens", "Tokens found in it.", stats.prefix_hit_tokens)
+        yield counter("baton_handoffs_completed", "Handoffs that went through.", stats.handoffs_completed)
+        yield counter("baton_handoffs_aborted", "Handoffs given up.", stats.handoffs_aborted)
+        yield counter(
+            "baton_handoff_stale_messages",
+            "Messages dropped for an unknown name, an older attempt or an older epoch.",
+            stats.handoff_stale_messages,
+        )
+
+    def _blocks(self, stats: WorkerStats) -> Metric:
+        family = GaugeMetricFamily(
+            "baton_kv_blocks",
+            "KV blocks: free, cached (evictable, findable by prefix), held (by a sequence or a transfer).",
+            labels=("role", "state"),
+        )
+        family.add_metric((self._role, "free"), stats.blocks_free)
+        family.add_metric((self._role, "cached"), stats.blocks_cached)
+        family.add_metric((self._role, "held"), stats.blocks_held)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=("role",))
+        family.add_metric((self._role,), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=("role",))
+        family.add_metric((self._role,), value)
+        return family
+
+
+def serve_metrics(
+    host: str, port: int, role: str, stats: Callable[[], WorkerStats], stack: contextlib.AsyncExitStack
+) -> int | None:
+    """Serve ``/metrics`` over HTTP on a thread until ``stack`` unwinds. Returns the port, None for port -1.
+
+    Raises OSError when the port cannot be had.
+    """
+    if port < 0:
+        return None
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(role, stats))
+    server, thread = start_http_server(port, host, registry)
+    stack.callback(thread.join)
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
+    return int(server.server_port)

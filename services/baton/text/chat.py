@@ -1,0 +1,144 @@
+"""Chat templates: messages become one prompt text, in a sandbox."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import jinja2
+from jinja2.ext import Extension
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from baton.text.config import Json
+from baton.text.errors import ChatTemplateError, TextTooLongError
+
+DEFAULT_MAX_PROMPT_CHARS = 16 * 1024 * 1024
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}``: marks the assistant's part for training. Serving only needs what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> Node | list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with repetition bounded: ``'a' * 10**9`` would be built before any output is counted."""
+
+    intercepted_binops = frozenset({"*", "**"})
+    max_product = 1_000_000
+
+    def call_binop(
+        self, context: jinja2.runtime.Context, operator: str, left: object, right: object
+    ) -> object:
+        if operator == "**":
+            raise jinja2.exceptions.SecurityError("powers are not allowed in a chat template")
+        for sequence, count in ((left, right), (right, left)):
+            too_many = isinstance(count, int) and isinstance(sequence, str | list | tuple)
+            if too_many and len(sequence) * count > self.max_product:  # type: ignore[arg-type, operator]
+                raise jinja2.exceptions.SecurityError("the chat template repeats a text too often")
+        return super().call_binop(context, operator, left, right)
+
+
+class ChatTemplate:
+    """A compiled chat template, with the names that Hugging Face templates expect.
+
+    A template that does not compile is reported by `render`, as a request's error: the model still
+    serves plain completions.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        max_chars: int = DEFAULT_MAX_PROMPT_CHARS,
+    ) -> None:
+        self._special_tokens = dict(special_tokens)
+        self._max_chars = max_chars
+        self._template: jinja2.Template | None = None
+        self._broken: str | None = None
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            self._broken = f"the model's chat template does not compile: {error}"
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Json]],
+        *,
+        add_generation_prompt: bool = True,
+        arguments: Mapping[str, Json] | None = None,
+    ) -> str:
+        """The prompt for ``messages``; ``arguments`` are a request's own template variables.
+
+        Raises ChatTemplateError when the template fails or refuses, TextTooLongError when it writes too much.
+        """
+        if self._template is None:
+            raise ChatTemplateError(self._broken or "the model's chat template does not compile")
+        variables: dict[str, object] = {
+            "tools": None,
+            "documents": None,
+            **self._special_tokens,
+            **(arguments or {}),
+            "messages": messages,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(variables):
+                size += len(piece)
+                if size > self._max_chars:
+                    raise TextTooLongError(size, self._max_chars)
+                pieces.append(piece)
+        except (ChatTemplateError, TextTooLongError):
+            raise
+        except Exception as error:  # a template can raise anything that Python can
+            raise ChatTemplateError(
+                f"the model's chat template cannot render these messages: {error}"
+            ) from error
+        return "".join(pieces)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _GenerationTag],
+    )
+    environment.filters["tojson"] = _to_json
+    globals_: dict[str, Callable[..., object]] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+    }
+    environment.globals.update(globals_)
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes for HTML, which a prompt must not be."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise ChatTemplateError(f"the model's chat template refuses these messages: {message}")
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.datetime.now().astimezone().strftime(pattern)

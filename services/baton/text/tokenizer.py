@@ -1,0 +1,132 @@
+"""The tokenizer of a model directory: what the router needs of it, and nothing of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+
+from baton.text.chat import ChatTemplate
+from baton.text.config import TokenizerFiles, read_tokenizer_files
+from baton.text.detokenizer import Detokenizer, TokenPieces
+from baton.text.errors import TextTooLongError, TokenizerError
+
+DEFAULT_MAX_CHARS = 16 * 1024 * 1024
+"""Texts longer than this are refused before they are tokenized."""
+
+SHORT_TEXT_CHARS = 16 * 1024
+"""Up to here a plain call is fastest; longer texts take the batch call, which releases the interpreter lock
+(the plain one does not)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """The special tokens by name (``bos_token``, ...), as chat templates see them, and by id."""
+
+    by_name: dict[str, str]
+    ids: frozenset[int]
+    bos_id: int | None
+    eos_id: int | None
+
+
+class Tokenizer:
+    """Encodes and decodes text for one model. Immutable after construction; safe to call from threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        chat_template: ChatTemplate | None = None,
+        *,
+        add_bos: bool | None = None,
+        max_chars: int = DEFAULT_MAX_CHARS,
+    ) -> None:
+        """``add_bos`` overrides what the backend's post-processor does about a first token; None keeps it."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special = special
+        self.chat_template = chat_template
+        self._max_chars = max_chars
+        self._prepend_bos, self._drop_bos = _bos_repair(backend, special.bos_id, add_bos)
+        self._pieces = TokenPieces(backend, special.ids)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.max_token_chars = max((len(token) for token in vocabulary), default=1)
+
+    @classmethod
+    def from_dir(cls, path: str | Path, *, max_chars: int = DEFAULT_MAX_CHARS) -> Tokenizer:
+        """Load ``tokenizer.json`` and the files beside it.
+
+        Raises TokenizerError, in one line, when a file is missing or broken.
+        """
+        files = read_tokenizer_files(Path(path))
+        backend = _load_backend(files.tokenizer_json)
+        template = ChatTemplate(files.chat_template, files.special) if files.chat_template else None
+        special = _special_tokens(backend, files)
+        return cls(backend, special, template, add_bos=files.add_bos, max_chars=max_chars)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of ``text``. Raises TextTooLongError instead of starting on a text over the limit."""
+        if len(text) > self._max_chars:
+            raise TextTooLongError(len(text), self._max_chars)
+        if len(text) <= SHORT_TEXT_CHARS:
+            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        else:
+            ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        if not add_special_tokens:
+            return ids
+        if self._prepend_bos is not None:
+            ids.insert(0, self._prepend_bos)
+        elif self._drop_bos:
+            del ids[0]
+        return ids
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        """The text of all ``token_ids`` at once. The batch call, because it releases the interpreter lock."""
+        return self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+
+    def detokenizer(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+        """A decoder for one stream of tokens, which follows the tokens ``after``; see `Detokenizer`."""
+        return Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens, after=after)
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token, None when there is no such id."""
+        return self._backend.id_to_token(token_id)
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for everything
+        reason = " ".join(str(error).split())
+        raise TokenizerError(f"{path} cannot be read as a tokenizer: {reason}") from error
+
+
+def _special_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> SpecialTokens:
+    ids = {id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special}
+
+    def id_of(name: str) -> int | None:
+        content = files.special.get(name)
+        return None if content is None else backend.token_to_id(content)
+
+    bos_id, eos_id = id_of("bos_token"), id_of("eos_token")
+    ids.update(id_ for id_ in (bos_id, eos_id) if id_ is not None)
+    return SpecialTokens(files.special, frozenset(ids), bos_id, eos_id)
+
+
+def _bos_repair(
+    backend: tokenizers.Tokenizer, bos_id: int | None, add_bos: bool | None
+) -> tuple[int | None, bool]:
+    """Which token to put first, and whether to drop the first one, so that ``add_bos`` holds.
+
+    Some models leave the choice to ``tokenizer_config.json`` rather than to the post-processor.
+    """
+    if bos_id is None or add_bos is None:
+        return None, False
+    adds_already = backend.encode("", add_special_tokens=True).ids[:1] == [bos_id]
+    if add_bos:
+        return (None if adds_already else bos_id), False
+    return None, adds_already

@@ -1,0 +1,94 @@
+"""How one worker is set up. Imports no torch, so that a bad option is refused at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton import options
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+
+RoleName = Literal["prefill", "decode", "both"]
+LoadFormat = Literal["auto", "dummy"]
+
+ROLES: tuple[RoleName, ...] = ("prefill", "decode", "both")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS: tuple[LoadFormat, ...] = ("auto", "dummy")
+CONNECTORS = ("tcp",)
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One worker process. Raises ConfigError when a value cannot work.
+
+    A port of 0 is picked by the system and told in the ready line; a metrics port of -1 serves none.
+    None means "decide from the model or the machine".
+    """
+
+    role: RoleName
+    model: str = "demo"
+    served_model_name: str | None = None
+    dtype: str = "auto"
+    device: str = "auto"
+    load_format: LoadFormat = "auto"
+    host: str = "127.0.0.1"
+    advertise: str | None = None  # the host peers and routers are told; needed where ``host`` is no address
+    port: int = 0
+    metrics_port: int = 0
+    connector: str = "tcp"
+    data_port: int = 0
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: int | None = None  # bytes
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    prefill_chunk: int = 512
+    chunked_prefill: bool = True
+    prefix_caching: bool = True
+    max_model_len: int | None = None
+    threads: int | None = None
+    cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not self.model:
+            raise ConfigError("model", "must not be empty")
+        check_choice("role", self.role, ROLES)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("load_format", self.load_format, LOAD_FORMATS)
+        check_choice("connector", self.connector, CONNECTORS)
+        check_choice("log_level", self.log_level, LOG_LEVELS)
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError("device", f"must be auto, cpu, cuda or cuda:N, not {self.device!r}")
+        self._check_ports()
+        self._check_sizes()
+
+    def _check_ports(self) -> None:
+        check_range("port", self.port, 0, 65535)
+        check_range("data_port", self.data_port, 0, 65535)
+        check_range("metrics_port", self.metrics_port, -1, 65535)
+
+    def _check_sizes(self) -> None:
+        check_range("block_size", self.block_size, 1, 1024)
+        check_range("max_num_seqs", self.max_num_seqs, 1)
+        check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        check_range("prefill_chunk", self.prefill_chunk, 1)
+        for option in ("num_blocks", "kv_cache_memory", "max_model_len", "threads"):
+            value = getattr(self, option)
+            if value is not None:
+                check_range(option, value, 1)
+        if self.num_blocks is not None and self.kv_cache_memory is not None:
+            raise ConfigError("num_blocks", "cannot be given together with --kv-cache-memory")
+
+    @property
+    def model_name(self) -> str:
+        """The name clients use for the model."""
+        return options.served_name(self.model, self.served_model_name)
+
+    @property
+    def advertised_host(self) -> str:
+        """The host that peers and routers call to reach this worker."""
+        return self.advertise or options.reachable_host(self.host)

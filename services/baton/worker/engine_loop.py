@@ -1,0 +1,58 @@
+"""The engine's own thread: step after step while there is work, asleep otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+
+from baton.engine.engine import Engine, SequenceOutput
+
+log = logging.getLogger(__name__)
+
+RECHECK_S = 0.05
+"""Most delay of a sequence that waits for blocks which come free without a wake."""
+
+
+class EngineLoop:
+    """Runs ``engine.step`` on a thread and posts the outputs to the event loop.
+
+    Neither waits for the other: the engine goes on with the next step while outputs are published. An
+    exception in a step leaves the pool's content unknown, so it ends the worker (``on_crash``).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_outputs: Callable[[list[SequenceOutput]], None],
+        on_crash: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._on_outputs = on_outputs
+        self._on_crash = on_crash
+        self._loop = asyncio.get_running_loop()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the step that is running."""
+        self._stopping = True
+        self._engine.work.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._engine.work.clear()
+                outputs = self._engine.step() if self._engine.has_work else []
+                if outputs:
+                    self._loop.call_soon_threadsafe(self._on_outputs, outputs)
+                else:  # nothing to do, or everything waits for blocks that a handoff holds
+                    self._engine.work.wait(RECHECK_S)
+        except Exception:
+            log.exception("a step failed; the worker cannot go on")
+            self._loop.call_soon_threadsafe(self._on_crash)

@@ -1,0 +1,212 @@
+"""The worker program: one process, any role."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+
+import grpc
+import torch
+from baton_kernels.paged import LAYOUT
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from baton import hub, logs, options
+from baton.connector.identity import PROTOCOL, new_incarnation
+from baton.connector.tcp import TcpConnector
+from baton.decode.role import DecodeRole
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.errors import ModelError
+from baton.options import StartError
+from baton.prefill.role import PrefillRole
+from baton.ready import Progress, WorkerReady, announce
+from baton.telemetry.worker import serve_metrics
+from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.worker.config import WorkerConfig
+from baton.worker.engine_loop import EngineLoop
+from baton.worker.memory import PoolMemory
+from baton.worker.routers import Routers
+from baton.worker.service import WorkerService
+
+log = logging.getLogger(__name__)
+
+EXIT_CRASHED = 70
+EXIT_RETIRED = 75
+STOP_GRACE_S = 1.0
+
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A second worker on a port in use must fail to start, not share it.
+    ("grpc.so_reuseport", 0),
+)
+_ROLES = {
+    "prefill": worker_pb2.ROLE_PREFILL,
+    "decode": worker_pb2.ROLE_DECODE,
+    "both": worker_pb2.ROLE_BOTH,
+}
+
+
+def run(config: WorkerConfig) -> int:
+    """Load the model and serve until SIGTERM or SIGINT. Returns the exit status.
+
+    Raises StartError, with one line for a person, when the model or a port cannot be had.
+    """
+    logs.configure(config.log_level)
+    try:
+        path = hub.resolve_model(config.model)
+        engine = Engine.from_config(_engine_config(config, path), _announce_progress)
+    except (ModelError, ValueError) as error:
+        raise StartError(str(error)) from error
+    return asyncio.run(Worker(config, engine, hub.revision_of(path)).serve())
+
+
+def _announce_progress(done: int, total: int) -> None:
+    announce(Progress("load", done, total))
+
+
+def _device(wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
+    return EngineConfig(
+        model=path,
+        dtype=config.dtype,
+        device=_device(config.device),
+        load_format=config.load_format,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        kv_cache_bytes=config.kv_cache_memory,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefill_chunk=config.prefill_chunk,
+        chunked_prefill=config.chunked_prefill,
+        prefix_caching=config.prefix_caching,
+        max_model_len=config.max_model_len,
+        num_threads=config.threads,
+    )
+
+
+class Worker:
+    """A loaded engine and everything that serves it."""
+
+    def __init__(self, config: WorkerConfig, engine: Engine, revision: str) -> None:
+        self._config = config
+        self._engine = engine
+        self._revision = revision
+        self._incarnation = new_incarnation()
+        self._exit = asyncio.Event()
+        self._exit_status = 0
+
+    async def serve(self) -> int:
+        """Serve until told to stop; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._exit.set)
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack)
+            await self._exit.wait()
+            log.info("stopping")
+        return self._exit_status
+
+    def _end(self, status: int) -> None:
+        self._exit_status = status
+        self._exit.set()
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        config, engine = self._config, self._engine
+        connector = TcpConnector(PoolMemory(engine.runner.pool))
+        stack.push_async_callback(connector.close)
+        routers = Routers()
+        compatibility = self._compatibility()
+        prefill = PrefillRole(engine, connector, compatibility, self._incarnation, routers)
+        decode = DecodeRole(
+            engine,
+            connector,
+            compatibility,
+            self._incarnation,
+            config.cluster_key.encode(),
+            routers,
+            on_retire=lambda: self._end(EXIT_RETIRED),
+        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        address = options.join_address(config.advertised_host, self._bind(server))
+        service = WorkerService(engine, self._hello(address), routers, prefill, decode)
+        engine_loop = EngineLoop(engine, service.on_outputs, lambda: self._end(EXIT_CRASHED))
+        worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
+        await self._add_health(server)
+        try:
+            bound = await connector.listen(config.host, config.data_port)
+            metrics_port = serve_metrics(
+                config.host, config.metrics_port, config.role, service.stats, stack
+            )
+        except OSError as error:
+            raise StartError(f"cannot listen on {config.host}: {error}") from error
+        decode.data_address = options.join_address(
+            config.advertised_host, options.parse_address(bound)[1]
+        )
+        engine_loop.start()
+        stack.callback(engine_loop.stop)
+        await server.start()
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        stack.callback(routers.close)
+        for timer in (service.report_loads(), decode.run_timers()):
+            stack.callback(asyncio.create_task(timer).cancel)
+        metrics = None
+        if metrics_port is not None:
+            metrics = options.join_address(config.advertised_host, metrics_port)
+        announce(WorkerReady(address, config.role, metrics))
+        log.info("%s of %s ready at %s", config.role, config.model_name, address)
+
+    def _bind(self, server: grpc.aio.Server) -> int:
+        wanted = options.join_address(self._config.host, self._config.port)
+        try:
+            return server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise StartError(f"cannot listen on {wanted}: is the port in use?") from error
+
+    @staticmethod
+    async def _add_health(server: grpc.aio.Server) -> None:
+        servicer = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        for service in ("", "baton.v1.Worker", "baton.v1.Handoff"):
+            await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def _hello(self, address: str) -> worker_pb2.WorkerHello:
+        limits = self._engine.scheduler.limits
+        return worker_pb2.WorkerHello(
+            incarnation=self._incarnation,
+            role=_ROLES[self._config.role],
+            model=self._config.model_name,
+            revision=self._revision,
+            max_model_len=limits.max_model_len,
+            vocab_size=self._engine.vocab_size,
+            block_size=self._engine.pool.block_size,
+            num_blocks=self._engine.pool.num_blocks,
+            handoff_address=address,
+            max_running=limits.max_num_seqs,
+        )
+
+    def _compatibility(self) -> handoff_pb2.Compatibility:
+        _, num_kv_heads, num_layers, _, block_size, head_dim = self._engine.runner.pool.shape
+        return handoff_pb2.Compatibility(
+            protocol=PROTOCOL,
+            model=self._config.model_name,
+            revision=self._revision,
+            kv_dtype=str(self._engine.runner.pool.dtype).removeprefix("torch."),
+            layout=LAYOUT,
+            num_kv_heads=num_kv_heads,
+            num_layers=num_layers,
+            head_dim=head_dim,
+            block_size=block_size,
+        )

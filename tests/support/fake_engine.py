@@ -1,0 +1,115 @@
+"""An engine over a model that is quick, exact and unforgiving.
+
+The model's next token is a function of every K and V it finds in the pool through the step's tables. A block
+that was given away too early, copied wrongly or read in the wrong order changes the tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+
+import torch
+from baton.engine.block_pool import BlockPool
+from baton.engine.engine import Engine
+from baton.engine.runner import Model, ModelRunner
+from baton.engine.scheduler import Scheduler, SchedulerLimits
+from baton.engine.sequence import Sequence
+from baton.sampling_params import SamplingParams
+from baton_kernels.paged import PagedBatch
+from torch import Tensor
+
+VOCAB_SIZE = 97
+_MODULUS = 65521
+
+
+class FakeModel:
+    """Writes each token's id as K and its position as V, in every head, layer and dimension.
+
+    Works on any pool of the layout [num_blocks, heads, layers, 2, block_size, dim] whose dtype is exact up to
+    the vocabulary's size and the longest context.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        """[T] → [T, 1] int64 states. Rows of a chunk other than its last are zero."""
+        slots = pool[batch.slot_blocks, :, :, :, batch.slot_offsets]  # [T, heads, layers, 2, dim]
+        values = torch.stack([token_ids + 1, batch.positions + 1], dim=1)[:, None, None, :, None]
+        pool[batch.slot_blocks, :, :, :, batch.slot_offsets] = values.to(pool.dtype).expand_as(slots)
+        hidden = torch.zeros(len(token_ids), 1, dtype=torch.int64, device=token_ids.device)
+        if batch.num_decode:
+            hidden[: batch.num_decode, 0] = self._state(pool, batch.decode_tables, batch.decode_contexts)
+        for chunk in batch.chunks:
+            context = torch.tensor([chunk.context], device=token_ids.device)
+            hidden[chunk.start + chunk.length - 1] = self._state(pool, chunk.table[None], context)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, 1] → [R, V] float32 in 0 .. 10, scattered over the vocabulary."""
+        token = torch.arange(self.vocab_size, device=hidden.device)
+        scattered = ((hidden + 1) * (token * token * 7 + token * 131 + 3)) % _MODULUS
+        return scattered.float() * (10 / _MODULUS)
+
+    def _state(self, pool: Tensor, tables: Tensor, contexts: Tensor) -> Tensor:
+        """[R, W] block ids and [R] contexts → [R] int64, different for different K and V in sight."""
+        seen = pool[tables].long().sum(dim=(2, 3, 6))  # [R, W, 2, block_size]
+        rows, width, _, block_size = seen.shape
+        keys_values = seen.transpose(2, 3).reshape(rows, width * block_size, 2)
+        at = torch.arange(width * block_size, device=pool.device)
+        weights = torch.stack([at * at * 5 + at * 3 + 11, at * at * 13 + at * 7 + 2], dim=-1)
+        mixed = (keys_values * weights % _MODULUS).sum(dim=-1)
+        return (mixed * (at < contexts[:, None])).sum(dim=-1) % _MODULUS
+
+
+def fake_engine(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    *,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    prefill_chunk: int = 16,
+    max_model_len: int = 512,
+    chunked_prefill: bool = True,
+    prefix_caching: bool = True,
+    eos_token_ids: frozenset[int] = frozenset(),
+    model: Model | None = None,
+) -> Engine:
+    """A small engine; its pool has two heads, two layers and three dimensions, in float32."""
+    limits = SchedulerLimits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefill_chunk=prefill_chunk,
+        max_model_len=max_model_len,
+        chunked_prefill=chunked_prefill,
+        prefix_caching=prefix_caching,
+    )
+    kv = torch.full((num_blocks, 2, 2, 2, block_size, 3), 777.0)
+    runner = ModelRunner(model or FakeModel(VOCAB_SIZE), kv, block_size, torch.device("cpu"))
+    return Engine(runner, Scheduler(limits, BlockPool(num_blocks, block_size)), eos_token_ids, VOCAB_SIZE)
+
+
+def run(engine: Engine, *sequences: Sequence, most_steps: int = 1000) -> list[list[int]]:
+    """Adds the sequences and steps until nothing is left to do. Their outputs."""
+    for seq in sequences:
+        engine.add(seq)
+    for _ in range(most_steps):
+        if not engine.has_work:
+            return [list(seq.output_ids) for seq in sequences]
+        engine.step()
+    raise AssertionError(f"still at work after {most_steps} steps: {engine.load()}")
+
+
+def run_alone(
+    prompt_ids: Ids[int], params: SamplingParams, eos_token_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    """What a request yields with an engine to itself: no chunks, no cache, no want of blocks."""
+    engine = fake_engine(
+        256,
+        max_num_batched_tokens=1024,
+        prefill_chunk=1024,
+        prefix_caching=False,
+        eos_token_ids=eos_token_ids,
+    )
+    [outputs] = run(engine, Sequence("alone", 1, prompt_ids, params))
+    return outputs

@@ -1,0 +1,89 @@
+"""Small tokenizers of the kinds that models have, built on the spot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import tokenizers
+from baton.text.tokenizer import Tokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "Hello, world! How are you today?",
+    "naïve café — 東京 🙂🙃 зима",
+    "def main() -> None: print('hello')",
+] * 8
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role') }}{% endif %}"
+    "<|start|>{{ message.role }}\n{{ message.content }}<|end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+
+
+def byte_level(vocab_size: int = 400) -> tokenizers.Tokenizer:
+    """Like GPT-2's: every byte is a token, so any text round-trips. Ids 0 and 1 are special."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>", "<|start|>"],
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.add_tokens([tokenizers.AddedToken("<added word>", normalized=False)])
+    return backend
+
+
+def byte_fallback() -> tokenizers.Tokenizer:
+    """Like Llama 2's: words with a leading mark, and byte tokens for what the vocabulary lacks."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = ["▁", "▁the", "▁fox", "▁Hello", "é", "東", "a", "b", "c", "o", "x", ",", "▁▁", "�"]
+    vocabulary = {token: index for index, token in enumerate([*tokens, *words])}
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return backend
+
+
+def word_piece() -> tokenizers.Tokenizer:
+    """Like BERT's: a decoder that is neither byte-level nor byte fallback."""
+    words = ["[UNK]", "[CLS]", "hello", "world", "##ing", "##s", "play", ",", "a"]
+    backend = tokenizers.Tokenizer(
+        models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.add_special_tokens(["[CLS]"])
+    return backend
+
+
+def write_model_dir(
+    directory: Path, backend: tokenizers.Tokenizer, config: dict[str, object] | None = None
+) -> Path:
+    """A model directory that holds only a tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    backend.save(str(directory / "tokenizer.json"))
+    if config is not None:
+        (directory / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return directory
+
+
+def byte_level_tokenizer(directory: Path, *, chat: bool = True) -> Tokenizer:
+    """A loaded byte-level tokenizer, with a chat template unless ``chat`` is false."""
+    config: dict[str, object] = {"eos_token": "<|end|>", "bos_token": "<|start|>"}
+    if chat:
+        config["chat_template"] = CHAT_TEMPLATE
+    return Tokenizer.from_dir(write_model_dir(directory, byte_level(), config))

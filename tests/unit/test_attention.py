@@ -1,0 +1,151 @@
+"""Paged attention against its float64 reference, over ragged batches and shuffled blocks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, write_kv
+from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.reference import reference_attention, reference_write_kv
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+LAYERS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    heads: int
+    kv_heads: int
+    head_dim: int
+    block_size: int
+    window: int | None
+    decode: tuple[int, ...]
+    """Context of each decoding row."""
+    chunks: tuple[tuple[int, int], ...]
+    """(tokens cached before, length) of each chunk."""
+    dtype: torch.dtype = torch.float32
+
+
+CASES = {
+    "decode only": Case(4, 2, 64, 16, None, (1, 16, 17, 70), ()),
+    "one chunk, fresh": Case(4, 4, 64, 16, None, (), ((0, 33),)),
+    "chunk after an unaligned prefix": Case(8, 1, 96, 16, None, (), ((37, 21),)),
+    "mixed": Case(6, 2, 64, 32, None, (40, 3, 129), ((0, 5), (31, 64), (100, 1))),
+    "mixed, window": Case(8, 2, 64, 16, 20, (1, 19, 20, 21, 90), ((0, 50), (33, 40), (0, 20))),
+    "window of one": Case(2, 2, 64, 16, 1, (1, 40), ((7, 20),)),
+    "window of a block and one": Case(4, 2, 128, 16, 17, (16, 17, 18, 32, 33, 34), ((15, 18), (16, 17))),
+    "window wider than all": Case(4, 1, 64, 64, 500, (63, 64, 65), ((10, 60), (0, 8))),
+    "nothing": Case(4, 2, 64, 16, None, (), ()),
+    "bfloat16": Case(4, 2, 128, 16, 30, (7, 50), ((0, 40), (21, 13)), torch.bfloat16),
+    "float16": Case(4, 2, 64, 16, None, (7, 50), ((0, 40), (21, 13)), torch.float16),
+}
+
+
+def random_case(seed: int) -> Case:
+    rng = random.Random(seed)
+    kv_heads = rng.choice([1, 2, 3])
+    return Case(
+        heads=kv_heads * rng.choice([1, 2, 3, 4, 8]),
+        kv_heads=kv_heads,
+        head_dim=rng.choice([64, 96, 128]),
+        block_size=rng.choice([16, 32, 64]),
+        window=rng.choice([None, rng.randint(1, 150)]),
+        decode=tuple(rng.randint(1, 150) for _ in range(rng.randint(0, 6))),
+        chunks=tuple(
+            (rng.choice([0, rng.randint(0, 120)]), rng.randint(1, 50)) for _ in range(rng.randint(0, 3))
+        ),
+    )
+
+
+def lay_out(case: Case) -> tuple[Tensor, PagedBatch]:
+    """A pool of noise and a step over it, its sequences in shuffled blocks."""
+    contexts = [*case.decode, *(cached + length for cached, length in case.chunks)]
+    sizes = [-(-context // case.block_size) for context in contexts]
+    shape = (sum(sizes) + 1, case.kv_heads, LAYERS, case.block_size, case.head_dim)
+    pool = new_pool(*shape, dtype=case.dtype, device=torch.device("cpu"))
+    pool.normal_()
+    tables = (torch.randperm(sum(sizes)) + 1).split(sizes) if sizes else ()
+    rows = [(context - 1, 1) for context in case.decode] + list(case.chunks)
+    positions = torch.cat(
+        [torch.arange(first, first + length) for first, length in rows] or [torch.empty(0, dtype=torch.int64)]
+    )
+    owners = [table for table, (_, length) in zip(tables, rows, strict=True) for _ in range(length)]
+    blocks = [int(table[p // case.block_size]) for table, p in zip(owners, positions.tolist(), strict=True)]
+    decode = len(case.decode)
+    padded = torch.zeros(decode, max(sizes[:decode], default=0), dtype=torch.int64)
+    for row, table in enumerate(tables[:decode]):
+        padded[row, : table.numel()] = table
+    starts = [decode + sum(length for _, length in case.chunks[:i]) for i in range(len(case.chunks))]
+    chunks = tuple(
+        Chunk(start, length, cached + length, table)
+        for start, (cached, length), table in zip(starts, case.chunks, tables[decode:], strict=True)
+    )
+    return pool, PagedBatch(
+        positions=positions,
+        slot_blocks=torch.tensor(blocks, dtype=torch.int64),
+        slot_offsets=positions % case.block_size,
+        num_decode=decode,
+        decode_tables=padded,
+        decode_contexts=torch.tensor(case.decode, dtype=torch.int64),
+        chunks=chunks,
+    )
+
+
+def check(case: Case) -> None:
+    torch.manual_seed(0)
+    pool, batch = lay_out(case)
+    tokens, layer, scale = batch.positions.numel(), 1, case.head_dim**-0.5
+    q = torch.randn(tokens, case.heads, case.head_dim).to(case.dtype)
+    k, v = torch.randn(2, tokens, case.kv_heads, case.head_dim).to(case.dtype)
+
+    expected_pool = pool.clone()
+    reference_write_kv(expected_pool, layer, k, v, batch)
+    plan = AttentionPlan.build(batch, pool, {case.window})
+    write_kv(pool, layer, k, v, plan)
+    assert torch.equal(pool, expected_pool)
+
+    out = paged_attention(pool, layer, q, plan, scale=scale, window=case.window)
+    expected = reference_attention(pool, layer, q, batch, scale=scale, window=case.window)
+    assert out.shape == q.shape
+    assert out.dtype == case.dtype
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_the_reference(name: str) -> None:
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_matches_the_reference_on_random_shapes(seed: int) -> None:
+    check(random_case(seed))
+
+
+def test_one_plan_serves_layers_with_different_windows() -> None:
+    torch.manual_seed(0)
+    case = CASES["mixed"]
+    pool, batch = lay_out(case)
+    plan = AttentionPlan.build(batch, pool, {None, 9})
+    q = torch.randn(batch.positions.numel(), case.heads, case.head_dim)
+    for layer, window in ((0, None), (2, 9)):
+        out = paged_attention(pool, layer, q, plan, scale=0.1, window=window)
+        expected = reference_attention(pool, layer, q, batch, scale=0.1, window=window)
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-5)
+
+
+def test_strided_inputs_are_fine() -> None:
+    """Queries, keys and values arrive as slices of one fused projection."""
+    torch.manual_seed(0)
+    case = CASES["mixed"]
+    pool, batch = lay_out(case)
+    plan = AttentionPlan.build(batch, pool, {None})
+    fused = torch.randn(batch.positions.numel(), case.heads + 2 * case.kv_heads, case.head_dim)
+    q, k, v = fused.split((case.heads, case.kv_heads, case.kv_heads), dim=1)
+    write_kv(pool, 0, k, v, plan)
+    out = paged_attention(pool, 0, q, plan, scale=0.1, window=None)
+    expected = reference_attention(pool, 0, q, batch, scale=0.1, window=None)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-5)

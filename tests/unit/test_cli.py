@@ -1,0 +1,65 @@
+"""The command line itself: help, errors of one line, exit codes, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from baton import __version__
+
+
+def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "baton", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("command", ["up", "prefill", "decode", "both", "router", "generate", "version"])
+def test_every_command_has_help(command: str) -> None:
+    result = baton(command, "--help")
+    assert result.returncode == 0
+    assert len(result.stdout) > 100
+    assert not result.stderr
+
+
+def test_no_command_shows_the_help() -> None:
+    result = baton()
+    assert result.returncode == 2
+    assert "generate" in result.stdout + result.stderr
+    assert "error" not in result.stderr
+
+
+def test_version() -> None:
+    assert baton("version").stdout.startswith(f"baton {__version__} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["decode", "--dtype", "int8"],
+            "--dtype: must be one of auto, float32",
+        ),
+        (["decode", "--port", "x"], "Invalid value for '--port'"),
+        (["prefill", "--kv-cache-memory", "much"], "'much' is not a size; write it like 2GiB"),
+        (["router"], "Missing option '--worker'"),
+        (["router", "--worker", "here"], "--worker: 'here' is not an address; write it like 10.0.0.7:9000"),
+        (["up", "--prefill", "0"], "--prefill: a ring needs a prefill and a decode worker"),
+        (["up", "--log-level", "loud"], "--log-level: must be one of"),
+        (["up", "--block-size", "0"], "--block-size: must be at least 1, not 0"),
+        (["runn"], "No such command"),
+    ],
+)
+def test_a_bad_value_is_one_line_and_exit_2(arguments: list[str], message: str) -> None:
+    result = baton(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_generate_without_a_ring() -> None:
+    result = baton("generate", "hello", "--url", "http://127.0.0.1:1")
+    assert result.returncode == 1
+    assert result.stderr == "error: nothing listens on http://127.0.0.1:1; start a ring with `baton up`\n"

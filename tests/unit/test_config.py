@@ -1,0 +1,218 @@
+"""Configurations refuse what cannot work, by the name of the option, and survive a trip through argv."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from baton.cli import main, ring
+from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
+from baton.router.config import RouterConfig
+from baton.worker.config import WorkerConfig
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1073741824", 1 << 30),
+        ("2GiB", 2 << 30),
+        ("2g", 2 << 30),
+        ("512MB", 512_000_000),
+        (" 1.5 KiB ", 1536),
+        ("7b", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "2 Q", "1e9", "2GiBs"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_size(text)
+
+
+@given(st.sampled_from(["127.0.0.1", "worker-0.svc", "::1"]), st.integers(1, 65535))
+def test_addresses_survive_the_round_trip(host: str, port: int) -> None:
+    assert parse_address(join_address(host, port)) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["host", ":80", "host:", "host:0", "host:65536", "host:x", "host:²"])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an address"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("role", "reader"),
+        ("model", ""),
+        ("dtype", "int8"),
+        ("device", "tpu"),
+        ("device", "cuda:x"),
+        ("load_format", "pickle"),
+        ("connector", "pigeon"),
+        ("log_level", "loud"),
+        ("port", -1),
+        ("port", 65536),
+        ("metrics_port", -2),
+        ("data_port", -1),
+        ("block_size", 0),
+        ("num_blocks", 0),
+        ("kv_cache_memory", 0),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 0),
+        ("prefill_chunk", 0),
+        ("max_model_len", 0),
+        ("threads", 0),
+    ],
+)
+def test_a_worker_refuses_by_name(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="^--" + option.replace("_", "-")) as refusal:
+        WorkerConfig(**{"role": "both", option: value})
+    assert refusal.value.option == option
+
+
+def test_a_pool_is_sized_one_way() -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-memory"):
+        WorkerConfig(role="both", num_blocks=8, kv_cache_memory=1024)
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "value"),
+    [
+        ("worker", "workers", ()),
+        ("worker", "workers", ("nowhere",)),
+        ("worker", "workers", ("a:1", "a:1")),
+        ("model", "model", ""),
+        ("port", "port", 70000),
+        ("grpc_port", "grpc_port", -2),
+        ("grpc_port", "grpc_port", 8000),
+        ("max_body_bytes", "max_body_bytes", 0),
+        ("max_n", "max_n", 0),
+        ("max_stop_strings", "max_stop_strings", -1),
+        ("log_level", "log_level", "loud"),
+    ],
+)
+def test_a_router_refuses_by_name(option: str, given: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        RouterConfig(**{"workers": ("a:1",), given: value})
+    assert refusal.value.option == option
+
+
+def test_the_cluster_key_is_in_no_repr() -> None:
+    assert "hush" not in repr(WorkerConfig(role="both", cluster_key="hush"))
+    assert "hush" not in repr(RouterConfig(workers=("a:1",), cluster_key="hush"))
+
+
+def test_the_served_name(tmp_path: Path) -> None:
+    assert served_name("demo", None) == "demo"
+    assert served_name("org/model", None) == "org/model"
+    assert served_name(str(tmp_path), None) == tmp_path.name
+    assert served_name(str(tmp_path), "chosen") == "chosen"
+
+
+def parsed(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> Any:
+    """The configuration that the command line makes of ``argv``."""
+    seen: list[Any] = []
+    monkeypatch.setattr(main, "_run_worker", seen.append)
+    monkeypatch.setattr(main, "_run_router", seen.append)
+    monkeypatch.setattr(main, "_tie_to", lambda _parent: None)
+    main.commands(argv, standalone_mode=False)
+    return seen[0]
+
+
+def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every field differs from its default, so that a field without an option is noticed.
+    config = WorkerConfig(
+        role="prefill",
+        model="some/model",
+        served_model_name="name",
+        dtype="bfloat16",
+        device="cuda:1",
+        load_format="dummy",
+        host="0.0.0.0",
+        advertise="10.0.0.1",
+        port=1,
+        metrics_port=-1,
+        data_port=2,
+        block_size=32,
+        kv_cache_memory=1 << 30,
+        max_num_seqs=3,
+        max_num_batched_tokens=4,
+        prefill_chunk=5,
+        chunked_prefill=False,
+        prefix_caching=False,
+        max_model_len=6,
+        threads=7,
+        log_level="debug",
+    )
+    same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
+    assert same == {"connector", "num_blocks", "cluster_key"}
+    assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
+    other = WorkerConfig(role="decode", num_blocks=9)
+    assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
+
+
+def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CLUSTER_KEY", "hush")
+    config = RouterConfig(
+        workers=("a:1", "[::1]:2"),
+        model="some/model",
+        served_model_name="name",
+        host="0.0.0.0",
+        port=1,
+        grpc_port=-1,
+        cluster_key="hush",
+        max_body_bytes=2048,
+        max_n=2,
+        max_stop_strings=0,
+        log_level="error",
+    )
+    assert all(getattr(config, f.name) != f.default for f in dataclasses.fields(config))
+    arguments = ring.arguments(config)
+    assert "hush" not in " ".join(arguments)
+    assert parsed(monkeypatch, ["router", *arguments]) == config
+
+
+def test_the_roles_of_a_ring() -> None:
+    assert ring.roles_wanted(None, None, 0) == ["prefill", "decode"]
+    assert ring.roles_wanted(None, None, 2) == ["both", "both"]
+    assert ring.roles_wanted(2, None, 0) == ["prefill", "prefill", "decode"]
+    assert ring.roles_wanted(1, None, 1) == ["prefill", "both"]
+    for wanted in ((0, None, 0), (1, 0, 0), (-1, 1, 0), (1, 1, 100)):
+        with pytest.raises(ConfigError):
+            ring.roles_wanted(*wanted)
+
+
+def test_a_planned_ring_has_distinct_addresses_and_one_key() -> None:
+    planned = ring.plan(
+        WorkerConfig(role="both"),
+        ["prefill", "decode", "decode"],
+        ["cuda:0", "cuda:1"],
+        {"port": 0, "grpc_port": 0},
+    )
+    assert list(planned.workers) == ["prefill", "decode-0", "decode-1"]
+    workers = list(planned.workers.values())
+    assert [worker.device for worker in workers] == ["cuda:0", "cuda:1", "cuda:0"]
+    ports = [port for worker in workers for port in (worker.port, worker.metrics_port)]
+    ports += [planned.router.port, planned.router.grpc_port]
+    assert len(set(ports)) == 8
+    assert planned.router.workers == tuple(f"127.0.0.1:{worker.port}" for worker in workers)
+    assert {worker.cluster_key for worker in workers} == {planned.router.cluster_key}
+    assert len(planned.router.cluster_key) == 64
+    assert all(planned.router.cluster_key not in part for spec in planned.specs() for part in spec.argv)
+
+
+def test_a_taken_port_is_refused_before_anything_starts() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"^--port: cannot listen on 127.0.0.1:{port}: "):
+            ring.plan(WorkerConfig(role="both"), ["both"], ["cpu"], {"port": port})

@@ -1,0 +1,142 @@
+"""Names of models to directories, and directories to revisions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from baton import hub
+from baton.errors import ModelError
+from tests.support.tiny_models import TINY_MODELS
+
+
+def test_local_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub.resolve_model(str(tmp_path)) == tmp_path
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert hub.resolve_model("org/model") == Path("org/model")
+
+
+@pytest.mark.parametrize("name", ["/no/where", "./nowhere", "../nowhere", "~/nowhere", "a/b/c", "a\\b", ""])
+def test_names_that_look_like_paths(name: str) -> None:
+    with pytest.raises(ModelError, match="no such directory"):
+        hub.resolve_model(name + "-not-there" if name else "/no/where")
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ModelError, match="is a file; a model is a directory"):
+        hub.resolve_model(str(tmp_path / "model.gguf"))
+
+
+def test_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub.resources, "files", lambda package: tmp_path)
+    with pytest.raises(ModelError, match="no demo model"):
+        hub.resolve_model("demo")
+    (tmp_path / "demo_model").mkdir()
+    (tmp_path / "demo_model" / "config.json").touch()
+    assert hub.resolve_model("demo") == tmp_path / "demo_model"
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_hub_id(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def download(name: str, **options: object) -> str:
+        asked.update(options, name=name)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert hub.resolve_model("org/model", revision="v2", weights=weights) == tmp_path
+    assert (asked["name"], asked["revision"]) == ("org/model", "v2")
+    patterns = asked["allow_patterns"]
+    assert isinstance(patterns, list)
+    assert ("*.safetensors" in patterns) == weights
+    assert "*.json" in patterns
+    assert not any("bin" in pattern or "py" in pattern for pattern in patterns)
+
+
+def hub_error(kind: type[Exception]) -> Exception:
+    if kind in (GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError):
+        response = httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid"))
+        try:
+            return kind("refused\nin two lines", response=response)  # type: ignore[call-arg]
+        except TypeError:
+            return kind("refused\nin two lines")
+    return kind("refused\nin two lines")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (GatedRepoError, "org/model: gated on the hub; accept its terms there and set HF_TOKEN"),
+        (RepositoryNotFoundError, "org/model: no such directory, and none of that name on the hub"),
+        (RevisionNotFoundError, "org/model: the hub has no revision v9"),
+        (
+            LocalEntryNotFoundError,
+            "org/model@v9: no such directory, not in the cache, and the hub is out of reach",
+        ),
+        (HFValidationError, "org/model: neither a directory nor a possible hub id"),
+        (OSError, "org/model@v9: the download failed (refused)"),
+    ],
+)
+def test_hub_failures(kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, **options: object) -> str:
+        raise hub_error(kind)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    with pytest.raises(ModelError) as failure:
+        hub.resolve_model("org/model", revision="v9")
+    assert str(failure.value) == message
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TINY_MODELS["llama-sharded"](tmp_path_factory.mktemp("hub") / "model")
+
+
+def test_revision_is_that_of_the_contents(model: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    assert hub.revision_of(copy) == hub.revision_of(model)
+    assert len(hub.revision_of(copy)) == 16
+    (copy / "README.md").touch()
+    assert hub.revision_of(copy) == hub.revision_of(model)
+
+
+@pytest.mark.parametrize("change", ["config", "weights", "size", "name", "fewer"])
+def test_revision_changes_with_the_contents(change: str, model: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(model, tmp_path / "copy")
+    shard = sorted(copy.glob("*.safetensors"))[0]
+    data = bytearray(shard.read_bytes())
+    match change:
+        case "config":
+            (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+        case "weights":
+            data[-20_000] ^= 1
+            shard.write_bytes(data)
+        case "size":
+            shard.write_bytes(data[:-1])
+        case "name":
+            shard.rename(copy / "other.safetensors")
+        case "fewer":
+            shard.unlink()
+    assert hub.revision_of(copy) != hub.revision_of(model)
+
+
+def test_revision_of_odd_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        hub.revision_of(tmp_path)
+    (tmp_path / "config.json").touch()
+    for size in (0, 3, 8, 100):
+        (tmp_path / "model.safetensors").write_bytes(b"\xff" * size)
+        hub.revision_of(tmp_path)

@@ -1,0 +1,192 @@
+"""What can be wrong with a directory of weights, each said in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from baton.errors import ModelError
+from baton.models.loader import load_model
+from tests.support.tiny_models import TINY_MODELS
+
+Edit = Callable[[dict[str, Tensor]], object]
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    return TINY_MODELS["llama"](tmp_path / "single")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    path = TINY_MODELS["llama-sharded"](tmp_path / "sharded")
+    assert len(list(path.glob("model-*.safetensors"))) > 2
+    return path
+
+
+def refusal(path: Path, **options: str) -> str:
+    with pytest.raises(ModelError) as error:
+        load_model(path, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def edit(path: Path, change: Edit) -> None:
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors")
+
+
+def test_shards_hold_the_same_model(single: Path, sharded: Path) -> None:
+    one, many = load_model(single), load_model(sharded)
+    for (name, parameter), other in zip(one.named_parameters(), many.parameters(), strict=True):
+        assert torch.equal(parameter, other), name
+
+
+def test_dtypes(single: Path) -> None:
+    for dtype, expected in (
+        ("auto", torch.float32),
+        ("float32", torch.float32),
+        ("bfloat16", torch.bfloat16),
+        ("float16", torch.float16),
+    ):
+        assert {parameter.dtype for parameter in load_model(single, dtype=dtype).parameters()} == {expected}
+    assert "dtype is 'int8'; allowed: auto, float32" in refusal(single, dtype="int8")
+    assert "load format is 'gguf'; allowed: auto, dummy" in refusal(single, load_format="gguf")
+
+
+def test_progress(sharded: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load_model(sharded, progress=lambda done, total: seen.append((done, total)))
+    total = sum(file.stat().st_size for file in sharded.glob("*.safetensors"))
+    assert {entry[1] for entry in seen} == {total}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len(seen) > 30
+    assert seen[-1] == (total, total)
+
+
+def test_dummy_needs_no_weights(single: Path) -> None:
+    (single / "model.safetensors").unlink()
+    load_model(single, load_format="dummy")
+
+
+def test_no_weights(single: Path) -> None:
+    (single / "model.safetensors").unlink()
+    assert refusal(single) == (
+        f"{single}: no weights: neither model.safetensors nor model.safetensors.index.json"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.00.pt"]
+)
+def test_pickled_weights(name: str, single: Path) -> None:
+    (single / "model.safetensors").rename(single / name)
+    assert refusal(single) == f"{single}: weights are pickled ({name}); only safetensors are loaded"
+
+
+def test_missing_shard(sharded: Path) -> None:
+    shard = sorted(sharded.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    assert refusal(sharded) == (
+        f"{sharded}: shard {shard.name} is missing (model.safetensors.index.json lists it)"
+    )
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": []}'])
+def test_broken_index(index: str, sharded: Path) -> None:
+    (sharded / "model.safetensors.index.json").write_text(index)
+    assert "model.safetensors.index.json: cannot be read as an index of weights" in refusal(sharded)
+
+
+def test_shard_outside_the_directory(sharded: Path) -> None:
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "../single/model.safetensors"}}))
+    assert "shard ../single/model.safetensors lies outside the directory" in refusal(sharded)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1, -5000])
+def test_truncated(keep: int, sharded: Path) -> None:
+    shard = sorted(sharded.glob("model-*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:keep])
+    assert refusal(sharded).startswith(f"{shard}: truncated or corrupt (")
+
+
+def test_corrupt_header(single: Path) -> None:
+    file = single / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[8:40] = b"\xff" * 32
+    file.write_bytes(data)
+    assert refusal(single).startswith(f"{file}: truncated or corrupt (")
+
+
+def test_missing_tensors(single: Path) -> None:
+    edit(single, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+    assert refusal(single) == f"{single}: tensor model.layers.1.self_attn.k_proj.weight is missing"
+    edit(single, lambda tensors: tensors.pop("model.norm.weight"))
+    assert refusal(single).endswith("k_proj.weight is missing, and 1 more")
+
+
+def test_unexpected_tensor(single: Path) -> None:
+    edit(single, lambda tensors: tensors.update({"model.layers.9.extra": torch.zeros(2)}))
+    assert "LlamaForCausalLM has no place for tensor model.layers.9.extra" in refusal(single)
+
+
+def test_bias_that_the_config_does_not_mention(single: Path) -> None:
+    edit(single, lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.bias": torch.zeros(112)}))
+    assert "no place for tensor model.layers.0.mlp.up_proj.bias" in refusal(single)
+
+
+def test_wrong_shape(single: Path) -> None:
+    edit(
+        single,
+        lambda tensors: tensors.update({"model.layers.2.self_attn.v_proj.weight": torch.zeros(16, 64)}),
+    )
+    assert refusal(single) == (
+        f"{single / 'model.safetensors'}: tensor model.layers.2.self_attn.v_proj.weight has shape [16, 64]; "
+        "expected [32, 64]"
+    )
+
+
+def test_wrong_type(single: Path) -> None:
+    edit(single, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}))
+    assert "model.norm.weight is int8; allowed: float32, bfloat16, float16" in refusal(single)
+
+
+def test_tensor_twice(sharded: Path) -> None:
+    first, second = sorted(sharded.glob("model-*.safetensors"))[:2]
+    tensors = load_file(first)
+    name = min(tensors)
+    save_file({**load_file(second), name: tensors[name]}, second)
+    assert f"tensor {name} comes a second time" in refusal(sharded)
+
+
+def test_harmless_tensors(single: Path, tmp_path: Path) -> None:
+    """Old checkpoints carry rotary frequencies, and tied ones sometimes a copy of the embedding."""
+    edit(
+        single,
+        lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}),
+    )
+    load_model(single)
+    tied = TINY_MODELS["qwen3"](tmp_path / "tied")
+    edit(tied, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    load_model(tied)
+
+
+def test_unknown_architecture(single: Path) -> None:
+    config = json.loads((single / "config.json").read_text())
+    (single / "config.json").write_text(json.dumps({**config, "architectures": ["MambaForCausalLM"]}))
+    assert (
+        "allowed: one of LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"
+        in refusal(single)
+    )
+
+
+def test_missing_directory(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none") == f"{tmp_path / 'none'}: no such directory"

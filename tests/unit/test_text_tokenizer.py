@@ -1,0 +1,130 @@
+"""Loading a model directory's tokenizer, and its edges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from baton.text.errors import TextTooLongError, TokenizerError
+from baton.text.tokenizer import Tokenizer
+from tokenizers import processors
+
+from tests.support.tiny_tokenizers import byte_fallback, byte_level, byte_level_tokenizer, write_model_dir
+
+
+def test_round_trip_short_and_long(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer(tmp_path)
+    for text in ("", "Hello, 東京 🙂", "the quick brown fox 🙂 " * 3000):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_tokens_by_name_and_id(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer(tmp_path)
+    assert tokenizer.special.eos_id == 0
+    assert tokenizer.special.bos_id == 1
+    assert tokenizer.special.ids == {0, 1}
+    assert tokenizer.encode("<|end|>") == [0]
+    assert tokenizer.decode([0]) == ""
+    assert tokenizer.decode([0], skip_special_tokens=False) == "<|end|>"
+    assert tokenizer.token(0) == "<|end|>"
+    assert tokenizer.token(10**6) is None
+
+
+def test_special_token_objects_and_the_older_map_file(tmp_path: Path) -> None:
+    write_model_dir(tmp_path, byte_level(), {"bos_token": {"content": "<|start|>"}, "eos_token": None})
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer.special.by_name == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+
+
+@pytest.mark.parametrize("template_adds", [True, False])
+@pytest.mark.parametrize("add_bos", [True, False, None])
+def test_the_first_token_follows_the_configuration(
+    tmp_path: Path, template_adds: bool, add_bos: bool | None
+) -> None:
+    backend = byte_fallback()
+    if template_adds:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+        )
+    config: dict[str, object] = {"bos_token": "<s>"}
+    if add_bos is not None:
+        config["add_bos_token"] = add_bos
+    tokenizer = Tokenizer.from_dir(write_model_dir(tmp_path, backend, config))
+    expected = template_adds if add_bos is None else add_bos
+    for text in ("fox", "", "fox " * 10_000):
+        ids = tokenizer.encode(text)
+        assert (ids[:1] == [1]) == expected
+        assert 1 not in ids[1:]
+        assert 1 not in tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_text_over_the_limit_is_refused_first(tmp_path: Path) -> None:
+    write_model_dir(tmp_path, byte_level())
+    tokenizer = Tokenizer.from_dir(tmp_path, max_chars=10)
+    assert tokenizer.encode("0123456789")
+    with pytest.raises(TextTooLongError, match=r"11 characters; at most 10"):
+        tokenizer.encode("0123456789a")
+
+
+def test_truncation_in_the_file_is_not_obeyed(tmp_path: Path) -> None:
+    backend = byte_level()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8)
+    tokenizer = Tokenizer.from_dir(write_model_dir(tmp_path, backend))
+    assert tokenizer.decode(tokenizer.encode("a b c d e f")) == "a b c d e f"
+
+
+def test_errors_are_one_line_and_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="is not a directory"):
+        Tokenizer.from_dir(tmp_path / "nowhere")
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
+        Tokenizer.from_dir(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read as a tokenizer") as caught:
+        Tokenizer.from_dir(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '"x"', "\udcff", "[" * 100_000])
+def test_a_broken_configuration_is_named(tmp_path: Path, content: str) -> None:
+    write_model_dir(tmp_path, byte_level())
+    (tmp_path / "tokenizer_config.json").write_text(content, errors="surrogateescape")
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+        Tokenizer.from_dir(tmp_path)
+
+
+def test_the_chat_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    write_model_dir(tmp_path, byte_level(), {"chat_template": "old"})
+    (tmp_path / "chat_template.jinja").write_text("new {{ messages[0].content }}")
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render([{"role": "user", "content": "hi"}]) == "new hi"
+
+
+def test_a_list_of_templates_gives_the_default(tmp_path: Path) -> None:
+    templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    tokenizer = Tokenizer.from_dir(write_model_dir(tmp_path, byte_level(), {"chat_template": templates}))
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render([]) == "d"
+
+
+def test_a_template_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="chat_template must be"):
+        Tokenizer.from_dir(write_model_dir(tmp_path, byte_level(), {"chat_template": 5}))
+
+
+DEMO_MODEL = Path(__file__).parents[2] / "services" / "baton" / "demo_model"
+
+
+@pytest.mark.skipif(not (DEMO_MODEL / "tokenizer.json").is_file(), reason="the demo model is not built")
+def test_the_demo_model() -> None:
+    tokenizer = Tokenizer.from_dir(DEMO_MODEL)
+    text = "Once upon a time, there was a café 🙂."
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    detokenizer = tokenizer.detokenizer()
+    assert "".join([*(detokenizer.push([id_]) for id_ in ids), detokenizer.finish()]) == text
+    if tokenizer.chat_template is not None:
+        assert "hi" in tokenizer.chat_template.render([{"role": "user", "content": "hi"}])
