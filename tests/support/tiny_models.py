@@ -57,9 +57,10 @@ class _Recipe:
     def __call__(self, path: Path) -> Path:
         """Save the model in ``path`` (created) and return it."""
         config = self.config(**{**_SHAPE, **self.overrides})
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         _randomize(model)
-        model.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=[EOS, IM_END])
+        ends = GenerationConfig(bos_token_id=BOS, eos_token_id=[EOS, IM_END])  # type: ignore[no-untyped-call]
+        model.generation_config = ends
         model.save_pretrained(path, max_shard_size=self.shard_size)
         save_byte_tokenizer(path)
         return path
@@ -194,10 +195,10 @@ def _byte_alphabet() -> list[str]:
 @lru_cache(maxsize=4)
 def load_oracle(path: Path, dtype: str = "float32") -> PreTrainedModel:
     """The model in transformers, with its plainest attention."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
-    return model.eval()
+    return model
 
 
 @torch.inference_mode()

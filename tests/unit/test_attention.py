@@ -68,7 +68,7 @@ def lay_out(case: Case) -> tuple[Tensor, PagedBatch]:
     shape = (sum(sizes) + 1, case.kv_heads, LAYERS, case.block_size, case.head_dim)
     pool = new_pool(*shape, dtype=case.dtype, device=torch.device("cpu"))
     pool.normal_()
-    tables = (torch.randperm(sum(sizes)) + 1).split(sizes) if sizes else ()
+    tables = torch.split(torch.randperm(sum(sizes)) + 1, sizes) if sizes else ()
     rows = [(context - 1, 1) for context in case.decode] + list(case.chunks)
     positions = torch.cat(
         [torch.arange(first, first + length) for first, length in rows] or [torch.empty(0, dtype=torch.int64)]
@@ -144,7 +144,7 @@ def test_strided_inputs_are_fine() -> None:
     pool, batch = lay_out(case)
     plan = AttentionPlan.build(batch, pool, {None})
     fused = torch.randn(batch.positions.numel(), case.heads + 2 * case.kv_heads, case.head_dim)
-    q, k, v = fused.split((case.heads, case.kv_heads, case.kv_heads), dim=1)
+    q, k, v = torch.split(fused, [case.heads, case.kv_heads, case.kv_heads], dim=1)
     write_kv(pool, 0, k, v, plan)
     out = paged_attention(pool, 0, q, plan, scale=0.1, window=None)
     expected = reference_attention(pool, 0, q, batch, scale=0.1, window=None)

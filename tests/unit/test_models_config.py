@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-
 from baton.errors import ModelError
 from baton.models.config import ModelConfig, RopeConfig
 
@@ -24,7 +24,7 @@ BASE: dict[str, object] = {
 }
 
 
-def parse(generation: dict[str, object] | None = None, **changes: object) -> ModelConfig:
+def parse(generation: Mapping[str, object] | None = None, /, **changes: object) -> ModelConfig:
     return ModelConfig.from_dict({**BASE, **changes}, generation)
 
 
@@ -32,7 +32,7 @@ def without(*fields: str) -> dict[str, object]:
     return {name: value for name, value in BASE.items() if name not in fields}
 
 
-def family(name: str, **changes: object) -> ModelConfig:
+def family(name: str, /, **changes: object) -> ModelConfig:
     return parse(architectures=[f"{name}ForCausalLM"], **changes)
 
 

@@ -154,7 +154,7 @@ class TestWantOfBlocks:
         late = sequence("late", 2)
         s.add(late)
         while s.preemptions == 0:
-            assert len(step(s)) == 2
+            step(s)
         assert (b.status, len(b.block_ids), b.num_computed, b.preemptions) == (Status.WAITING, 0, 0, 1)
         assert s.waiting == [b, late]
         outputs = list(b.output_ids)
@@ -165,19 +165,19 @@ class TestWantOfBlocks:
         assert b.num_computed == 8
 
     def test_the_latest_itself_pauses_and_keeps_its_blocks(self) -> None:
-        s = scheduler(num_blocks=4, prefix_caching=False)
-        a, b = sequence("a", 7), sequence("b", 4)
+        s = scheduler(num_blocks=5, prefix_caching=False)
+        a, b = sequence("a", 5), sequence("b", 4)
         s.add(a)
         step(s)
         s.add(b)
-        assert step(s) == [("a", 1), ("b", 4)] or step(s)
-        while s.pool.num_allocatable:
-            step(s)
-        held = list(b.block_ids)
-        batch = step(s)
-        assert s.preemptions == 0 or b.status is Status.WAITING
-        assert batch == [("a", 1)] or ("a", 1) in batch
-        assert list(b.block_ids) in (held, [])
+        for _ in range(5):
+            assert len(step(s)) == 2
+        assert (a.num_computed, b.num_computed, s.pool.num_allocatable) == (10, 8, 0)
+        for _ in range(2):
+            assert step(s) == [("a", 1)]
+            assert (b.status, len(b.block_ids)) == (Status.RUNNING, 2)
+        assert step(s) == [("a", 1)]
+        assert (b.status, len(b.block_ids), s.preemptions) == (Status.WAITING, 0, 1)
 
     def test_held_sequences_are_never_preempted(self) -> None:
         s = scheduler(num_blocks=6, prefix_caching=False)
@@ -229,12 +229,12 @@ class TestHandoffs:
         assert step(s) == [("a", 8)]
 
     def test_running_sequences_grow_into_reserved_blocks(self) -> None:
-        s = scheduler(num_blocks=4)
+        s = scheduler(num_blocks=5)
         s.add(sequence("a", 8))
         step(s)
         assert s.reserve(1)
-        assert not s.reserve(1)  # one is for a to grow
-        for _ in range(8):
+        assert not s.reserve(1)  # a needs one now and one to grow
+        for _ in range(12):
             assert step(s) == [("a", 1)]
         assert s.pool.num_allocatable == 0
 

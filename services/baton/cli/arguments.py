@@ -43,7 +43,7 @@ ServedModelName = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        help="auto (what the checkpoint says; float32 on a CPU), float32, bfloat16 or float16.",
+        help="auto (the type the weights were saved in), float32, bfloat16 or float16.",
         rich_help_panel=_MODEL,
     ),
 ]

@@ -257,10 +257,11 @@ class Scheduler:
 
     def _spare_blocks(self) -> int:
         """Allocatable blocks that nobody here is about to need: prompts begun will need the rest of theirs,
-        and every sequence with a seat one to grow. Whoever started in those would soon be preempted."""
-        begun = sum(self._blocks_for(seq.num_tokens) - len(seq.block_ids) for seq in self.running)
-        growth = len(self.running) + len(self.joining)
-        return self.pool.num_allocatable - self.reserved_blocks - begun - growth
+        and those that decode one to grow. Whoever started in these would soon be preempted."""
+        taken = self.reserved_blocks
+        for seq in (*self.running, *self.joining):
+            taken += self._blocks_for(seq.num_tokens) - len(seq.block_ids) + (not seq.hold_after_prefill)
+        return self.pool.num_allocatable - taken
 
     def _preempt(self, seq: Sequence) -> None:
         self._remove(self.running, seq)

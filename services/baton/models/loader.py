@@ -109,9 +109,7 @@ def _fill(model: CausalLM, path: Path, files: list[Path], progress: Progress) ->
             elif name in known:
                 raise ModelError(f"{file}: tensor {name} comes a second time")
             elif not _harmless(name, model.config):
-                raise ModelError(
-                    f"{file}: unexpected tensor {name}; {model.config.architecture} has none such"
-                )
+                raise ModelError(f"{file}: {model.config.architecture} has no place for tensor {name}")
             progress(done, total)
     if waiting:
         first, more = min(waiting), len(waiting) - 1

@@ -17,13 +17,20 @@ from baton import hub, logs, options
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
+from baton.router.api.http.app import app_for
+from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
+from baton.router.grpc_api import add_services, server_options
 from baton.router.ring import WorkerRing
+from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.ring import RingCollector
 from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_S = 1.0
+STOP_GRACE_S = 2.0
+BACKLOG = 2048
 
 
 def run(config: RouterConfig) -> int:
@@ -37,3 +44,79 @@ def run(config: RouterConfig) -> int:
     except ModelError as error:
         raise StartError(str(error)) from error
     return uvloop.run(_serve(config, tokenizer))
+
+
+async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
+    settings = ApiSettings(
+        max_body_bytes=config.max_body_bytes,
+        max_n=config.max_n,
+        max_choices=max(config.max_n, ApiSettings().max_choices),
+        max_stop_strings=config.max_stop_strings,
+    )
+    ring = WorkerRing(config.workers, config.model_name, config.cluster_key.encode())
+    metrics = RouterMetrics(CollectorRegistry())
+    metrics.registry.register(RingCollector(ring.loads))
+    service = CompletionService(ring, tokenizer, settings, metrics)
+    async with contextlib.AsyncExitStack() as stack:
+        listener = _listen(config)
+        stack.callback(listener.close)
+        grpc_address = await _serve_grpc(config, service, stack)
+        http = uvicorn.Server(
+            uvicorn.Config(
+                app_for(service),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                loop="none",
+                http="httptools",
+                timeout_graceful_shutdown=round(STOP_GRACE_S),
+            )
+        )
+        _stop_on_signals(http)
+        ring.start()
+        stack.push_async_callback(ring.close)
+        host, port = listener.getsockname()[:2]
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        announce(RouterReady(options.join_address(host, port), grpc_address))
+        log.info("router ready at %s:%d for %s", host, port, config.model_name)
+        await serving
+    return 0
+
+
+def _listen(config: RouterConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        where = options.join_address(config.host, config.port)
+        raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error
+
+
+async def _serve_grpc(
+    config: RouterConfig, service: CompletionService, stack: contextlib.AsyncExitStack
+) -> str | None:
+    if config.grpc_port < 0:
+        return None
+    # A second router on a port in use must fail to start, not share it.
+    server = grpc.aio.server(options=[*server_options(service.settings), ("grpc.so_reuseport", 0)])
+    add_services(server, service)
+    where = options.join_address(config.host, config.grpc_port)
+    try:
+        port = server.add_insecure_port(where)
+    except RuntimeError as error:
+        raise StartError(f"cannot listen on {where}: is the port in use?") from error
+    await server.start()
+    stack.push_async_callback(server.stop, STOP_GRACE_S)
+    return options.join_address(config.host, port)
+
+
+def _stop_on_signals(server: uvicorn.Server) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        # A second signal ends streams that are still open.
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)

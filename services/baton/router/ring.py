@@ -15,6 +15,7 @@ from baton.router.placement import least_loaded
 from baton.router.types import ModelInfo, RingError, TokenChunk
 from baton.router.workers import WorkerClient
 from baton.sampling_params import SamplingParams
+from baton.telemetry.ring import WorkerView
 from baton.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,23 @@ class WorkerRing:
     @property
     def ready(self) -> bool:
         return self._place() is not None
+
+    def loads(self) -> list[WorkerView]:
+        """Every configured worker, with its last report."""
+        return [
+            WorkerView(
+                address=worker.address,
+                role=worker.role if worker.ready else "unknown",
+                ready=worker.ready,
+                running=worker.load.running,
+                waiting=worker.load.waiting,
+                blocks_free=worker.load.blocks_free,
+                blocks_cached=worker.load.blocks_cached,
+                blocks_held=worker.load.blocks_held,
+                open_handoffs=worker.load.open_handoffs,
+            )
+            for worker in self.workers
+        ]
 
     def _place(self) -> tuple[WorkerClient, WorkerClient | None] | None:
         by_address = {w.address: w for w in self.workers if w.ready}

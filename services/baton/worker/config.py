@@ -43,9 +43,9 @@ class WorkerConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = None  # bytes
-    max_num_seqs: int = 128
-    max_num_batched_tokens: int = 2048
-    prefill_chunk: int = 512
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    prefill_chunk: int = 256
     chunked_prefill: bool = True
     prefix_caching: bool = True
     max_model_len: int | None = None

@@ -147,14 +147,10 @@ class Worker:
         await self._add_health(server)
         try:
             bound = await connector.listen(config.host, config.data_port)
-            metrics_port = serve_metrics(
-                config.host, config.metrics_port, config.role, service.stats, stack
-            )
+            metrics_port = serve_metrics(config.host, config.metrics_port, config.role, service.stats, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
-        decode.data_address = options.join_address(
-            config.advertised_host, options.parse_address(bound)[1]
-        )
+        decode.data_address = options.join_address(config.advertised_host, options.parse_address(bound)[1])
         engine_loop.start()
         stack.callback(engine_loop.stop)
         await server.start()

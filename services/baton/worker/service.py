@@ -71,9 +71,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._cancel_all_of(stream.router_id)
             log.info("router %s disconnected", stream.router_id)
 
-    async def _read(
-        self, stream: RouterStream, messages: AsyncIterator[worker_pb2.RouterMessage]
-    ) -> None:
+    async def _read(self, stream: RouterStream, messages: AsyncIterator[worker_pb2.RouterMessage]) -> None:
         try:
             async for message in messages:
                 self._take(stream.router_id, message)

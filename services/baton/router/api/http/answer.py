@@ -46,7 +46,7 @@ class _Choice:
 class EventStream(Response):
     """Server-sent events made from the deltas of ``source``.
 
-    Both generators are closed whatever ends the stream, at once when the client leaves: ``events`` may not even
+    Both are closed whatever ends the stream, at once when the client leaves: ``events`` may not even
     have started, so it cannot be the one to close its source.
     """
 

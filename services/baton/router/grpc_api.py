@@ -1,0 +1,207 @@
+"""The gRPC API: the same completion core as HTTP, with the same limits and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from types import MappingProxyType
+from typing import NoReturn, TypeAlias
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.router.api.completion import Delta
+from baton.router.api.errors import ApiError, as_api_error, invalid
+from baton.router.api.sampling import SamplingFields, resolve
+from baton.router.api.service import CompletionService, Job, Usage
+from baton.router.api.settings import ApiSettings
+from baton.router.types import ModelInfo
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import inference_pb2_grpc
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
+
+HEALTH_POLL_SECONDS = 0.5
+"""How soon a watcher of the health service learns of a change."""
+
+_Context: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]"
+
+_CODES = MappingProxyType(
+    {
+        400: grpc.StatusCode.INVALID_ARGUMENT,
+        401: grpc.StatusCode.UNAUTHENTICATED,
+        403: grpc.StatusCode.PERMISSION_DENIED,
+        404: grpc.StatusCode.NOT_FOUND,
+        409: grpc.StatusCode.ABORTED,
+        413: grpc.StatusCode.INVALID_ARGUMENT,
+        429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+        501: grpc.StatusCode.UNIMPLEMENTED,
+        502: grpc.StatusCode.UNAVAILABLE,
+        503: grpc.StatusCode.UNAVAILABLE,
+        504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    }
+)
+
+_REASONS = MappingProxyType({"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH})
+
+
+def server_options(settings: ApiSettings) -> list[tuple[str, int]]:
+    """Options for ``grpc.aio.server`` that bound a message as HTTP bounds a body."""
+    return [("grpc.max_receive_message_length", settings.max_body_bytes)]
+
+
+def add_services(server: grpc.aio.Server, service: CompletionService) -> None:
+    """Serve inference, health and reflection on ``server``."""
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(service), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service), server)
+    names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """``baton.v1.Inference``. A call's cancellation or deadline cancels its request on the workers."""
+
+    def __init__(self, service: CompletionService) -> None:
+        self._service = service
+
+    # Written with ``context.write``, not as a generator: a cancelled call then unwinds this very coroutine,
+    # which closes the ring's request at once.
+    async def Generate(  # type: ignore[override]  # noqa: N802 - the contract's name
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> None:
+        """Complete one prompt. Aborts with the status that fits the error."""
+        started = time.perf_counter()
+        request_id = f"grpc-{uuid.uuid4().hex}"
+        status = "499"
+        try:
+            job = await self._job(request, request_id, started)
+            await self._answer(job, context)
+            status = "200"
+        except Exception as error:  # noqa: BLE001 - `as_api_error` logs what is unexpected
+            answer = as_api_error(error, request_id)
+            status = str(answer.status)
+            await _abort(context, answer)
+        finally:
+            self._service.metrics.requests.labels(f"{SERVICE_NAME}/Generate", status).inc()
+
+    async def ListModels(  # noqa: N802 - the contract's name
+        self, request: pb.ListModelsRequest, context: _Context
+    ) -> pb.ListModelsResponse:
+        """The served model; none before a worker has told of it."""
+        model = self._service.ring.model
+        return pb.ListModelsResponse(models=[] if model is None else [model.name])
+
+    async def _job(self, request: pb.GenerateRequest, request_id: str, started: float) -> Job:
+        model = self._service.model(request.model or None)
+        prompt = await self._prompt(request, model)
+        params = resolve(
+            _sampling_fields(request.params),
+            model,
+            self._service.settings,
+            prompt_tokens=len(prompt),
+            default_max_tokens=None,
+        )
+        return Job(
+            request_id=request_id,
+            endpoint=f"{SERVICE_NAME}/Generate",
+            started=started,
+            model=model,
+            prompts=[prompt],
+            params=params,
+            seeded=request.params.HasField("seed"),
+        )
+
+    async def _prompt(self, request: pb.GenerateRequest, model: ModelInfo) -> list[int]:
+        kind = request.WhichOneof("prompt")
+        if kind == "text":
+            return await self._service.prompts.from_text(request.text, model, "text")
+        if kind == "token_ids":
+            return self._service.prompts.from_ids(list(request.token_ids.ids), model, "token_ids")
+        raise invalid("prompt", "Give either text or token_ids.", "missing_required_parameter")
+
+    async def _answer(self, job: Job, context: _Context) -> None:
+        usage = Usage.of(job)
+        deltas = self._service.run(job)
+        try:
+            async for index, delta in deltas:
+                usage.add(job, index, delta)
+                await context.write(_response(job.request_id, delta, usage))
+        finally:
+            await deltas.aclose()
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types there
+    """``grpc.health.v1.Health``, told from the ring at the moment of asking."""
+
+    def __init__(self, service: CompletionService) -> None:
+        self._service = service
+
+    async def Check(  # noqa: N802 - the contract's name
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Whether a request sent now could be answered."""
+        status = self._status(request.service)
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no service {request.service!r}.")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(  # noqa: N802 - the contract's name
+        self, request: health_pb2.HealthCheckRequest, context: _Context
+    ) -> None:
+        """The health now, and again whenever it changes."""
+        told = None
+        while True:
+            status = self._status(request.service)
+            if status != told:
+                await context.write(health_pb2.HealthCheckResponse(status=status))
+                told = status
+            await asyncio.sleep(HEALTH_POLL_SECONDS)
+
+    def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
+        if service not in ("", SERVICE_NAME):
+            return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        if self._service.ring.model is not None and self._service.ring.ready:
+            return health_pb2.HealthCheckResponse.SERVING
+        return health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def _sampling_fields(params: pb.SamplingParams) -> SamplingFields:
+    """The message as the fields that HTTP has; a ``max_tokens`` of 0 is "all there is room for"."""
+    return SamplingFields(
+        max_tokens=params.max_tokens or None,
+        temperature=params.temperature if params.HasField("temperature") else None,
+        top_p=params.top_p if params.HasField("top_p") else None,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=params.seed if params.HasField("seed") else None,
+        stop=list(params.stop),
+        stop_token_ids=list(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+    )
+
+
+def _response(request_id: str, delta: Delta, usage: Usage) -> pb.GenerateResponse:
+    if delta.finish_reason is None:
+        return pb.GenerateResponse(request_id=request_id, text=delta.text, token_ids=delta.token_ids)
+    return pb.GenerateResponse(
+        request_id=request_id,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        finish_reason=_REASONS[delta.finish_reason],
+        usage=pb.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+        ),
+    )
+
+
+async def _abort(context: _Context, error: ApiError) -> NoReturn:
+    """End the call with ``error``; its code and field travel as trailing metadata."""
+    details = (("baton-error-code", error.code), ("baton-error-param", error.param))
+    # Metadata is ASCII; a field's name comes from the client.
+    metadata = tuple((key, value.encode("ascii", "replace").decode()) for key, value in details if value)
+    await context.abort(_CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message, metadata)
+    raise AssertionError("abort always raises")

@@ -1,0 +1,51 @@
+"""What a router exports of the workers it is connected to, from their last load reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One configured worker as its router sees it."""
+
+    address: str
+    role: str
+    ready: bool
+    running: int
+    waiting: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    open_handoffs: int
+
+
+class RingCollector(Collector):
+    """One series per configured worker; their number is bounded by the router's configuration."""
+
+    def __init__(self, views: Callable[[], list[WorkerView]]) -> None:
+        self._views = views
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("worker", "role")
+        ready = GaugeMetricFamily("baton_worker_ready", "Whether the worker's stream is up.", labels=labels)
+        running = GaugeMetricFamily("baton_worker_sequences_running", "Running there.", labels=labels)
+        waiting = GaugeMetricFamily("baton_worker_sequences_waiting", "Waiting there.", labels=labels)
+        handoffs = GaugeMetricFamily("baton_worker_handoffs_open", "Open there.", labels=labels)
+        blocks = GaugeMetricFamily(
+            "baton_worker_kv_blocks", "KV blocks there: free, cached, held.", labels=(*labels, "state")
+        )
+        for view in self._views():
+            of = (view.address, view.role)
+            ready.add_metric(of, view.ready)
+            running.add_metric(of, view.running)
+            waiting.add_metric(of, view.waiting)
+            handoffs.add_metric(of, view.open_handoffs)
+            blocks.add_metric((*of, "free"), view.blocks_free)
+            blocks.add_metric((*of, "cached"), view.blocks_cached)
+            blocks.add_metric((*of, "held"), view.blocks_held)
+        yield from (ready, running, waiting, handoffs, blocks)

@@ -1,0 +1,291 @@
+"""Random histories of an engine with a tiny pool: adds, cancels, handoffs in and out, transfers that pin blocks,
+failing passes, and others taking blocks while a pass runs.
+
+Whatever happens, every request gets the tokens it would get alone, nobody waits for ever, and every block comes
+back. ``PROPERTY_EXAMPLES`` (default 60) sets how many histories are tried, ``PROPERTY_STEPS`` (default 50) their
+length.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from baton.engine.engine import SequenceOutput
+from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.sampling_params import SamplingParams
+from baton_kernels.paged import PagedBatch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from torch import Tensor
+
+from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
+
+BLOCK_SIZE = 3
+EOS = frozenset(range(3))
+PICK = st.integers(0, 1 << 16)
+STEP_BOUND = 2000
+
+
+def prompt(kind: int, length: int) -> tuple[int, ...]:
+    """Prompts of one kind are prefixes of each other."""
+    return tuple((i * i * 31 + kind * 11 + 5) % VOCAB_SIZE for i in range(length))
+
+
+@lru_cache(maxsize=4096)
+def alone(kind: int, length: int, params: SamplingParams) -> tuple[int, ...]:
+    return tuple(run_alone(prompt(kind, length), params, EOS))
+
+
+REQUESTS = st.tuples(
+    st.integers(0, 2),
+    st.integers(1, 14),
+    st.builds(
+        SamplingParams,
+        max_tokens=st.integers(1, 10),
+        seed=st.integers(0, 2),
+        temperature=st.sampled_from([0.0, 2.0]),
+        ignore_eos=st.booleans(),
+    ),
+)
+
+
+class MeddlingModel(FakeModel):
+    """Lets the machine act in the midst of a pass, before the pass writes and after."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB_SIZE)
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        self.before()
+        hidden = super().forward(token_ids, batch, pool)
+        self.after()
+        return hidden
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(9, 16),
+        max_num_seqs=st.integers(1, 5),
+        budget=st.integers(5, 12),
+        chunk=st.integers(1, 6),
+        chunked=st.booleans(),
+        caching=st.booleans(),
+    )
+    def start(
+        self, num_blocks: int, max_num_seqs: int, budget: int, chunk: int, chunked: bool, caching: bool
+    ) -> None:
+        self.model = MeddlingModel()
+        self.engine = fake_engine(
+            num_blocks,
+            BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            prefill_chunk=chunk,
+            chunked_prefill=chunked,
+            prefix_caching=caching,
+            eos_token_ids=EOS,
+            model=self.model,
+        )
+        self.expected: dict[Sequence, tuple[int, ...]] = {}
+        self.pinned: list[list[int]] = []
+        self.names = 0
+
+    # -- what can happen ---------------------------------------------------------------------------------
+
+    @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 9))
+    def add(self, request: tuple[int, int, SamplingParams], hold: bool, given: int) -> None:
+        """A new request, or (``given`` > 0) one that another worker began."""
+        kind, length, params = request
+        expected = alone(kind, length, params)
+        outputs = list(expected[: min(given, len(expected) - 1)])
+        seq = Sequence(self.name(), 1, prompt(kind, length), params, outputs, hold_after_prefill=hold)
+        self.expected[seq] = expected
+        self.engine.add(seq)
+
+    @rule(request=REQUESTS)
+    def receive(self, request: tuple[int, int, SamplingParams]) -> None:
+        """A request prefilled elsewhere arrives, into promised blocks, reusing what is cached here."""
+        kind, length, params = request
+        expected = alone(kind, length, params)
+        if len(expected) < 2:
+            return
+        seq = Sequence(self.name(), 1, prompt(kind, length), params, [expected[0]])
+        engine = self.engine
+        needed = -(-length // BLOCK_SIZE)
+        if not engine.reserve(needed):
+            return
+        seq.extend_hashes(BLOCK_SIZE)
+        known = engine.pool.match_prefix(seq.hashes[: length // BLOCK_SIZE])
+        engine.unreserve(needed)
+        fresh = engine.pool.allocate(needed - len(known))
+        assert fresh is not None
+        seq.bind([*known, *fresh])
+        for position in range(len(known) * BLOCK_SIZE, length):
+            block = seq.block_ids[position // BLOCK_SIZE]
+            written = engine.runner.pool[block, :, :, :, position % BLOCK_SIZE]
+            written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
+        engine.admit_computed(seq)
+        self.expected[seq] = expected
+
+    @precondition(lambda self: self.expected)
+    @rule(pick=PICK)
+    def cancel(self, pick: int) -> None:
+        seq = list(self.expected)[pick % len(self.expected)]
+        assert not self.engine.cancel(seq.request_id, 0)
+        assert self.engine.cancel(seq.request_id, 1)
+        assert not self.engine.cancel(seq.request_id, 1)
+        assert seq.finish_reason is FinishReason.CANCELLED
+        del self.expected[seq]
+
+    @precondition(lambda self: self.engine.scheduler.held)
+    @rule(pick=PICK)
+    def release(self, pick: int) -> None:
+        held = sorted(self.engine.scheduler.held, key=lambda seq: seq.arrival)
+        self.release_one(held[pick % len(held)])
+
+    @rule(pick=PICK)
+    def pin(self, pick: int) -> None:
+        """A transfer begins to read a sequence's blocks."""
+        owners = [seq for seq in self.expected if seq.block_ids]
+        if owners:
+            blocks = list(owners[pick % len(owners)].block_ids)
+            self.engine.pool.pin(blocks)
+            self.pinned.append(blocks)
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self) -> None:
+        self.engine.pool.unpin(self.pinned.pop())
+
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.one_step()
+
+    @precondition(lambda self: self.expected)
+    @rule(pick=PICK, fail=st.booleans())
+    def cancel_during_a_step(self, pick: int, fail: bool) -> None:
+        """While a pass runs, a request is cancelled and somebody takes and overwrites all blocks he gets."""
+        seq = list(self.expected)[pick % len(self.expected)]
+        engine = self.engine
+        stolen: list[int] = []
+        cancelled: list[bool] = []
+
+        def before() -> None:
+            in_use = {block for s in engine.scheduler.running for block in s.block_ids}
+            cancelled.append(engine.cancel(seq.request_id, 1))
+            blocks = engine.pool.allocate(engine.pool.num_allocatable)
+            assert blocks is not None
+            in_flight = {block for s in engine._in_flight for block in s.block_ids}
+            assert in_flight <= in_use
+            assert in_flight.isdisjoint(blocks)
+            stolen.extend(blocks)
+            self.scribble(blocks)
+
+        def after() -> None:
+            assert bool((engine.runner.pool[stolen] == -9.0).all())
+            if fail:
+                raise RuntimeError("the pass failed")
+
+        self.model.before, self.model.after = before, after
+        try:
+            self.one_step()
+        except RuntimeError:
+            assert fail
+            assert not engine._in_flight
+        self.model.before = self.model.after = lambda: None
+        engine.pool.free(stolen)
+        if cancelled:
+            # A request that ended with this very step was still there to be cancelled.
+            assert cancelled == [True]
+            assert seq.finish_reason is FinishReason.CANCELLED
+            self.expected.pop(seq)
+
+    # -- what must then hold -----------------------------------------------------------------------------
+
+    def one_step(self) -> list[SequenceOutput]:
+        before = {seq: (seq.num_outputs, seq.num_computed) for seq in self.expected}
+        outputs = self.engine.step()
+        assert len({out.seq for out in outputs}) == len(outputs)
+        for out in outputs:
+            seq = out.seq
+            expected = self.expected[seq]
+            assert tuple(seq.output_ids) == expected[: seq.num_outputs]
+            assert seq.num_outputs == before[seq][0] + (out.new_token is not None)
+            assert out.advanced_to <= seq.num_tokens
+            if out.finish_reason is not None:
+                assert tuple(seq.output_ids) == expected
+                assert out.finish_reason is seq.finish_reason
+                del self.expected[seq]
+            elif out.new_token is not None and seq.hold_after_prefill:
+                assert seq.status is Status.HELD
+        self.check_books()
+        return outputs
+
+    def check_books(self) -> None:
+        """The pool's counts are the sum of what sequences and transfers hold; blocks without content are
+        overwritten, so that whoever still reads them gets other tokens."""
+        engine, pool = self.engine, self.engine.pool
+        scheduler = engine.scheduler
+        here = {*scheduler.running, *scheduler.waiting, *scheduler.joining, *scheduler.held}
+        assert here == set(self.expected)
+        assert len(scheduler.running) <= scheduler.limits.max_num_seqs
+        assert scheduler._waiting_tokens == sum(seq.num_tokens for seq in scheduler.waiting)
+        for queue in (scheduler.running, scheduler.waiting):
+            assert [s.arrival for s in queue] == sorted(s.arrival for s in queue)
+        refs = array("q", [0] * pool.num_blocks)
+        for seq in here:
+            assert seq.num_computed <= len(seq.block_ids) * BLOCK_SIZE
+            assert not seq.cancelled
+            for block in seq.block_ids:
+                refs[block] += 1
+        assert list(refs) == [pool.refs(block) for block in range(pool.num_blocks)]
+        self.scribble([b for b in range(pool.num_blocks) if pool.allocatable(b) and pool._digests[b] is None])
+
+    def scribble(self, blocks: list[int]) -> None:
+        self.engine.runner.pool[torch.tensor(blocks, dtype=torch.int64)] = -9.0
+
+    def release_one(self, seq: Sequence) -> None:
+        assert self.engine.release(seq)
+        assert not self.engine.release(seq)
+        del self.expected[seq]
+
+    def name(self) -> str:
+        self.names += 1
+        return f"r{self.names}"
+
+    def teardown(self) -> None:
+        """Everybody comes to an end in a bounded number of steps, and every block comes back."""
+        if not hasattr(self, "engine"):
+            return
+        for blocks in self.pinned:
+            self.engine.pool.unpin(blocks)
+        for _ in range(STEP_BOUND):
+            for seq in list(self.engine.scheduler.held):
+                self.release_one(seq)
+            if not self.expected:
+                break
+            # With nothing held, pinned or promised, every step makes progress.
+            assert self.one_step()
+        assert not self.expected
+        assert not self.engine.has_work
+        assert not self.engine._sequences
+        pool = self.engine.pool
+        assert pool.num_held == 0
+        assert self.engine.load().waiting_prefill_tokens == 0
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(
+    max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "60")),
+    stateful_step_count=int(os.environ.get("PROPERTY_STEPS", "50")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

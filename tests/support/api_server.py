@@ -1,0 +1,42 @@
+"""The HTTP API on a real server and a loopback port, in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from baton.router.api import ApiSettings, create_app
+from baton.router.types import Ring
+from baton.telemetry.metrics import RouterMetrics
+from baton.text.tokenizer import Tokenizer
+
+
+@asynccontextmanager
+async def serving(
+    ring: Ring,
+    tokenizer: Tokenizer,
+    settings: ApiSettings | None = None,
+    metrics: RouterMetrics | None = None,
+) -> AsyncIterator[str]:
+    """Serves while the context is open; gives the base URL."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = create_app(ring, tokenizer, settings, metrics)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def until(condition: Callable[[], bool], seconds: float = 2.0) -> None:
+    """Wait until ``condition`` holds; fail when it does not in time."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
