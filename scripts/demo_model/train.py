@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from demo_check import check
+from demo_muon import Muon
 from demo_text import Pieces, documents, load_entries, load_prose, tokenizer_text
 from demo_tokenizer import save_tokenizer, train_tokenizer
 from safetensors.torch import save as to_safetensors
@@ -39,7 +40,7 @@ CONFIG = {
     "vocab_size": 4096,
     "hidden_size": 256,
     "intermediate_size": 704,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 6,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -125,22 +126,23 @@ def train(tokenizer: Tokenizer, steps: int, tokens: int, peak: float, seed: int)
     """Trains from scratch, and prints the mean loss of the last 25 steps on the way."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().train()
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    gains = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95))
+    inside = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.dim() == 1 or "embed" in name]
+    muon = Muon(inside)
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     source = batches(tokenizer, tokens, seed)
     recent: list[float] = []
     start, seen = time.monotonic(), 0
     for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = peak * schedule(step, steps)
+        rate = peak * schedule(step, steps)
+        adam.param_groups[0]["lr"] = rate
         batch = next(source)
         loss = loss_of(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        muon.step(rate)
+        adam.step()
+        adam.zero_grad(set_to_none=True)
         recent = [*recent[-24:], loss.item()]
         seen += batch[0].numel()
         if (step + 1) % 25 == 0 or step + 1 == steps:
@@ -162,9 +164,9 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--tokens", type=int, default=3072, help="tokens in a batch")
-    parser.add_argument("--peak", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens in a batch")
+    parser.add_argument("--peak", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=OUT, help="model directory to write, or to check")

@@ -1,6 +1,7 @@
 """The block pool against a model of it that is too simple to be wrong: two Python lists and a dict.
 
-``PROPERTY_EXAMPLES`` (default 60) sets how many histories are tried, ``PROPERTY_STEPS`` (default 60) their length.
+``PROPERTY_EXAMPLES`` (default 60) sets how many histories are tried, ``PROPERTY_STEPS`` (default 60) how long
+they are.
 """
 
 from __future__ import annotations

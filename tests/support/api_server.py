@@ -38,5 +38,5 @@ async def serving(
 async def until(condition: Callable[[], bool], seconds: float = 2.0) -> None:
     """Wait until ``condition`` holds; fail when it does not in time."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - any condition will do
             await asyncio.sleep(0.005)

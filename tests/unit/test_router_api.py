@@ -206,13 +206,8 @@ async def test_stop_strings(tokenizer: Tokenizer, per_chunk: int, stream: bool) 
 
 async def test_stop_token_is_counted_but_not_text(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("fox a")
-    ring = FakeRing(lambda call: ids)
-
-    async def generate(*args: object) -> object:
-        raise NotImplementedError
-
-    chunks = FakeRing(lambda call: ids[:-1], ends=True)
-    async with serving(chunks, tokenizer) as url, httpx.AsyncClient(base_url=url) as client:
+    ring = FakeRing(lambda call: ids, ends=True)
+    async with serving(ring, tokenizer) as url, httpx.AsyncClient(base_url=url) as client:
         response = await client.post(
             "/v1/completions",
             json={
@@ -223,10 +218,9 @@ async def test_stop_token_is_counted_but_not_text(tokenizer: Tokenizer) -> None:
             },
         )
     [choice] = response.json()["choices"]
-    assert choice["text"] == tokenizer.decode(ids[:-1])
-    assert choice["token_ids"] == [*ids[:-1], 0]
+    assert choice["text"] == "fox a"
+    assert choice["token_ids"] == [*ids, 0]
     assert choice["stop_reason"] == 0
-    assert ring.calls == []
 
 
 async def test_return_token_ids(ring: FakeRing, tokenizer: Tokenizer) -> None:
@@ -348,14 +342,14 @@ async def test_a_chat_without_a_template_is_refused(ring: FakeRing, tmp_path: Pa
 
 async def test_a_busy_ring_is_told_with_its_own_status(ring: FakeRing, tokenizer: Tokenizer) -> None:
     ring.error = busy()
-    async with serving(ring, tokenizer, ApiSettings(retry_after_seconds=3)) as url:
-        async with httpx.AsyncClient(base_url=url) as client:
-            for stream in (False, True):
-                answer = await client.post("/v1/completions", json={"prompt": "a", "stream": stream})
-                assert answer.status_code == 503
-                assert answer.headers["retry-after"] == "3"
-                assert answer.json()["error"]["code"] == "no_capacity"
-                assert answer.json()["error"]["type"] == "server_error"
+    settings = ApiSettings(retry_after_seconds=3)
+    async with serving(ring, tokenizer, settings) as url, httpx.AsyncClient(base_url=url) as client:
+        for stream in (False, True):
+            answer = await client.post("/v1/completions", json={"prompt": "a", "stream": stream})
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "3"
+            assert answer.json()["error"]["code"] == "no_capacity"
+            assert answer.json()["error"]["type"] == "server_error"
 
 
 async def test_a_failure_in_mid_stream_is_an_event(ring: FakeRing, tokenizer: Tokenizer) -> None:
@@ -368,7 +362,7 @@ async def test_a_failure_in_mid_stream_is_an_event(ring: FakeRing, tokenizer: To
         assert events[-1] == "data: [DONE]"
         async with client_of(url) as typed:
             stream = await typed.completions.create(model="tiny", prompt="a", stream=True)
-            with pytest.raises(openai.APIError, match="no room"):
+            with pytest.raises(openai.APIError, match="room"):
                 async for _ in stream:
                     pass
 

@@ -282,6 +282,19 @@ class TestHandoffs:
             s.admit_computed(seq)
 
 
+    def test_an_older_prompt_takes_the_place_of_a_younger_decode_in_the_same_step(self) -> None:
+        s = scheduler(num_blocks=6, chunk=2, prefix_caching=False)
+        s.add(sequence("old", 16))
+        step(s)
+        young = self.arrived(s, "young", 10)
+        s.admit_computed(young)
+        for _ in range(3):
+            assert step(s) == [("young", 1), ("old", 2)]
+        assert (young.num_tokens, s.pool.num_allocatable) == (13, 1)
+        assert step(s) == [("old", 2)]
+        assert (young.status, s.preemptions) == (Status.WAITING, 1)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("prompt", "outputs", "max_tokens", "message"),

@@ -95,7 +95,10 @@ class Child:
 
     async def _read_stderr(self, stream: asyncio.StreamReader) -> None:
         async for line in _lines(stream):
-            self._view.log(self.spec.name, self._logs.read(line), line)
+            level = self._logs.read(line)
+            # Services that end one after the other miss each other. That is no news.
+            if not self._unwanted or level >= logging.ERROR:
+                self._view.log(self.spec.name, level, line)
 
     def terminate(self) -> None:
         """Ask the process to end, also when it is only just being started."""

@@ -239,15 +239,15 @@ class DecodeHandoffs:
 
     def _on_ask(self, link: LinkId, ask: Ask, now: float) -> list[Action]:
         name = ask.name
-        if self._tombstones.covers(name):
-            self.counters.stale += 1
-            return [Send(link, Decline(name, "this attempt is over"))]
         known = self._handoffs.get(name)
         if known is not None:
             if known.link == link and known.state is State.RESERVED:
                 return [Send(link, Credit(name))]
             self.counters.stale += 1
             return []
+        if self._tombstones.covers(name) or self._newest.get(name.request_id, name).attempt > name.attempt:
+            self.counters.stale += 1
+            return [Send(link, Decline(name, "this attempt is over"))]
         if self._tombstones.full:
             return [Send(link, Decline(name, "decode has too many ended attempts to remember"))]
         if not self._room.fits(ask.num_blocks):
@@ -315,11 +315,12 @@ class DecodeHandoffs:
     # --- giving up
 
     def cancel(self, name: Name, now: float) -> list[Action]:
-        """The router gives the attempt up, in whatever state it is, known here or not (rule 9)."""
+        """The router gives the attempt up, in whatever state it is, known here or not (rule 9). With it goes
+        an older one, whose own cancel is still to come."""
         handoff = self._handoffs.get(name)
         if handoff is None:
             self._tombstones.bury(name, now)
-            return []
+            return self._supersede(name, now)
         return self._abort(handoff, now)
 
     def _abort(self, handoff: Handoff, now: float) -> list[Action]:

@@ -187,17 +187,18 @@ class PrefillHandoffs:
         return actions
 
     def sent(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
-        """A send is over: its pages may change. Not ok: the link is broken, which is reported separately."""
+        """A send is over: its pages may change. Not ok: the link is broken, and how much of the send has
+        landed is unknown. So nothing more is said on the link: after that, Drained would be no proof."""
         name = self._by_tag.pop((link, tag), None)
         handoff = self._handoffs.get(name) if name is not None else None
         if handoff is None or tag not in handoff.sending:
             self.counters.stale += 1
             return []
         self._source.unpin(handoff.sending.pop(tag))
+        if not ok:
+            return self.link_lost(link, now)
         if handoff.state is State.STOPPED:
             return self._drained_if_quiet(handoff, now)
-        if not ok:
-            return [Fail(handoff.name, "a KV transfer failed"), *self.withdraw(handoff.name, "transfer", now)]
         return self._complete_if_sent(handoff)
 
     def _complete_if_sent(self, handoff: Handoff) -> list[Action]:
@@ -226,13 +227,16 @@ class PrefillHandoffs:
         match message:
             case Credit():
                 return self._on_credit(handoff)
-            case Decline():
+            case Decline() if handoff.state is State.ASKED:
                 self._forget(handoff, now)
                 return [Fail(handoff.name, message.reason), Stop(handoff.name)]
             case Grant():
                 return self._on_grant(handoff, message)
-            case Release():
+            case Release() if handoff.state is State.SENT:
                 self._forget(handoff, now)
+                return []
+            case _:
+                self.counters.stale += 1
                 return []
 
     def _on_credit(self, handoff: Handoff) -> list[Action]:

@@ -31,6 +31,7 @@ _DISCARD_BYTES = 1 << 20
 _SOCKET_BUFFER_BYTES = 4 << 20
 _IDLE_S, _PROBE_S, _PROBES = 10, 2, 3
 """TCP keepalive: a link idle for hours outlives the idle timers of what lies between."""
+_ACCEPT_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class _SocketThread:
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._closed = False
+        self._over = asyncio.Event()
+        """The thread has done all it will ever do."""
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
@@ -77,6 +80,7 @@ class _SocketThread:
             if not self._closed:
                 log.info("a data connection ended: %s", error)
         finally:
+            _shut_down(self._socket)  # the peer learns it now, not when this end is closed
             self._post(self._ended)
 
     def _run(self, sock: socket.socket) -> None:
@@ -90,6 +94,7 @@ class _SocketThread:
 
     def _ended(self) -> None:
         lost = not self._closed
+        self._over.set()
         self._fail_all(TransferError("the data connection ended"))
         if lost:
             self._on_lost()
@@ -102,13 +107,13 @@ class _SocketThread:
             self._closed = True
             sock, thread = self._socket, self._thread
         if sock is not None:
-            try:
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                log.debug("the data connection was closed already")
+            _shut_down(sock)
         self._wake()
         if thread is not None:
-            await asyncio.to_thread(thread.join)
+            # Not on the loop's executor: others can fill that up, and a join that never ends would keep the
+            # process from ending, which is what is left to do then.
+            await self._over.wait()
+            thread.join()
         if sock is not None:
             sock.close()
         self._fail_all(TransferError("the link was closed"))
@@ -204,11 +209,12 @@ class SendingLink(_SocketThread):
         self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
         self._unsent: set[asyncio.Future[None]] = set()
         self._start(sock)
+        self._loop.add_reader(sock, self._readable, sock)
 
     def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
         with self._lock:
-            if self._closed or self._thread is None or not self._thread.is_alive():
+            if self._closed or self._over.is_set():
                 done.set_exception(TransferError("the link is closed"))
                 return done
             self._unsent.add(done)
@@ -221,6 +227,17 @@ class SendingLink(_SocketThread):
 
     def cancel_receive(self, tag: int) -> bool:
         return False
+
+    async def close(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+        await super().close()
+
+    def _readable(self, sock: socket.socket) -> None:
+        """Decode never writes here: the connection has ended, which an idle thread would not notice."""
+        self._loop.remove_reader(sock)
+        _shut_down(sock)
+        self._wake()
 
     def _run(self, sock: socket.socket) -> None:
         while (message := self._queue.get()) is not None:
@@ -270,44 +287,55 @@ class TcpConnector:
     async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
         host, _, port = address.rpartition(":")
         sock = await asyncio.to_thread(socket.create_connection, (host, int(port)), _HANDSHAKE_S)
-        _tune(sock)
-        await asyncio.to_thread(sock.sendall, _MAGIC + token)
+        try:
+            _tune(sock)
+            sock.sendall(_MAGIC + token)  # fits into the buffer of a new socket
+        except OSError:
+            sock.close()
+            raise
         sock.settimeout(None)
         return SendingLink(self._memory, sock, on_lost)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            sock, _ = await loop.sock_accept(listener)
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of file descriptors, or the peer has gone again
+                log.warning("could not accept a data connection: %s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
             task = asyncio.create_task(self._greet(sock))
             self._greetings.add(task)
             task.add_done_callback(self._greetings.discard)
 
     async def _greet(self, sock: socket.socket) -> None:
         """Admit a peer that shows a token decode has given out on the control stream; a token works once."""
-        sock.settimeout(_HANDSHAKE_S)
-        greeting = bytearray(len(_MAGIC) + _TOKEN_BYTES)
         try:
-            await asyncio.to_thread(_receive_exactly, sock, memoryview(greeting))
+            async with asyncio.timeout(_HANDSHAKE_S):
+                greeting = await _receive_greeting(sock)
         except (OSError, TransferError) as error:
-            log.warning("a data connection did not introduce itself: %s", error)
+            log.warning("a data connection did not introduce itself: %s", error or "too slow")
             sock.close()
             return
-        token = bytes(greeting[len(_MAGIC) :])
+        except asyncio.CancelledError:
+            sock.close()
+            raise
+        token = greeting[len(_MAGIC) :]
         known = next((t for t in self._expected if hmac.compare_digest(t, token)), None)
         if known is None or not greeting.startswith(_MAGIC):
             log.warning("a data connection showed no valid token")
             sock.close()
             return
-        sock.settimeout(None)
+        sock.setblocking(True)
         _tune(sock)
         self._expected.pop(known).attach(sock)
 
     async def close(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-        for task in list(self._greetings):
+        tasks = [*self._greetings, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._listener is not None:
             self._listener.close()
 
@@ -321,6 +349,25 @@ def _tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+
+
+def _shut_down(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        log.debug("the data connection was closed already")
+
+
+async def _receive_greeting(sock: socket.socket) -> bytes:
+    """From a socket that does not block. No thread waits for strangers: they could take up all there are."""
+    greeting = bytearray(len(_MAGIC) + _TOKEN_BYTES)
+    rest = memoryview(greeting)
+    while rest.nbytes:
+        count = await asyncio.get_running_loop().sock_recv_into(sock, rest)
+        if count == 0:
+            raise TransferError("the peer closed the connection")
+        rest = rest[count:]
+    return bytes(greeting)
 
 
 def _receive_exactly(sock: socket.socket, view: memoryview) -> None:

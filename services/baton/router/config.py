@@ -22,7 +22,7 @@ class RouterConfig:
     port: int = 8000
     grpc_port: int = 8001
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = 128
     max_stop_strings: int = 16
     log_level: str = "info"

@@ -43,6 +43,7 @@ class Entry:
         finish = _FINISH.get(delta.finish_reason)
         if not token_ids and finish is None:
             return None
+        cached_tokens = 0 if self.output_ids else delta.cached_tokens
         self.output_ids.extend(token_ids)
         self.finished = finish is not None
-        return TokenChunk(token_ids, finish, delta.cached_tokens)
+        return TokenChunk(token_ids, finish, cached_tokens)

@@ -21,6 +21,13 @@ def takes(body: type[msgspec.Struct]) -> dict[str, object]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
+def _any_json(type_: type) -> dict[str, object]:
+    """The schema of a type that msgspec has none for: ``object``, which stands for any JSON value."""
+    if type_ is not object:
+        raise NotImplementedError
+    return {"description": "Any JSON value."}
+
+
 class DescribedApi(FastAPI):
     """An application whose OpenAPI document also holds the schemas of msgspec bodies."""
 
@@ -29,7 +36,7 @@ class DescribedApi(FastAPI):
         if not self.openapi_schema:
             document = super().openapi()
             _, components = msgspec.json.schema_components(
-                _BODIES, ref_template="#/components/schemas/{name}"
+                _BODIES, ref_template="#/components/schemas/{name}", schema_hook=_any_json
             )
             document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         return self.openapi_schema or {}

@@ -1,0 +1,1105 @@
+"""A simulated world around the handoff's state machines, to find schedules in which they go wrong.
+
+The machines, the block pools and the messages are those that ship. Simulated are what they rely on: engines
+that compute, preempt and free; a router that cancels in any order; control streams that delay, repeat and
+break; a transport that touches pages late; processes that die. A page carries its content, so a byte in the
+wrong place is seen. Whatever must not happen raises ``ViolationError`` at once, in ``World``'s own words.
+
+A world does nothing by itself: whoever drives it calls one event after the other, with a number that decides
+what is left open. Equal numbers make an equal history.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, TypeVar
+
+from baton.connector.decode import Binding, DecodeHandoffs, State
+from baton.connector.messages import (
+    Action,
+    CancelReceive,
+    Commit,
+    Compute,
+    Fail,
+    Fence,
+    LinkId,
+    Name,
+    PostReceive,
+    Retire,
+    Send,
+    SendPages,
+    Stop,
+    ToDecode,
+    ToPrefill,
+)
+from baton.connector.prefill import Computed, PrefillHandoffs
+from baton.engine.block_pool import BlockPool
+
+ATTEMPTS = 3
+REPLAYED = 6
+"""Delivered messages per stream that may come once more."""
+BLOCK_SIZE = 16
+SMALL_TICK = 1
+"""The number for ``tick`` that lets 0.25 s pass."""
+SETTLE_TICKS = 40
+"""Ten seconds: more than all escalation together."""
+FORWARD = (
+    "connect",
+    "ask",
+    "deliver",
+    "compute",
+    "publish",
+    "read_page",
+    "end_send",
+    "match",
+    "land_page",
+    "end_receive",
+    "cancel_receive_now",
+    "deliver_cancel",
+    "finish",
+    "notice_at_prefill",
+    "notice_at_decode",
+    "end_fence",
+)
+"""Events that are no faults, and of which there is an end."""
+
+T = TypeVar("T")
+
+
+class ViolationError(AssertionError):
+    """The protocol did what it must never do."""
+
+
+def require(condition: bool, text: str) -> None:
+    if not condition:
+        raise ViolationError(text)
+
+
+class Content(NamedTuple):
+    """What a page holds: which block of which text, and which write put it there."""
+
+    text: str
+    block: int
+    write: int
+
+
+class Picker:
+    """Takes the choices of one event out of one number."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def below(self, n: int) -> int:
+        self._number, choice = divmod(self._number, n)
+        return choice
+
+    def of(self, options: Sequence[T]) -> T:
+        return options[self.below(len(options))]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's tokens as blocks. The first ``shared`` of them are a prefix that others have too."""
+
+    request: str
+    num_blocks: int
+    shared: int
+    partial: bool
+    """The last block is not full, so no cache may find it."""
+
+    def text(self, block: int) -> str:
+        return "common" if block < self.shared else self.request
+
+    def digests(self) -> list[bytes]:
+        full = self.num_blocks - self.partial
+        return [f"{self.text(i)}/{i}".encode() for i in range(full)]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * BLOCK_SIZE - 5 * self.partial
+
+    @property
+    def tokens_digest(self) -> bytes:
+        return f"{self.request}/{self.num_tokens}".encode()
+
+
+class Memory:
+    """A pool and its pages' content. ``touched`` counts, per page, transfers that may still read or write."""
+
+    def __init__(self, label: str, num_blocks: int) -> None:
+        self.label = label
+        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
+        self.content: list[Content | None] = [None] * num_blocks
+        self.touched: Counter[int] = Counter()
+        self._writes = 0
+
+    def allocate(self, n: int) -> list[int] | None:
+        """Blocks of the pool, which must give none that a transfer may still touch."""
+        pages = self.pool.allocate(n)
+        for page in pages or []:
+            require(not self.touched[page], f"{self.label} granted page {page}, which a transfer may touch")
+        return pages
+
+    def match(self, digests: list[bytes]) -> list[int]:
+        pages = self.pool.match_prefix(digests)
+        for page, digest in zip(pages, digests, strict=False):
+            held = self.content[page]
+            require(held is not None, f"{self.label} found empty page {page} in its cache")
+            assert held is not None
+            found = f"{held.text}/{held.block}".encode()
+            require(found == digest, f"{self.label} found {found!r} in its cache under {digest!r}")
+        return pages
+
+    def compute(self, page: int, text: str, block: int) -> None:
+        """The engine of this worker writes a block's KV."""
+        require(not self.pool.allocatable(page), f"{self.label} computes into page {page}, held by nobody")
+        require(not self.touched[page], f"{self.label} changes page {page} while a transfer may touch it")
+        self.put(page, text, block)
+
+    def put(self, page: int, text: str, block: int) -> None:
+        self._writes += 1
+        self.content[page] = Content(text, block, self._writes)
+
+    def index(self, pages: Sequence[int], prompt: Prompt) -> None:
+        for page, digest in zip(pages, prompt.digests(), strict=False):
+            self.pool.commit(page, digest)
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One message on the data connection: prefill's send, decode's receive and what is between."""
+
+    link: LinkId
+    tag: int
+    name: Name
+    target: tuple[int, ...]
+    source: tuple[int, ...] | None = None
+    read: list[Content | None] = field(default_factory=list)
+    landed: int = 0
+    matched: bool = False
+    discarded: bool = False
+    send_over: bool = False
+    receive_over: bool = False
+    cancel_asked: bool = False
+    touching: bool = False
+    """Counted in ``touched`` of decode's memory."""
+
+    @property
+    def arrived(self) -> bool:
+        return self.landed == len(self.target)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A request in prefill's engine."""
+
+    prompt: Prompt
+    link_to: int
+    asked: bool = False
+    running: bool = False
+    held: bool = False
+    pages: list[int] = field(default_factory=list)
+    computed: int = 0
+    published: int = 0
+    """How much of it the service has heard of."""
+
+
+class _Source:
+    """``SourcePages`` of a simulated prefill worker."""
+
+    def __init__(self, memory: Memory, sequences: dict[Name, _Sequence]) -> None:
+        self._memory = memory
+        self._sequences = sequences
+
+    def finished(self, name: Name) -> tuple[int, ...]:
+        sequence = self._sequences.get(name)
+        return tuple(sequence.pages[: sequence.computed]) if sequence else ()
+
+    def pin(self, pages: tuple[int, ...]) -> None:
+        self._memory.pool.pin(pages)
+
+    def unpin(self, pages: tuple[int, ...]) -> None:
+        self._memory.pool.unpin(pages)
+
+
+class _Room:
+    """``Room`` of a simulated decode worker. Knows which pages were bound for whom, and are pinned."""
+
+    def __init__(self, memory: Memory, prompt_of: Callable[[Name], Prompt]) -> None:
+        self.memory = memory
+        self.reserved: dict[Name, int] = {}
+        self.pinned_for: dict[int, Name] = {}
+        self._prompt_of = prompt_of
+
+    def fits(self, num_blocks: int) -> bool:
+        return num_blocks <= self.memory.pool.num_blocks
+
+    def reserve(self, name: Name, num_blocks: int) -> bool:
+        if num_blocks > self.memory.pool.num_allocatable - sum(self.reserved.values()):
+            return False
+        require(name not in self.reserved, f"room was promised to {name} twice")
+        self.reserved[name] = num_blocks
+        return True
+
+    def unreserve(self, name: Name) -> None:
+        require(name in self.reserved, f"a promise to {name} was taken back that was not made")
+        del self.reserved[name]
+
+    def bind(self, name: Name) -> Binding | None:
+        cached = self.memory.match(self._prompt_of(name).digests())
+        fresh = self.memory.allocate(self.reserved[name] - len(cached))
+        if fresh is None:
+            self.memory.pool.free(cached)
+            return None
+        self.memory.pool.pin(fresh)
+        self.unreserve(name)
+        self.pinned_for.update(dict.fromkeys(fresh, name))
+        return Binding((*cached, *fresh), len(cached))
+
+    def unpin(self, pages: tuple[int, ...]) -> None:
+        for page in pages:
+            require(page in self.pinned_for, f"page {page} was unpinned twice")
+            del self.pinned_for[page]
+        self.memory.pool.unpin(pages)
+
+    def free(self, name: Name, pages: tuple[int, ...]) -> None:
+        self.memory.pool.free(pages)
+
+    def manifest(self, name: Name) -> tuple[int, bytes]:
+        prompt = self._prompt_of(name)
+        return prompt.num_tokens, prompt.tokens_digest
+
+
+@dataclass(slots=True)
+class Prefill:
+    """One process start of a prefill worker."""
+
+    incarnation: str
+    memory: Memory
+    sequences: dict[Name, _Sequence]
+    machine: PrefillHandoffs
+    links: dict[LinkId, None] = field(default_factory=dict)
+    """Not known to be lost."""
+    others: list[list[int]] = field(default_factory=list)
+    """Pages of requests that have nothing to do with handoffs."""
+
+
+@dataclass(slots=True)
+class Decode:
+    """One process start of a decode worker."""
+
+    incarnation: str
+    memory: Memory
+    room: _Room
+    machine: DecodeHandoffs
+    links: dict[LinkId, None] = field(default_factory=dict)
+    """Neither lost nor fenced."""
+    fencing: dict[LinkId, None] = field(default_factory=dict)
+    committed: dict[Name, tuple[int, ...]] = field(default_factory=dict)
+    ended: set[Name] = field(default_factory=set)
+    """Cancelled by the router, or said to have failed."""
+    retiring: bool = False
+    others: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One direction of a link's control stream."""
+
+    queue: deque[ToDecode | ToPrefill] = field(default_factory=deque)
+    delivered: deque[ToDecode | ToPrefill] = field(default_factory=lambda: deque(maxlen=REPLAYED))
+
+
+@dataclass(slots=True)
+class _Attempt:
+    prefill: int
+    decode: int
+    over: bool = False
+    """The router has given it up, or will."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig:
+    prefills: int = 1
+    decodes: int = 1
+    requests: int = 3
+    prefill_blocks: int = 10
+    decode_blocks: int = 10
+    one_sided: bool = False
+    """Prefill writes into decode's memory: a send is over when it has landed, and nothing that decode does
+    short of a fence keeps it from landing."""
+    ordered: bool = False
+    """Messages of a link move one after the other, as on a socket."""
+    decode_machine: type[DecodeHandoffs] = DecodeHandoffs
+    prefill_machine: type[PrefillHandoffs] = PrefillHandoffs
+
+
+class World:
+    """See the module. ``EVENTS`` names the methods that a driver may call, each with a number."""
+
+    EVENTS: ClassVar[dict[str, int]] = {
+        "submit": 5,
+        "connect": 8,
+        "ask": 8,
+        "deliver": 60,
+        "repeat": 4,
+        "replay": 2,
+        "compute": 40,
+        "publish": 25,
+        "preempt": 2,
+        "read_page": 40,
+        "end_send": 25,
+        "match": 25,
+        "land_page": 40,
+        "end_receive": 25,
+        "cancel_receive_now": 10,
+        "cancel": 4,
+        "deliver_cancel": 8,
+        "finish": 8,
+        "others_take": 6,
+        "others_leave": 8,
+        "tick": 6,
+        "break_data": 1,
+        "break_control": 1,
+        "notice_at_prefill": 4,
+        "notice_at_decode": 4,
+        "end_fence": 4,
+        "crash_prefill": 1,
+        "crash_decode": 1,
+    }
+    """With how often each should come, relatively."""
+
+    def __init__(self, config: WorldConfig) -> None:
+        self.config = config
+        self.now = 0.0
+        self.commits: Counter[Name] = Counter()
+        self._starts = 0
+        self._prompts = {f"r{i}": self._new_prompt(i) for i in range(config.requests)}
+        self._attempts: dict[Name, _Attempt] = {}
+        self._cancels: list[tuple[Name, str]] = []
+        self._streams: dict[tuple[LinkId, str], _Stream] = {}
+        self._transfers: dict[tuple[LinkId, int], Transfer] = {}
+        self._broken: dict[LinkId, set[str]] = {}
+        """Links with a dead connection, and the sides that have not noticed."""
+        self.prefills = [self._start_prefill() for _ in range(config.prefills)]
+        self.decodes = [self._start_decode() for _ in range(config.decodes)]
+
+    @staticmethod
+    def _new_prompt(i: int) -> Prompt:
+        return Prompt(f"r{i}", num_blocks=1 + (i * 2 + 2) % 5, shared=(0, 2, 3)[i % 3], partial=i % 2 == 0)
+
+    def prompt_of(self, name: Name) -> Prompt:
+        return self._prompts[name.request_id]
+
+    def _incarnation(self, role: str) -> str:
+        self._starts += 1
+        return f"{role}{self._starts}"
+
+    def _start_prefill(self) -> Prefill:
+        incarnation = self._incarnation("P")
+        memory = Memory(incarnation, self.config.prefill_blocks)
+        sequences: dict[Name, _Sequence] = {}
+        machine = self.config.prefill_machine(_Source(memory, sequences))
+        return Prefill(incarnation, memory, sequences, machine)
+
+    def _start_decode(self) -> Decode:
+        incarnation = self._incarnation("D")
+        memory = Memory(incarnation, self.config.decode_blocks)
+        room = _Room(memory, self.prompt_of)
+        machine = self.config.decode_machine(
+            incarnation, room, drained_is_proof=self.config.one_sided, max_queued=4
+        )
+        return Decode(incarnation, memory, room, machine)
+
+    # --- driving
+
+    def step(self, event: str, number: int) -> bool:
+        """One event. False: there was nothing for it to happen to."""
+        method: Callable[[Picker], bool] = getattr(self, event)
+        happened = method(Picker(number))
+        if happened:
+            self.check()
+        return happened
+
+    def check(self) -> None:
+        """What must hold between any two events."""
+        for worker in (*self.prefills, *self.decodes):
+            pins = Counter(worker.machine.pinned_pages())
+            pool = worker.memory.pool
+            for page in range(pool.num_blocks):
+                require(
+                    pool.pins(page) == pins[page],
+                    f"page {page} of {worker.incarnation} has {pool.pins(page)} pins, "
+                    f"of which its handoffs know {pins[page]}",
+                )
+                if worker.memory.touched[page]:
+                    require(not pool.allocatable(page), f"page {page} is free while a transfer may touch it")
+
+        for decode in self.decodes:
+            for name in decode.room.reserved:
+                state = decode.machine.state_of(name)
+                require(state is State.RESERVED, f"room is promised to {name}, which is {state}")
+
+    # --- the router
+
+    def submit(self, pick: Picker) -> bool:
+        """A request's first attempt, or another one: the router may think the worst of the current one."""
+        prompt = pick.of(list(self._prompts.values()))
+        tries = [name for name in self._attempts if name.request_id == prompt.request]
+        if len(tries) == ATTEMPTS or any(self.commits[name] for name in tries):
+            return False
+        name = Name(prompt.request, len(tries))
+        prefill, decode = pick.below(len(self.prefills)), pick.below(len(self.decodes))
+        self._attempts[name] = _Attempt(prefill, decode)
+        self.prefills[prefill].sequences[name] = _Sequence(prompt, decode)
+        for older in tries:
+            self._give_up(older)
+        return True
+
+    def cancel(self, pick: Picker) -> bool:
+        if not self._attempts:
+            return False
+        self._give_up(pick.of(list(self._attempts)))
+        return True
+
+    def _give_up(self, name: Name) -> None:
+        self._attempts[name].over = True
+        self._cancels += [(name, "prefill"), (name, "decode")]
+
+    def deliver_cancel(self, pick: Picker) -> bool:
+        """Any one that is under way, sometimes without being taken off it: it will come again."""
+        if not self._cancels:
+            return False
+        chosen = pick.below(len(self._cancels))
+        name, side = self._cancels[chosen]
+        if pick.below(4):
+            del self._cancels[chosen]
+        attempt = self._attempts[name]
+        if side == "prefill":
+            prefill = self.prefills[attempt.prefill]
+            self._at_prefill(prefill, prefill.machine.cancel(name, self.now))
+            self._drop(prefill, name)
+        else:
+            decode = self.decodes[attempt.decode]
+            decode.ended.add(name)
+            self._at_decode(decode, decode.machine.cancel(name, self.now))
+            self._finish(decode, name)
+        return True
+
+    # --- prefill's engine and service
+
+    def ask(self, pick: Picker) -> bool:
+        """A request goes to the state machine, once there is a link to its decode worker."""
+        options = [
+            (prefill, name, link)
+            for prefill in self.prefills
+            for name, sequence in prefill.sequences.items()
+            if not sequence.asked
+            for link in prefill.links
+            if link.decode == self.decodes[sequence.link_to].incarnation
+        ]
+        if not options:
+            return False
+        prefill, name, link = pick.of(options)
+        sequence = prefill.sequences[name]
+        sequence.asked = True
+        actions = prefill.machine.ask(name, link, sequence.prompt.num_blocks, self.now)
+        self._at_prefill(prefill, actions)
+        return True
+
+    def _running(self) -> list[tuple[Prefill, Name]]:
+        return [(p, name) for p in self.prefills for name, s in p.sequences.items() if s.running]
+
+    def compute(self, pick: Picker) -> bool:
+        """A step of one sequence: blocks are bound for it, or the KV of one is computed."""
+        options = [(p, name) for p, name in self._running() if not p.sequences[name].held]
+        if not options:
+            return False
+        prefill, name = pick.of(options)
+        sequence, memory = prefill.sequences[name], prefill.memory
+        prompt = sequence.prompt
+        if not sequence.pages:
+            sequence.pages = memory.match(prompt.digests()[: prompt.num_blocks - 1])
+            sequence.computed = len(sequence.pages)
+        if sequence.computed == len(sequence.pages):
+            missing = prompt.num_blocks - len(sequence.pages)
+            fresh = memory.allocate(min(missing, 1 + pick.below(3)))
+            if fresh is None:
+                return self._preempt_for(prefill, name, pick)
+            sequence.pages += fresh
+            return True
+        block = sequence.computed
+        memory.compute(sequence.pages[block], prompt.text(block), block)
+        sequence.computed += 1
+        memory.index(sequence.pages[: sequence.computed], prompt)
+        sequence.held = sequence.computed == prompt.num_blocks
+        return True
+
+    def _preempt_for(self, prefill: Prefill, name: Name, pick: Picker) -> bool:
+        """A sequence finds the pool full: a later arrival makes room, or it waits."""
+        names = list(prefill.sequences)
+        later = names[names.index(name) + 1 :]
+        victims = [n for n in later if prefill.sequences[n].pages and not prefill.sequences[n].held]
+        if victims:
+            self._preempt(prefill, pick.of(victims))
+        return bool(victims)
+
+    def preempt(self, pick: Picker) -> bool:
+        """A sequence loses its pages in the middle of its prompt, and starts over in others."""
+        victims = [
+            (p, name) for p, name in self._running() if p.sequences[name].pages and not p.sequences[name].held
+        ]
+        if victims:
+            self._preempt(*pick.of(victims))
+        return bool(victims)
+
+    @staticmethod
+    def _preempt(prefill: Prefill, name: Name) -> None:
+        sequence = prefill.sequences[name]
+        prefill.memory.pool.free(sequence.pages)
+        sequence.pages, sequence.computed = [], 0
+
+    def publish(self, pick: Picker) -> bool:
+        """The service hears, late, that a step has computed something."""
+        news = [(p, n) for p, n in self._running() if p.sequences[n].computed != p.sequences[n].published]
+        if not news:
+            return False
+        prefill, name = pick.of(news)
+        sequence = prefill.sequences[name]
+        sequence.published = sequence.computed
+        if not sequence.held:
+            actions = prefill.machine.progress(name)
+        else:
+            prompt = sequence.prompt
+            computed = Computed(prompt.num_tokens, prompt.tokens_digest, first_token=7, cached_tokens=0)
+            actions = prefill.machine.computed(name, computed)
+        self._at_prefill(prefill, actions)
+        return True
+
+    @staticmethod
+    def _drop(prefill: Prefill, name: Name) -> None:
+        """The engine forgets a request and frees its blocks."""
+        sequence = prefill.sequences.pop(name, None)
+        if sequence is not None:
+            prefill.memory.pool.free(sequence.pages)
+
+    def _at_prefill(self, prefill: Prefill, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(link=link, message=message):
+                    self._post(link, "to decode", message)
+                case SendPages():
+                    self._start_send(prefill, action)
+                case Compute(name=name):
+                    prefill.sequences[name].running = True
+                case Stop(name=name):
+                    self._drop(prefill, name)
+                case Fail(name=name):
+                    self._drop(prefill, name)
+                    self._give_up(name)
+                case _:
+                    raise ViolationError(f"prefill cannot do {action}")
+
+    # --- decode's engine and service
+
+    def finish(self, pick: Picker) -> bool:
+        """A request that was taken over has written its answer."""
+        options = [(d, name) for d in self.decodes for name in d.committed]
+        if options:
+            self._finish(*pick.of(options))
+        return bool(options)
+
+    def _finish(self, decode: Decode, name: Name) -> None:
+        pages = decode.committed.pop(name, None)
+        if pages is not None:
+            decode.memory.pool.free(pages)
+            self._at_decode(decode, decode.machine.pump(self.now))
+
+    def _commit(self, decode: Decode, commit: Commit) -> None:
+        name, prompt = commit.name, self.prompt_of(commit.name)
+        self.commits[name] += 1
+        require(self.commits[name] == 1, f"{name} was committed twice")
+        require(name not in decode.ended, f"{name} was committed after it had been cancelled or had failed")
+        newer = [
+            n for n in decode.ended | set(decode.committed) if n.request_id == name.request_id and n > name
+        ]
+        require(not newer, f"{name} was committed after {newer}")
+        require(
+            len(commit.pages) == prompt.num_blocks, f"{name} was committed with {len(commit.pages)} pages"
+        )
+        for block, page in enumerate(commit.pages):
+            held = decode.memory.content[page]
+            right = held is not None and (held.text, held.block) == (prompt.text(block), block)
+            require(right, f"{name} was committed with {held} as its block {block}")
+            require(not decode.memory.touched[page], f"{name} was committed while page {page} is written")
+            require(decode.memory.pool.refs(page) > 0, f"{name} was committed with page {page}, not its own")
+        decode.committed[name] = commit.pages
+        decode.memory.index(commit.pages, prompt)
+
+    def _at_decode(self, decode: Decode, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(link=link, message=message):
+                    self._post(link, "to prefill", message)
+                case PostReceive():
+                    self._post_receive(decode, action)
+                case CancelReceive(link=link, tag=tag):
+                    self._transfers[link, tag].cancel_asked = True
+                case Commit():
+                    self._commit(decode, action)
+                case Fail(name=name):
+                    require(not self.commits[name], f"{name} has failed after it had been committed")
+                    decode.ended.add(name)
+                    self._give_up(name)
+                case Stop():
+                    pass
+                case Fence(link=link):
+                    require(link not in decode.fencing, f"{link} is fenced twice")
+                    decode.fencing[link] = None
+                    decode.links.pop(link, None)
+                    self._break(link, noticed_by="decode")
+                case Retire():
+                    decode.retiring = True
+                case _:
+                    raise ViolationError(f"decode cannot do {action}")
+
+    # --- requests that have nothing to do with handoffs
+
+    def others_take(self, pick: Picker) -> bool:
+        worker = pick.of([*self.prefills, *self.decodes])
+        pages = worker.memory.allocate(1 + pick.below(4))
+        if pages is None:
+            return False
+        for page in pages:
+            worker.memory.compute(page, "other", 0)
+        worker.others.append(pages)
+        return True
+
+    def others_leave(self, pick: Picker) -> bool:
+        workers = [w for w in (*self.prefills, *self.decodes) if w.others]
+        if not workers:
+            return False
+        worker = pick.of(workers)
+        worker.memory.pool.free(worker.others.pop(pick.below(len(worker.others))))
+        if isinstance(worker, Decode):
+            self._at_decode(worker, worker.machine.pump(self.now))
+        return True
+
+    # --- the control streams
+
+    def _post(self, link: LinkId, way: str, message: ToDecode | ToPrefill) -> None:
+        stream = self._streams.get((link, way))
+        if stream is not None:
+            stream.queue.append(message)
+
+    def deliver(self, pick: Picker) -> bool:
+        options = [key for key, stream in self._streams.items() if stream.queue]
+        if not options:
+            return False
+        key = pick.of(options)
+        stream = self._streams[key]
+        message = stream.queue.popleft()
+        stream.delivered.append(message)
+        self._arrive(*key, message)
+        return True
+
+    def repeat(self, pick: Picker) -> bool:
+        """A message arrives, and arrives again in its turn."""
+        options = [key for key, stream in self._streams.items() if stream.queue]
+        if not options:
+            return False
+        key = pick.of(options)
+        self._arrive(*key, self._streams[key].queue[0])
+        return True
+
+    def replay(self, pick: Picker) -> bool:
+        """A message that was delivered before arrives once more."""
+        options = [key for key, stream in self._streams.items() if stream.delivered]
+        if not options:
+            return False
+        key = pick.of(options)
+        self._arrive(*key, pick.of(self._streams[key].delivered))
+        return True
+
+    def _arrive(self, link: LinkId, way: str, message: ToDecode | ToPrefill) -> None:
+        if way == "to decode":
+            for decode in self.decodes:
+                if decode.incarnation == link.decode:
+                    self._at_decode(decode, decode.machine.receive(link, message, self.now))  # type: ignore[arg-type]
+        else:
+            for prefill in self.prefills:
+                if prefill.incarnation == link.prefill:
+                    self._at_prefill(prefill, prefill.machine.receive(link, message, self.now))  # type: ignore[arg-type]
+
+    # --- the data connections
+
+    def _post_receive(self, decode: Decode, action: PostReceive) -> None:
+        names = {decode.room.pinned_for.get(page) for page in action.pages}
+        require(len(names) == 1 and None not in names, f"{action} goes to pages of {names}")
+        name = next(name for name in names if name is not None)
+        transfer = Transfer(action.link, action.tag, name, action.pages)
+        require((action.link, action.tag) not in self._transfers, f"{action} uses a tag again")
+        self._transfers[action.link, action.tag] = transfer
+        if not self.config.one_sided:
+            self._touch(transfer)
+
+    def _start_send(self, prefill: Prefill, action: SendPages) -> None:
+        transfer = self._transfers.get((action.link, action.tag))
+        require(transfer is not None, f"{action} has no receive")
+        assert transfer is not None
+        require(transfer.source is None, f"{action} is sent twice")
+        require(len(transfer.target) == len(action.pages), f"{action} has another size than its receive")
+        transfer.source = action.pages
+        prefill.memory.touched.update(action.pages)
+        # The order on a link is that in which prefill sends.
+        self._transfers[action.link, action.tag] = self._transfers.pop((action.link, action.tag))
+        if self.config.one_sided:
+            self._touch(transfer)
+
+    def _touch(self, transfer: Transfer) -> None:
+        decode = self._decode_of(transfer.link)
+        if decode is not None and not transfer.receive_over:
+            transfer.touching = True
+            decode.memory.touched.update(transfer.target)
+
+    def _untouch(self, transfer: Transfer) -> None:
+        decode = self._decode_of(transfer.link)
+        if decode is not None and transfer.touching:
+            decode.memory.touched.subtract(transfer.target)
+        transfer.touching = False
+
+    def _prefill_of(self, link: LinkId) -> Prefill | None:
+        return next((p for p in self.prefills if p.incarnation == link.prefill), None)
+
+    def _decode_of(self, link: LinkId) -> Decode | None:
+        return next((d for d in self.decodes if d.incarnation == link.decode), None)
+
+    def _moving(self, may: Callable[[Transfer], bool]) -> list[Transfer]:
+        """Transfers that may take a step; on an ordered link only the first one unfinished."""
+        options: list[Transfer] = []
+        busy: set[LinkId] = set()
+        for transfer in self._transfers.values():
+            if transfer.source is None or transfer.link in busy:
+                continue
+            if may(transfer):
+                options.append(transfer)
+            if self.config.ordered and len(transfer.read) < len(transfer.source):
+                busy.add(transfer.link)
+        return options
+
+    def read_page(self, pick: Picker) -> bool:
+        """One page of a send is read, at last. Prefill may think that the send is over: after an error a
+        peer that fetches goes on reading until it is fenced."""
+
+        def may(t: Transfer) -> bool:
+            return (
+                t.source is not None and len(t.read) < len(t.source) and self._prefill_of(t.link) is not None
+            )
+
+        options = self._moving(may)
+        if not options:
+            return False
+        transfer = pick.of(options)
+        prefill = self._prefill_of(transfer.link)
+        assert transfer.source is not None and prefill is not None
+        transfer.read.append(prefill.memory.content[transfer.source[len(transfer.read)]])
+        return True
+
+    def end_send(self, pick: Picker) -> bool:
+        """Prefill hears that a send is over: it was read whole (and has landed, where that is a send's end),
+        or the connection is dead."""
+
+        def whole(t: Transfer) -> bool:
+            assert t.source is not None
+            return len(t.read) == len(t.source) and (t.arrived or not self.config.one_sided)
+
+        options = [
+            t
+            for t in self._transfers.values()
+            if t.source is not None
+            and not t.send_over
+            and self._prefill_of(t.link) is not None
+            and (whole(t) or t.link in self._broken)
+        ]
+        if not options:
+            return False
+        transfer = pick.of(options)
+        ok = whole(transfer) and not (transfer.link in self._broken and pick.below(2))
+        self._end_send(transfer, ok)
+        return True
+
+    def _end_send(self, transfer: Transfer, ok: bool) -> None:
+        prefill = self._prefill_of(transfer.link)
+        assert prefill is not None and transfer.source is not None
+        transfer.send_over = True
+        prefill.memory.touched.subtract(transfer.source)
+        self._at_prefill(prefill, prefill.machine.sent(transfer.link, transfer.tag, ok, self.now))
+
+    def match(self, pick: Picker) -> bool:
+        """A message's header reaches decode: its receive is there, or the message goes nowhere."""
+        options = self._moving(lambda t: not t.matched and not t.discarded)
+        if not options:
+            return False
+        transfer = pick.of(options)
+        transfer.discarded = transfer.receive_over
+        transfer.matched = not transfer.discarded
+        return True
+
+    def land_page(self, pick: Picker) -> bool:
+        """One page of a matched message is written into decode's pool."""
+        options = [
+            t
+            for t in self._transfers.values()
+            if t.matched and not t.receive_over and t.landed < len(t.read) and self._decode_of(t.link)
+        ]
+        if not options:
+            return False
+        transfer = pick.of(options)
+        decode = self._decode_of(transfer.link)
+        assert decode is not None
+        page, content = transfer.target[transfer.landed], transfer.read[transfer.landed]
+        owner = decode.room.pinned_for.get(page)
+        require(
+            owner == transfer.name, f"{transfer.name} writes into page {page}, which is pinned for {owner}"
+        )
+        require(not decode.memory.pool.allocatable(page), f"{transfer.name} writes into free page {page}")
+        decode.memory.content[page] = content
+        transfer.landed += 1
+        if transfer.arrived and self.config.one_sided:
+            self._untouch(transfer)
+        return True
+
+    def end_receive(self, pick: Picker) -> bool:
+        """Decode hears that a receive is over, with all its bytes."""
+        options = [
+            t
+            for t in self._transfers.values()
+            if t.arrived and not t.receive_over and self._decode_of(t.link)
+        ]
+        if options:
+            self._end_receive(pick.of(options), ok=True)
+        return bool(options)
+
+    def cancel_receive_now(self, pick: Picker) -> bool:
+        """A cancel has an effect if nothing has matched the receive until now."""
+        options = [
+            t for t in self._transfers.values() if t.cancel_asked and not t.receive_over and not t.matched
+        ]
+        if not options or self.config.one_sided:
+            return False
+        self._end_receive(pick.of(options), ok=False)
+        return True
+
+    def _end_receive(self, transfer: Transfer, ok: bool) -> None:
+        decode = self._decode_of(transfer.link)
+        transfer.receive_over = True
+        if decode is None:
+            return
+        self._untouch(transfer)
+        self._at_decode(decode, decode.machine.received(transfer.link, transfer.tag, ok, self.now))
+
+    # --- links
+
+    def connect(self, pick: Picker) -> bool:
+        """Prefill dials a decode worker to which it knows of no link."""
+        options = [
+            (p, d)
+            for p in self.prefills
+            for d in self.decodes
+            if all(link.decode != d.incarnation for link in p.links)
+        ]
+        if not options:
+            return False
+        prefill, decode = pick.of(options)
+        for old in [link for link in decode.links if link.prefill == prefill.incarnation]:
+            self._at_decode(decode, decode.machine.link_lost(old, self.now))
+        link = decode.machine.open_link(prefill.incarnation)
+        if link is None:
+            return False
+        known = {*decode.links, *decode.fencing, *self._broken}
+        require(link not in known, f"{link} was opened twice")
+        decode.links[link] = None
+        prefill.links[link] = None
+        prefill.machine.link_opened(link)
+        self._streams[link, "to decode"] = _Stream()
+        self._streams[link, "to prefill"] = _Stream()
+        return True
+
+    def break_data(self, pick: Picker) -> bool:
+        """The data connection dies. What is under way may arrive, and will be reported, later."""
+        options = self._links()
+        if options:
+            self._break(pick.of(options))
+        return bool(options)
+
+    def break_control(self, pick: Picker) -> bool:
+        """The control stream dies, and with it some of the messages under way."""
+        options = self._links()
+        if not options:
+            return False
+        link = pick.of(options)
+        for way in ("to decode", "to prefill"):
+            queue = self._streams[link, way].queue
+            for _ in range(pick.below(len(queue) + 1)):
+                queue.pop()
+        self._break(link)
+        return True
+
+    def _links(self) -> list[LinkId]:
+        both = [link for w in (*self.prefills, *self.decodes) for link in w.links]
+        return [link for link in dict.fromkeys(both) if link not in self._broken]
+
+    def _break(self, link: LinkId, noticed_by: str | None = None) -> None:
+        unaware = self._broken.setdefault(link, {"prefill", "decode"})
+        unaware.discard(noticed_by or "")
+
+    def notice_at_prefill(self, pick: Picker) -> bool:
+        """Prefill hears of a broken link. Its sends may still be going on."""
+        options = [
+            (p, link) for p in self.prefills for link in p.links if "prefill" in self._broken.get(link, ())
+        ]
+        if not options:
+            return False
+        prefill, link = pick.of(options)
+        self._broken[link].discard("prefill")
+        prefill.links.pop(link, None)
+        self._at_prefill(prefill, prefill.machine.link_lost(link, self.now))
+        return True
+
+    def notice_at_decode(self, pick: Picker) -> bool:
+        options = [
+            (d, link) for d in self.decodes for link in d.links if "decode" in self._broken.get(link, ())
+        ]
+        if not options:
+            return False
+        decode, link = pick.of(options)
+        self._broken[link].discard("decode")
+        decode.links.pop(link, None)
+        self._at_decode(decode, decode.machine.link_lost(link, self.now))
+        return True
+
+    def end_fence(self, pick: Picker) -> bool:
+        """A link is closed for good: no byte moves through it from now on. Some of its receives are
+        reported before that is, and the others never."""
+        options = [(d, link) for d in self.decodes for link in d.fencing]
+        if not options:
+            return False
+        decode, link = pick.of(options)
+        for transfer in [t for t in self._transfers.values() if t.link == link and not t.receive_over]:
+            if pick.below(2):
+                self._end_receive(transfer, ok=False)
+            else:
+                transfer.receive_over = True
+                self._untouch(transfer)
+        decode.fencing.pop(link, None)
+        self._at_decode(decode, decode.machine.link_fenced(link, self.now))
+        return True
+
+    # --- time and death
+
+    def tick(self, pick: Picker) -> bool:
+        self.now += (0.05, 0.25, 1.1, 2.1)[pick.below(4)]
+        for prefill in self.prefills:
+            self._at_prefill(prefill, prefill.machine.tick(self.now))
+        for decode in self.decodes:
+            self._at_decode(decode, decode.machine.tick(self.now))
+        for i, decode in enumerate(self.decodes):
+            if decode.retiring:
+                self._end_decode(i)
+        self._prune()
+        return True
+
+    def _prune(self) -> None:
+        """Forget transfers of which nothing can be heard any more."""
+        for key, transfer in list(self._transfers.items()):
+            prefill = self._prefill_of(transfer.link)
+            known = prefill is not None and (
+                not transfer.send_over if transfer.source else transfer.name in prefill.sequences
+            )
+            if transfer.receive_over and not known:
+                del self._transfers[key]
+
+    def crash_prefill(self, pick: Picker) -> bool:
+        """The process dies. What it had read into its messages may still land."""
+        i = pick.below(len(self.prefills))
+        dead = self.prefills[i]
+        self.prefills[i] = self._start_prefill()
+        for link in dead.links:
+            self._break(link, noticed_by="prefill")
+        self._give_up_all(lambda attempt: attempt.prefill == i)
+        return True
+
+    def crash_decode(self, pick: Picker) -> bool:
+        self._end_decode(pick.below(len(self.decodes)))
+        return True
+
+    def _end_decode(self, i: int) -> None:
+        dead = self.decodes[i]
+        self.decodes[i] = self._start_decode()
+        for link in (*dead.links, *dead.fencing):
+            self._break(link, noticed_by="decode")
+        for transfer in self._transfers.values():
+            if transfer.link.decode == dead.incarnation:
+                transfer.receive_over = True
+        self._give_up_all(lambda attempt: attempt.decode == i)
+
+    def _give_up_all(self, of: Callable[[_Attempt], bool]) -> None:
+        """The router hears that a worker died."""
+        for name, attempt in self._attempts.items():
+            if of(attempt) and not attempt.over and not self.commits[name]:
+                self._give_up(name)
+
+    # --- the end
+
+    def settle(self, rng: random.Random) -> None:
+        """No more faults: every request must come to its end, and every block back to its pool."""
+        for worker in (*self.prefills, *self.decodes):
+            for pages in worker.others:
+                worker.memory.pool.free(pages)
+            worker.others.clear()
+        for _ in range(SETTLE_TICKS):
+            self._drain(rng)
+            if not self._unsettled():
+                return
+            self.step("tick", SMALL_TICK)
+        raise ViolationError("; ".join(self._unsettled()))
+
+    def _drain(self, rng: random.Random) -> None:
+        """Do all there is to do, in any order, until nothing happens any more."""
+        for _ in range(10_000):
+            todo = list(FORWARD)
+            rng.shuffle(todo)
+            if not sum(self.step(event, rng.getrandbits(40)) for event in todo):
+                return
+        raise ViolationError("the world does not come to rest")
+
+    def _unsettled(self) -> list[str]:
+        """What is left that should not be."""
+        left = [
+            f"{name} has neither been committed nor given up"
+            for name, attempt in self._attempts.items()
+            if not attempt.over and not self.commits[name]
+        ]
+        for worker in (*self.prefills, *self.decodes):
+            who, pool = worker.incarnation, worker.memory.pool
+            if worker.machine.open_handoffs:
+                left.append(f"{who} has {worker.machine.open_handoffs} open handoffs")
+            if pool.num_held:
+                left.append(f"{who} holds {pool.num_held} of {pool.num_blocks} blocks")
+        left += [f"{d.incarnation} still promises {d.room.reserved}" for d in self.decodes if d.room.reserved]
+        left += [f"{d.incarnation} still fences {list(d.fencing)}" for d in self.decodes if d.fencing]
+        return left + [f"{p.incarnation} has {list(p.sequences)}" for p in self.prefills if p.sequences]
+
+
+def run_randomly(config: WorldConfig, seed: int, steps: int) -> World:
+    """A world driven by nothing but chance for ``steps`` events, then settled. Raises ViolationError."""
+    rng = random.Random(seed)
+    world = World(config)
+    events = rng.choices(list(World.EVENTS), list(World.EVENTS.values()), k=steps)
+    for event in events:
+        world.step(event, rng.getrandbits(40))
+    world.settle(rng)
+    return world

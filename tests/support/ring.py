@@ -1,0 +1,186 @@
+"""Rings of real processes over real sockets, for end-to-end tests and measurements."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton import ready
+
+START_S = 120.0
+CLUSTER_KEY = "tests"
+
+
+@dataclass
+class Service:
+    """One Baton process. ``restart`` starts it again on the same addresses."""
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    process: subprocess.Popen[str] = field(init=False)
+    ready: ready.WorkerReady | ready.RouterReady = field(init=False)
+
+    def start(self) -> None:
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "baton", *self.argv],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY},
+            )
+
+    def wait_ready(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            message = ready.parse(line)
+            if isinstance(message, ready.WorkerReady | ready.RouterReady):
+                self.ready = message
+                return
+        raise RuntimeError(f"{self.name} ended with {self.process.wait()}:\n{self.log.read_text()}")
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal and wait for the end of the process."""
+        self.process.send_signal(number)
+        self.process.wait(30)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def restart(self) -> None:
+        """Start the process again where it was."""
+        assert isinstance(self.ready, ready.WorkerReady)
+        port = self.ready.address.rpartition(":")[2]
+        argv = list(self.argv)
+        argv[argv.index("--port") + 1] = port
+        self.stop()
+        self.argv = tuple(argv)
+        self.start()
+        self.wait_ready()
+
+    def metrics(self) -> dict[str, float]:
+        """This worker's own metrics: name with labels → value."""
+        assert isinstance(self.ready, ready.WorkerReady)
+        return scrape(f"http://{self.ready.metrics}/metrics")
+
+    def blocks(self) -> dict[str, int]:
+        """KV blocks by state: free, cached, held."""
+        found: dict[str, int] = {}
+        for name, value in self.metrics().items():
+            match = re.fullmatch(r'baton_kv_blocks\{.*state="(\w+)".*\}', name)
+            if match:
+                found[match[1]] = int(value)
+        return found
+
+
+@dataclass
+class Ring:
+    """A router and its workers."""
+
+    router: Service
+    workers: list[Service]
+
+    @property
+    def url(self) -> str:
+        assert isinstance(self.router.ready, ready.RouterReady)
+        return f"http://{self.router.ready.http}"
+
+    @property
+    def grpc(self) -> str:
+        assert isinstance(self.router.ready, ready.RouterReady)
+        assert self.router.ready.grpc is not None
+        return self.router.ready.grpc
+
+    def of_role(self, role: str) -> list[Service]:
+        return [w for w in self.workers if isinstance(w.ready, ready.WorkerReady) and w.ready.role == role]
+
+    def wait_workers(self, timeout_s: float = 30.0) -> None:
+        """Wait until the router is connected to every worker."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            up = [v for k, v in scrape(f"{self.url}/metrics").items() if k.startswith("baton_worker_ready")]
+            if len(up) == len(self.workers) and all(up):
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"not every worker is ready after {timeout_s} s")
+
+    def wait_idle(self, timeout_s: float = 10.0) -> None:
+        """Wait until no worker holds a block for anyone; AssertionError with the account otherwise."""
+        deadline = time.monotonic() + timeout_s
+        accounts: dict[str, dict[str, int]] = {}
+        while time.monotonic() < deadline:
+            accounts = {w.name: w.blocks() for w in self.workers}
+            if all(account["held"] == 0 for account in accounts.values()):
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"blocks are still held after {timeout_s} s: {accounts}")
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Every sample of a Prometheus page."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    samples = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in samples}
+
+
+@contextmanager
+def running_ring(
+    tmp: Path,
+    *,
+    model: str = "demo",
+    prefill: int = 1,
+    decode: int = 1,
+    both: int = 0,
+    dtype: str = "float32",
+    options: Sequence[str] = (),
+    prefill_options: Sequence[str] = (),
+    decode_options: Sequence[str] = (),
+    router_options: Sequence[str] = (),
+) -> Iterator[Ring]:
+    """Start workers and a router on ports the system picks; stop them all at the end."""
+    tmp.mkdir(parents=True, exist_ok=True)
+    workers: list[Service] = []
+    for role, count, extra in (
+        ("prefill", prefill, prefill_options),
+        ("decode", decode, decode_options),
+        ("both", both, ()),
+    ):
+        for index in range(count):
+            name = f"{role}-{index}"
+            argv = (role, "--model", model, "--dtype", dtype, "--threads", "1", "--port", "0")
+            workers.append(Service(name, (*argv, *options, *extra), tmp / f"{name}.log"))
+    with ExitStack() as stack:
+        for worker in workers:
+            worker.start()
+            stack.callback(worker.stop)
+        for worker in workers:
+            worker.wait_ready()
+        addresses = [w.ready.address for w in workers if isinstance(w.ready, ready.WorkerReady)]
+        flags = [flag for address in addresses for flag in ("--worker", address)]
+        argv = ("router", "--model", model, "--port", "0", "--grpc-port", "0", *flags, *router_options)
+        router = Service("router", argv, tmp / "router.log")
+        router.start()
+        stack.callback(router.stop)
+        router.wait_ready()
+        ring = Ring(router, workers)
+        ring.wait_workers()
+        yield ring

@@ -1,0 +1,197 @@
+"""The gRPC API: the same core, other statuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from baton.router.api import ApiSettings
+from baton.router.api.service import CompletionService
+from baton.router.grpc_api import SERVICE_NAME, add_services, server_options
+from baton.router.types import RingError
+from baton.telemetry.metrics import RouterMetrics
+from baton.text.tokenizer import Tokenizer
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import inference_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+
+from tests.support.api_server import until
+from tests.support.fake_ring import FakeRing, busy
+from tests.support.tiny_tokenizers import byte_level_tokenizer
+
+ANSWER = "naïve 🙂 fox"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return byte_level_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def ring(tokenizer: Tokenizer) -> FakeRing:
+    ids = tokenizer.encode(ANSWER)
+    return FakeRing(lambda call: ids, ends=True, cached_tokens=1)
+
+
+@asynccontextmanager
+async def channel_to(ring: FakeRing, tokenizer: Tokenizer) -> AsyncIterator[grpc.aio.Channel]:
+    settings = ApiSettings()
+    server = grpc.aio.server(options=server_options(settings))
+    add_services(server, CompletionService(ring, tokenizer, settings, RouterMetrics(CollectorRegistry())))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(0)
+
+
+def request(**params: object) -> pb.GenerateRequest:
+    return pb.GenerateRequest(model="tiny", text="the fox", params=pb.SamplingParams(**params))  # type: ignore[arg-type]
+
+
+async def test_generate(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    async with channel_to(ring, tokenizer) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        responses = [response async for response in stub.Generate(request(max_tokens=50, seed=3))]
+    assert "".join(response.text for response in responses) == ANSWER
+    ids = [id_ for response in responses for id_ in response.token_ids]
+    assert ids == [*tokenizer.encode(ANSWER), 0]
+    assert [response.finish_reason for response in responses[:-1]] == [0] * (len(responses) - 1)
+    last = responses[-1]
+    assert last.finish_reason == pb.FINISH_REASON_STOP
+    assert last.usage.prompt_tokens == len(tokenizer.encode("the fox"))
+    assert last.usage.completion_tokens == len(ids)
+    assert last.usage.cached_tokens == 1
+    [call] = ring.calls
+    assert call.params.seed == 3
+    assert call.params.temperature == 1.0
+
+
+async def test_token_ids_stop_strings_and_defaults(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    async with channel_to(ring, tokenizer) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        asked = pb.GenerateRequest(
+            token_ids=pb.TokenIds(ids=[5, 6]), params=pb.SamplingParams(stop=["🙂"], temperature=0)
+        )
+        responses = [response async for response in stub.Generate(asked)]
+        models = await stub.ListModels(pb.ListModelsRequest())
+    assert "".join(response.text for response in responses) == "naïve "
+    [call] = ring.calls
+    assert call.prompt_ids == [5, 6]
+    assert call.params.max_tokens == 254
+    assert call.params.greedy
+    assert call.closed
+    assert list(models.models) == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "message", "param"),
+    [
+        (pb.GenerateRequest(model="other", text="a"), grpc.StatusCode.NOT_FOUND, '"other"', "model"),
+        (pb.GenerateRequest(), grpc.StatusCode.INVALID_ARGUMENT, "either text or token_ids", "prompt"),
+        (pb.GenerateRequest(text=""), grpc.StatusCode.INVALID_ARGUMENT, "text is empty", "text"),
+        (request(temperature=float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "not nan", "temperature"),
+        (request(temperature=3), grpc.StatusCode.INVALID_ARGUMENT, "between 0 and 2", "temperature"),
+        (request(top_p=0), grpc.StatusCode.INVALID_ARGUMENT, "above 0", "top_p"),
+        (request(top_p=float("nan")), grpc.StatusCode.INVALID_ARGUMENT, "above 0", "top_p"),
+        (request(min_p=2), grpc.StatusCode.INVALID_ARGUMENT, "between 0 and 1", "min_p"),
+        (request(max_tokens=1000), grpc.StatusCode.INVALID_ARGUMENT, "max_tokens is 1000", "max_tokens"),
+        (request(stop=["x"] * 17), grpc.StatusCode.INVALID_ARGUMENT, "17 strings", "stop"),
+        (request(stop_token_ids=[401]), grpc.StatusCode.INVALID_ARGUMENT, "401", "stop_token_ids"),
+        (
+            pb.GenerateRequest(token_ids=pb.TokenIds(ids=[401])),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "token_ids[0] is 401",
+            "token_ids",
+        ),
+    ],
+    ids=str,
+)
+async def test_bad_requests(
+    ring: FakeRing,
+    tokenizer: Tokenizer,
+    asked: pb.GenerateRequest,
+    status: grpc.StatusCode,
+    message: str,
+    param: str,
+) -> None:
+    async with channel_to(ring, tokenizer) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(asked):
+                pass
+    assert caught.value.code() == status
+    assert message in (caught.value.details() or "")
+    assert dict(caught.value.trailing_metadata() or ())["baton-error-param"] == param
+    assert ring.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (busy(), grpc.StatusCode.UNAVAILABLE),
+        (RingError(429, "too_many", "Too many requests."), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (RingError(504, "timeout", "Too slow."), grpc.StatusCode.DEADLINE_EXCEEDED),
+        (ZeroDivisionError("secret"), grpc.StatusCode.INTERNAL),
+    ],
+)
+async def test_ring_errors(
+    ring: FakeRing, tokenizer: Tokenizer, error: Exception, status: grpc.StatusCode
+) -> None:
+    ring.error, ring.fail_after = error, 2
+    texts = []
+    async with channel_to(ring, tokenizer) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for response in inference_pb2_grpc.InferenceStub(channel).Generate(request()):
+                texts.append(response.text)
+    assert len(texts) == 2, "what came before the failure is delivered"
+    assert caught.value.code() == status
+    assert "secret" not in (caught.value.details() or "")
+
+
+async def test_cancellation_and_deadline_reach_the_ring(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    ring.ends, ring.delay = False, 0.02
+    async with channel_to(ring, tokenizer) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        call = stub.Generate(request())
+        await call.read()
+        call.cancel()
+        await until(lambda: len(ring.cancelled) == 1, seconds=1)
+
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in stub.Generate(request(), timeout=0.2):
+                pass
+        assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: len(ring.cancelled) == 2, seconds=1)
+
+
+async def test_health_follows_the_ring(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    async with channel_to(ring, tokenizer) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE_NAME):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Check(health_pb2.HealthCheckRequest(service="other"))
+        assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE_NAME))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        ring.ready = False
+        async with asyncio.timeout(3):
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watch.cancel()
+
+
+async def test_reflection_lists_the_services(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    async with channel_to(ring, tokenizer) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        answer = await call.read()
+    names = {service.name for service in answer.list_services_response.service}
+    assert {SERVICE_NAME, "grpc.health.v1.Health"} <= names

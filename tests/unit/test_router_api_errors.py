@@ -1,0 +1,345 @@
+"""Every bad request gets its own 4xx in OpenAI's shape, and none of them reaches the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import psutil
+import pytest
+from baton.router.api import ApiSettings
+from baton.text.tokenizer import Tokenizer
+
+from tests.support.api_server import serving
+from tests.support.fake_ring import FakeRing
+from tests.support.tiny_tokenizers import byte_level_tokenizer
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return byte_level_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def ring() -> FakeRing:
+    return FakeRing(lambda call: [10, 11, 12])
+
+
+@pytest.fixture
+async def client(ring: FakeRing, tokenizer: Tokenizer) -> AsyncIterator[httpx.AsyncClient]:
+    async with serving(ring, tokenizer) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+        yield client
+
+
+def error_of(response: httpx.Response, status: int = 400) -> dict[str, str | None]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert body.keys() == {"error"}
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    error: dict[str, str | None] = body["error"]
+    return error
+
+
+BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
+    # The fields, the param that is named, a part of the message.
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "empty"),
+    ({"prompt": [[]]}, "prompt", "empty"),
+    ({"prompt": ["a", ""]}, "prompt[1]", "empty"),
+    ({"prompt": [1, [2], 3]}, "prompt", "prompt[1] is [2]"),
+    ({"prompt": ["a", 1]}, "prompt", "prompt[1] is 1"),
+    ({"prompt": [1, True]}, "prompt[1]", "true"),
+    ({"prompt": [1.5]}, "prompt[0]", "1.5"),
+    ({"prompt": {"a": 1}}, "prompt", "object"),
+    ({"prompt": None}, "prompt", "null"),
+    ({"prompt": [401]}, "prompt", "prompt[0] is 401; token ids are 0 to 400"),
+    ({"prompt": [5, -1]}, "prompt", "prompt[1] is -1"),
+    ({"prompt": [[5], [10**30]]}, "prompt[1]", "prompt[1][0]"),
+    ({"prompt": [5] * 256}, "prompt", "256 tokens, but the prompt has 256"),
+    ({"prompt": "fox zebra " * 300}, "prompt", "context is 256 tokens"),
+    ({"prompt": "a " * 1_000_000}, "prompt", "at least"),
+    ({"max_tokens": 0}, "max_tokens", "at least 1, not 0"),
+    ({"max_tokens": -5}, "max_tokens", "-5"),
+    ({"max_tokens": 256}, "max_tokens", "max_tokens is 256, but this model's context is 256"),
+    ({"max_tokens": 10**40}, "max_tokens", "at most 255"),
+    ({"max_tokens": True}, "max_tokens", "bool"),
+    ({"max_tokens": "5"}, "max_tokens", '"5"'),
+    ({"max_tokens": 5.0}, "max_tokens", "5.0"),
+    ({"temperature": -1}, "temperature", "between 0 and 2, not -1"),
+    ({"temperature": 2.1}, "temperature", "not 2.1"),
+    ({"temperature": "hot"}, "temperature", '"hot"'),
+    ({"temperature": True}, "temperature", "true"),
+    ({"top_p": 0}, "top_p", "above 0 and at most 1"),
+    ({"top_p": 1.01}, "top_p", "not 1.01"),
+    ({"top_k": -2}, "top_k", "not -2"),
+    ({"top_k": 10**12}, "top_k", "2147483647"),
+    ({"min_p": 1.5}, "min_p", "between 0 and 1"),
+    ({"min_p": -0.1}, "min_p", "between 0 and 1"),
+    ({"seed": 2**64}, "seed", "64-bit"),
+    ({"seed": -(2**63) - 1}, "seed", "64-bit"),
+    ({"seed": 1.5}, "seed", "1.5"),
+    ({"n": 0}, "n", "between 1 and 128, not 0"),
+    ({"n": 10_000}, "n", "10000"),
+    ({"n": -1}, "n", "-1"),
+    ({"n": True}, "n", "true"),
+    ({"n": 128, "prompt": ["a", "b", "c"]}, "n", "384 choices"),
+    ({"prompt": ["a"] * 257}, "prompt", "257 prompts"),
+    ({"stop": ["x"] * 1000}, "stop", "1000 strings; at most 16"),
+    ({"stop": "x" * 1025}, "stop", "1025 characters"),
+    ({"stop": ["a", ""]}, "stop", "stop[1] is empty"),
+    ({"stop": ""}, "stop", "empty"),
+    ({"stop": ["a", 5]}, "stop[1]", "5"),
+    ({"stop_token_ids": [1, 401]}, "stop_token_ids", "stop_token_ids[1] is 401"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids", "-1"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "1025 ids"),
+    ({"ignore_eos": 1}, "ignore_eos", "bool"),
+    ({"stream": "yes"}, "stream", '"yes"'),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "bool"),
+    ({"echo": True}, "echo", "not supported by this server yet"),
+    ({"logprobs": 0}, "logprobs", "not supported"),
+    ({"logprobs": 3}, "logprobs", "not supported"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "got 0.5"),
+    ({"frequency_penalty": -1}, "frequency_penalty", "not supported"),
+    ({"repetition_penalty": 1.1}, "repetition_penalty", "not supported"),
+    ({"best_of": 2}, "best_of", "not supported"),
+    ({"suffix": "end"}, "suffix", "not supported"),
+    ({"guided_json": {}}, "guided_json", "not supported"),
+    ({"structured_outputs": {"json": {}}}, "structured_outputs", "not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
+    ({"min_tokens": 5}, "min_tokens", "not supported"),
+    ({"use_beam_search": True}, "use_beam_search", "not supported"),
+    ({"temprature": 0.5}, "temprature", "Did you mean temperature?"),
+    ({"model": 5}, "model", "5"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), BAD_FIELDS, ids=lambda value: str(value)[:40])
+async def test_bad_completion_fields(
+    client: httpx.AsyncClient, ring: FakeRing, fields: dict[str, object], param: str, message: str
+) -> None:
+    error = error_of(await client.post(COMPLETIONS, json={"prompt": "a", **fields}))
+    assert error["param"] == param
+    assert message in (error["message"] or "")
+    assert error["type"] == "invalid_request_error"
+    assert len(error["message"] or "") < 400
+    assert ring.calls == []
+
+
+BAD_CHATS: list[tuple[dict[str, object], str, str]] = [
+    ({"messages": []}, "messages", "empty"),
+    ({"messages": "hi"}, "messages", '"hi"'),
+    ({"messages": [{"content": "a"}]}, "messages[0].role", "required"),
+    ({"messages": [USER, {"role": "robot", "content": "a"}]}, "messages[1].role", '"robot"'),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "5"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+        "required",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages[0].content[0].type",
+        "only text",
+    ),
+    ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0]", "tool calls"),
+    ({"messages": [{"role": "developer", "content": "a"}]}, "messages", "unknown role"),
+    ({"messages": [{"role": "user", "content": "fox zebra " * 300}]}, "messages", "256 tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
+    ({"max_completion_tokens": 256}, "max_completion_tokens", "at most"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"tool_choice": "auto"}, "tool_choice", "not supported"),
+    ({"logprobs": True}, "logprobs", "not supported"),
+    ({"top_logprobs": 2}, "top_logprobs", "not supported"),
+    ({"continue_final_message": True}, "continue_final_message", "not supported"),
+    ({"prompt": "a"}, "prompt", "Unknown field"),
+    ({"n": 129}, "n", "129"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), BAD_CHATS, ids=lambda value: str(value)[:40])
+async def test_bad_chat_fields(
+    client: httpx.AsyncClient, ring: FakeRing, fields: dict[str, object], param: str, message: str
+) -> None:
+    error = error_of(await client.post(CHAT, json={"messages": [USER], **fields}))
+    assert error["param"] == param
+    assert message in (error["message"] or "")
+    assert ring.calls == []
+
+
+async def test_fields_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
+    neutral = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": True,
+        "service_tier": "auto",
+        "echo": False,
+        "logprobs": None,
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "best_of": 1,
+        "suffix": None,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "guided_json": None,
+        "stop": [],
+        "seed": None,
+        "n": None,
+        "temperature": None,
+    }
+    assert (await client.post(COMPLETIONS, json={"prompt": "a", **neutral})).status_code == 200
+    assert (await client.post(CHAT, json={"messages": [USER], **neutral})).status_code == 200
+
+
+async def test_unknown_fields_can_be_ignored(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    settings = ApiSettings(ignore_unknown_fields=True)
+    async with serving(ring, tokenizer, settings) as url, httpx.AsyncClient(base_url=url) as client:
+        assert (await client.post(COMPLETIONS, json={"prompt": "a", "frobnicate": 1})).status_code == 200
+        error_of(await client.post(COMPLETIONS, json={"prompt": "a", "echo": True}))
+
+
+async def test_a_message_as_the_client_got_it_is_accepted(client: httpx.AsyncClient) -> None:
+    answered = {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None}
+    assert (await client.post(CHAT, json={"messages": [USER, answered, USER]})).status_code == 200
+
+
+BAD_BODIES: list[tuple[bytes, str]] = [
+    (b"", "no body"),
+    (b"  ", "no body"),
+    (b"{", "truncated"),
+    (b'{"prompt": "a",}', "not valid JSON"),
+    (b'{"prompt": NaN}', "not valid JSON"),
+    (b'{"prompt": "a", "temperature": NaN}', "not valid JSON"),
+    (b'{"prompt": "a", "temperature": 1e999}', "not valid JSON"),
+    (b'{"prompt": "\xff\xfe"}', "not UTF-8"),
+    (b"\xff\xfe{", "not valid JSON"),
+    (b'{"prompt": "\\ud800"}', "not valid JSON"),
+    (b"[1]", "must be a JSON object"),
+    (b'"a"', "must be a JSON object"),
+    (b"[" * 200_000, "nested too deeply"),
+    (b'{"prompt":' + b"[" * 200_000 + b"]" * 200_000 + b"}", "nested too deeply"),
+    (b'{"prompt": "a\x00"}', "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_BODIES, ids=lambda value: str(value[:20]))
+async def test_bad_bodies(client: httpx.AsyncClient, body: bytes, message: str) -> None:
+    for path in (COMPLETIONS, CHAT, "/tokenize", "/detokenize"):
+        response = await client.post(path, content=body, headers={"content-type": "application/json"})
+        assert message in (error_of(response)["message"] or "")
+
+
+async def test_wrong_content_type(client: httpx.AsyncClient) -> None:
+    response = await client.post(COMPLETIONS, data={"prompt": "a"})
+    assert error_of(response, 415)["code"] == "unsupported_media_type"
+    response = await client.post(COMPLETIONS, content=b'{"prompt": "a"}')
+    assert response.status_code == 200, "no content type at all is taken for JSON"
+
+
+async def test_routes_and_methods(client: httpx.AsyncClient) -> None:
+    assert error_of(await client.get("/nowhere"), 404)["code"] == "not_found"
+    response = await client.get(COMPLETIONS)
+    assert error_of(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+
+
+async def test_unknown_model(client: httpx.AsyncClient) -> None:
+    for path, body in (
+        (COMPLETIONS, {"prompt": "a"}),
+        (CHAT, {"messages": [USER]}),
+        ("/tokenize", {"prompt": "a"}),
+    ):
+        error = error_of(await client.post(path, json={**body, "model": "other"}), 404)
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert '"other"' in (error["message"] or "")
+        assert '"tiny"' in (error["message"] or "")
+
+
+async def test_bad_tokens(client: httpx.AsyncClient) -> None:
+    assert error_of(await client.post("/detokenize", json={"tokens": [401]}))["param"] == "tokens"
+    assert error_of(await client.post("/detokenize", json={"tokens": [-1]}))["param"] == "tokens"
+    assert error_of(await client.post("/detokenize", json={}))["param"] == "tokens"
+    assert error_of(await client.post("/tokenize", json={}))["param"] == "prompt"
+    both = {"prompt": "a", "messages": [USER]}
+    assert error_of(await client.post("/tokenize", json=both))["param"] == "prompt"
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_huge_body_is_refused_without_being_kept(client: httpx.AsyncClient, chunked: bool) -> None:
+    size, piece = 100 * 1024 * 1024, b" " * 65536
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(size // len(piece)):
+            yield piece
+
+    headers = {"content-type": "application/json"}
+    if not chunked:
+        headers["content-length"] = str(size)
+    process = psutil.Process(os.getpid())
+    before, started = process.memory_info().rss, time.monotonic()
+    response = await client.post(COMPLETIONS, content=pieces(), headers=headers)
+    error = error_of(response, 413)
+    assert error["code"] == "request_too_large"
+    assert "8388608" in (error["message"] or "")
+    assert time.monotonic() - started < 5
+    assert process.memory_info().rss - before < 50 * 1024 * 1024
+
+
+async def test_a_declared_huge_body_is_refused_before_it_is_sent(client: httpx.AsyncClient) -> None:
+    reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 104857600\r\nExpect: 100-continue\r\n\r\n"
+    )
+    async with asyncio.timeout(1):
+        assert b" 413 " in await reader.readline()
+    writer.close()
+
+
+async def test_a_body_at_the_limit_is_read(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    body = json.dumps({"prompt": "a"}).encode()
+    settings = ApiSettings(max_body_bytes=len(body))
+    async with serving(ring, tokenizer, settings) as url, httpx.AsyncClient(base_url=url) as client:
+        headers = {"content-type": "application/json"}
+        assert (await client.post(COMPLETIONS, content=body, headers=headers)).status_code == 200
+        error_of(await client.post(COMPLETIONS, content=body + b" ", headers=headers), 413)
+
+
+async def test_settings_move_the_limits(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    settings = ApiSettings(max_n=2, max_stop_strings=1)
+    async with serving(ring, tokenizer, settings) as url, httpx.AsyncClient(base_url=url) as client:
+        body = {"prompt": "a", "n": 2, "stop": "x"}
+        assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+        assert "between 1 and 2" in (
+            error_of(await client.post(COMPLETIONS, json={**body, "n": 3}))["message"] or ""
+        )
+        assert "at most 1" in (
+            error_of(await client.post(COMPLETIONS, json={**body, "stop": ["x", "y"]}))["message"] or ""
+        )
+
+
+async def test_top_k_and_seed_edges_reach_the_ring(client: httpx.AsyncClient, ring: FakeRing) -> None:
+    for body in (
+        {"top_k": -1, "seed": -(2**63)},
+        {"top_k": 2**31 - 1, "seed": 2**64 - 1},
+        {"temperature": 2, "top_p": 1, "min_p": 1},
+    ):
+        assert (await client.post(COMPLETIONS, json={"prompt": "a", **body})).status_code == 200
+    params = [call.params for call in ring.calls]
+    assert [p.top_k for p in params] == [0, 401, 0]
+    assert [p.seed for p in params[:2]] == [2**63, 2**64 - 1]
