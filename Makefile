@@ -36,8 +36,8 @@ gpu: .venv/.dev  ## run the tests that need a CUDA device; fails where there is 
 		{ echo "make gpu: NOT RUN. These tests need a CUDA device, and torch finds none here." >&2; exit 1; }
 	$(BIN)/python -m pytest tests/gpu -m gpu $(ARGS)
 
-bench: .venv/.worker  ## measure the demo ring under load
-	$(BIN)/python loadtest/first_light.py $(ARGS)
+bench: .venv/.dev  ## measure the demo ring under load
+	$(BIN)/python -m loadtest.first_light $(ARGS)
 
 clean:  ## remove everything that was installed or built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -377,7 +377,9 @@ class World:
         self.now = 0.0
         self.commits: Counter[Name] = Counter()
         self._starts = 0
-        self._prompts = {f"r{i}": self._new_prompt(i) for i in range(config.requests)}
+        self.steps = 0
+        self._prompts: dict[str, Prompt] = {}
+        self._current = [self._new_prompt() for _ in range(config.requests)]
         self._attempts: dict[Name, _Attempt] = {}
         self._cancels: list[tuple[Name, str]] = []
         self._streams: dict[tuple[LinkId, str], _Stream] = {}
@@ -387,9 +389,11 @@ class World:
         self.prefills = [self._start_prefill() for _ in range(config.prefills)]
         self.decodes = [self._start_decode() for _ in range(config.decodes)]
 
-    @staticmethod
-    def _new_prompt(i: int) -> Prompt:
-        return Prompt(f"r{i}", num_blocks=1 + (i * 2 + 2) % 5, shared=(0, 2, 3)[i % 3], partial=i % 2 == 0)
+    def _new_prompt(self) -> Prompt:
+        i = len(self._prompts)
+        prompt = Prompt(f"r{i}", num_blocks=1 + (i * 2 + 2) % 5, shared=(0, 2, 3)[i % 3], partial=i % 2 == 0)
+        self._prompts[prompt.request] = prompt
+        return prompt
 
     def prompt_of(self, name: Name) -> Prompt:
         return self._prompts[name.request_id]
@@ -421,6 +425,7 @@ class World:
         method: Callable[[Picker], bool] = getattr(self, event)
         happened = method(Picker(number))
         if happened:
+            self.steps += 1
             self.check()
         return happened
 
@@ -447,10 +452,11 @@ class World:
 
     def submit(self, pick: Picker) -> bool:
         """A request's first attempt, or another one: the router may think the worst of the current one."""
-        prompt = pick.of(list(self._prompts.values()))
-        tries = [name for name in self._attempts if name.request_id == prompt.request]
+        place = pick.below(len(self._current))
+        tries = [n for n in self._attempts if n.request_id == self._current[place].request]
         if len(tries) == ATTEMPTS or any(self.commits[name] for name in tries):
-            return False
+            self._current[place], tries = self._new_prompt(), []
+        prompt = self._current[place]
         name = Name(prompt.request, len(tries))
         prefill, decode = pick.below(len(self.prefills)), pick.below(len(self.decodes))
         self._attempts[name] = _Attempt(prefill, decode)
@@ -462,7 +468,7 @@ class World:
     def cancel(self, pick: Picker) -> bool:
         if not self._attempts:
             return False
-        self._give_up(pick.of(list(self._attempts)))
+        self._give_up(pick.of(list(self._attempts)[-3 * self.config.requests :]))
         return True
 
     def _give_up(self, name: Name) -> None:
@@ -1098,8 +1104,9 @@ def run_randomly(config: WorldConfig, seed: int, steps: int) -> World:
     """A world driven by nothing but chance for ``steps`` events, then settled. Raises ViolationError."""
     rng = random.Random(seed)
     world = World(config)
-    events = rng.choices(list(World.EVENTS), list(World.EVENTS.values()), k=steps)
-    for event in events:
-        world.step(event, rng.getrandbits(40))
+    events, weights = list(World.EVENTS), list(World.EVENTS.values())
+    while world.steps < steps:
+        for event in rng.choices(events, weights, k=50):
+            world.step(event, rng.getrandbits(40))
     world.settle(rng)
     return world

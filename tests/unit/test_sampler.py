@@ -86,7 +86,7 @@ class TestDrawing:
     def test_is_the_same_alone_and_in_any_batch(self) -> None:
         rows, vocab = 24, 300
         logits = random_logits(rows, vocab)
-        kinds = [
+        kinds: list[dict[str, float | int]] = [
             {"temperature": 0.0},
             {"temperature": 0.8},
             {"top_k": 5},
@@ -135,7 +135,8 @@ def plain_filter(logits: list[float], p: SamplingParams) -> dict[int, float]:
     if p.top_k:
         ranked = ranked[: p.top_k]
     weights = {token: math.exp(scaled[token] - scaled[ranked[0]]) for token in ranked}
-    mass, kept = 0.0, []
+    mass = 0.0
+    kept: list[int] = []
     for token in ranked:
         if kept and mass >= p.top_p * sum(weights.values()):
             break

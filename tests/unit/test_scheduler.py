@@ -27,9 +27,9 @@ def scheduler(
     return Scheduler(limits, BlockPool(num_blocks, BLOCK_SIZE))
 
 
-def sequence(name: str, prompt: int | Ids[int], max_tokens: int = 50, **kwargs: bool) -> Sequence:
+def sequence(name: str, prompt: int | Ids[int], max_tokens: int = 50) -> Sequence:
     ids = range(sum(name.encode()), sum(name.encode()) + prompt) if isinstance(prompt, int) else prompt
-    return Sequence(name, 1, list(ids), SamplingParams(max_tokens=max_tokens), **kwargs)
+    return Sequence(name, 1, list(ids), SamplingParams(max_tokens=max_tokens))
 
 
 def names(batch: ScheduledBatch) -> list[tuple[str, int]]:
@@ -274,13 +274,26 @@ class TestHandoffs:
         s.finish(running, FinishReason.STOP)
         assert step(s) == [("c", 1)]
 
+    def test_without_a_seat_it_gives_its_blocks_to_who_has_one(self) -> None:
+        s = scheduler(num_blocks=5, max_num_seqs=1, prefix_caching=False)
+        running = sequence("a", 8)
+        s.add(running)
+        step(s)
+        computed = self.arrived(s, "b", 9)
+        s.admit_computed(computed)
+        for _ in range(8):
+            assert step(s) == [("a", 1)]
+        assert s.preemptions == 1
+        assert s.waiting == [computed]
+        s.finish(running, FinishReason.STOP)
+        assert step(s) == [("b", 8)]
+
     def test_blocks_must_match_the_tokens(self) -> None:
         s = scheduler()
         seq = self.arrived(s, "a", 10)
         seq.block_ids.pop()
         with pytest.raises(ValueError, match="2 blocks and 1 outputs with 10 tokens; expected 3 blocks"):
             s.admit_computed(seq)
-
 
     def test_an_older_prompt_takes_the_place_of_a_younger_decode_in_the_same_step(self) -> None:
         s = scheduler(num_blocks=6, chunk=2, prefix_caching=False)

@@ -80,19 +80,18 @@ class ModelRunner:
         width = max((len(seq.block_ids) for seq in singles), default=0)
         chunk_blocks = [self._blocks_seen(item.sequence.num_computed + item.num_new) for item in chunks]
         sizes = [num_tokens] * 4 + [len(singles), len(singles) * width, *chunk_blocks, len(batch.items)]
-        buffer = np.zeros(sum(sizes), dtype=np.int64)
-        parts = np.split(buffer, np.cumsum(sizes[:-1]))
-        columns = buffer[: 4 * num_tokens].reshape(4, num_tokens)
-        self._fill_singles(
-            columns[:, : len(singles)], parts[4], parts[5].reshape(len(singles), width), singles
-        )
+        buffer = torch.zeros(sum(sizes), dtype=torch.int64)
+        parts = buffer.split_with_sizes(sizes)
+        columns = buffer[: 4 * num_tokens].view(4, num_tokens).numpy()
+        tables = parts[5].view(len(singles), width).numpy()
+        self._fill_singles(columns[:, : len(singles)], parts[4].numpy(), tables, singles)
         start = len(singles)
         for (seq, num_new), table in zip(chunks, parts[6:-1], strict=True):
-            self._fill_chunk(columns[:, start : start + num_new], table, seq)
+            self._fill_chunk(columns[:, start : start + num_new], table.numpy(), seq)
             start += num_new
         due, rows = _due(batch)
-        parts[-1][: len(rows)] = rows
-        return self._on_device(batch, torch.from_numpy(buffer).to(self.device), sizes, width, due)
+        parts[-1].numpy()[: len(rows)] = rows
+        return self._on_device(batch, buffer.to(self.device), sizes, width, due)
 
     def _fill_singles(
         self,

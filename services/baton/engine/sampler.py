@@ -86,7 +86,7 @@ def _draw(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[
     Sums are float64: in float32 the steps of a large vocabulary's rare tokens vanish in the sum.
     """
     scaled = logits / logits.new_tensor([p.temperature for p in params])[:, None]
-    weights = torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))
+    weights = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()
     thresholds = filter_thresholds(scaled, params)
     if thresholds is not None:
         weights.masked_fill_(scaled < thresholds, 0)

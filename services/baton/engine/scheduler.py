@@ -4,7 +4,7 @@ Continuous batching under a token budget. A step is filled in this order: sequen
 compute (they decode), then prompts already begun, then waiting ones, each in order of arrival. So decoding
 never waits for a prompt, and no later arrival overtakes an earlier one.
 
-Blocks are bound for the tokens of the step only. When none is left, the latest arrival that runs is
+Blocks are bound for the tokens of the step only. When none is left, the latest arrival that holds any is
 preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The latest
 arrival itself just pauses. As the earliest arrival is never preempted, somebody always gets to the end.
 """
@@ -153,26 +153,30 @@ class Scheduler:
         while self.joining and len(self.running) < self.limits.max_num_seqs:
             self._seat(self.joining.pop(0))
         preemptions = self.preemptions
+        decodes: list[Sequence] = []
+        begun: list[Sequence] = []
+        for seq in self.running:
+            (decodes if seq.num_uncomputed == 1 else begun).append(seq)
         plan: dict[Sequence, int] = {}
-        self._plan_decodes(plan)
-        self._plan_begun_prefills(plan)
+        self._plan_decodes(decodes, plan)
+        self._plan_begun_prefills(begun, plan)
         if self.preemptions == preemptions:
             self._plan_waiting(plan)
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
         return ScheduledBatch((*singles, *chunks), len(singles))
 
-    def _plan_decodes(self, plan: dict[Sequence, int]) -> None:
-        for seq in list(self.running):
-            if seq.status is Status.RUNNING and seq.num_uncomputed == 1 and self._bind(seq, 1, plan):
+    def _plan_decodes(self, decodes: list[Sequence], plan: dict[Sequence, int]) -> None:
+        for seq in decodes:
+            if seq.status is Status.RUNNING and self._bind(seq, 1, plan):
                 plan[seq] = 1
 
-    def _plan_begun_prefills(self, plan: dict[Sequence, int]) -> None:
+    def _plan_begun_prefills(self, begun: list[Sequence], plan: dict[Sequence, int]) -> None:
         budget = self.limits.max_num_batched_tokens - len(plan)
         first = True
-        for seq in list(self.running):
-            if seq.status is not Status.RUNNING or seq.num_uncomputed == 1:
-                continue
+        for seq in begun:
+            if seq.status is not Status.RUNNING:
+                continue  # preempted just now
             want = self._chunk(seq.num_uncomputed, budget, first)
             if want == 0:
                 break
@@ -237,23 +241,30 @@ class Scheduler:
         even one fits. Returns the tokens that have blocks; 0 if it must pause."""
         while True:
             granted = self._grow(seq, want)
-            victim = self.running[-1]
-            if granted or victim is seq:
+            if granted:
                 return granted
+            if self.joining:  # all of them are later than anyone with a seat
+                victim = self.joining.pop()
+            elif self.running[-1] is not seq:
+                victim = self.running.pop()
+                plan.pop(victim, None)
+            else:
+                return 0
             self._preempt(victim)
-            plan.pop(victim, None)
 
     def _grow(self, seq: Sequence, want: int) -> int:
         """Binds what the pool has of the blocks for ``want`` more tokens; all or nothing when unchunked."""
-        missing = self._blocks_for(seq.num_computed + want) - len(seq.block_ids)
-        if missing > 0:
+        room = len(seq.block_ids) * self.pool.block_size - seq.num_computed
+        if want > room:
+            missing = self._blocks_for(want - room)
             if self.limits.chunked_prefill:
                 missing = min(missing, self.pool.num_allocatable)
             blocks = self.pool.allocate(missing, after=seq.block_ids[-1] if seq.block_ids else None)
             if blocks is None:
                 return 0
             seq.bind(blocks)
-        return min(want, len(seq.block_ids) * self.pool.block_size - seq.num_computed)
+            room += len(blocks) * self.pool.block_size
+        return min(want, room)
 
     def _spare_blocks(self) -> int:
         """Allocatable blocks that nobody here is about to need: prompts begun will need the rest of theirs,
@@ -264,7 +275,7 @@ class Scheduler:
         return self.pool.num_allocatable - taken
 
     def _preempt(self, seq: Sequence) -> None:
-        self._remove(self.running, seq)
+        """Sends a sequence, already taken off its queue, back to wait without blocks."""
         self.pool.free(seq.block_ids)
         del seq.block_ids[:]
         seq.num_computed = seq.num_indexed = 0

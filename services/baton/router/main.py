@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
 BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Longer than clients and load balancers keep idle connections (60 s mostly): they should close first, or a
+request can meet our close on the way."""
 
 
 def run(config: RouterConfig) -> int:
@@ -70,6 +73,7 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
                 loop="none",
                 http="httptools",
                 timeout_graceful_shutdown=round(STOP_GRACE_S),
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
         _stop_on_signals(http)
