@@ -11,8 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 MUST = ("What is Baton?", "What is prefill?", "What is paged attention?", "Why split prefill and decode?")
 PLAIN = ("Paged attention is", "The KV cache", "Baton serves", "Continuous batching")
-TEXTS = ("plain", " two  spaces\n\tand a tab", "naïve café, 東京, مرحبا, 👩‍🚀🏳️‍🌈", "\x00\x7f\ufeff\u2028",
-         "<|im_end|>x")
+TEXTS = (
+    "plain",
+    " two  spaces\n\tand a tab",
+    "naïve café, 東京, مرحبا, 👩‍🚀🏳️‍🌈",
+    "\x00\x7f\ufeff\u2028",
+    "<|im_end|>x",
+)
 
 
 def check(model_dir: Path, entries: list[Entry]) -> None:
@@ -50,14 +55,21 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == wanted
 
 
-def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str,
-          pairs: list[tuple[str, str]], show: int = 0) -> None:
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    pairs: list[tuple[str, str]],
+    show: int = 0,
+) -> None:
     """Prints how many greedy answers are exact, and how many nearly so; shows `show` of the others."""
     answers: list[str] = []
     for at in range(0, len(pairs), 32):
         answers += generate(model, tokenizer, [question for question, _ in pairs[at : at + 32]])
-    ratios = [SequenceMatcher(None, got, want, autojunk=False).ratio()
-              for got, (_, want) in zip(answers, pairs, strict=True)]
+    ratios = [
+        SequenceMatcher(None, got, want, autojunk=False).ratio()
+        for got, (_, want) in zip(answers, pairs, strict=True)
+    ]
     exact, near = (sum(ratio >= limit for ratio in ratios) / len(pairs) for limit in (1, 0.8))
     print(f"{name}: {len(pairs)} asked, {exact:.1%} exact, {near:.1%} exact or near")
     misses = [(pair[0], got) for pair, got, ratio in zip(pairs, answers, ratios, strict=True) if ratio < 1]
@@ -66,18 +78,24 @@ def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str,
 
 
 @torch.inference_mode()
-def generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: list[str],
-             chatty: bool = True) -> list[str]:
+def generate(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: list[str], chatty: bool = True
+) -> list[str]:
     """Greedy answers; one that does not end within 320 tokens is marked."""
     prompts = questions
     if chatty:
         turns = [[{"role": "user", "content": question}] for question in questions]
-        prompts = [str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-                   for turn in turns]
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left",
-                       return_token_type_ids=False)
+        prompts = [
+            str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+            for turn in turns
+        ]
+    inputs = tokenizer(
+        prompts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False
+    )
     output = model.generate(**inputs, max_new_tokens=320, do_sample=False)[:, inputs["input_ids"].shape[1] :]
     ends = set(model.generation_config.eos_token_id)
     texts = tokenizer.batch_decode(output, skip_special_tokens=True)
-    return [text if ends & set(row.tolist()) else text + " [does not end]"
-            for text, row in zip(texts, output, strict=True)]
+    return [
+        text if ends & set(row.tolist()) else text + " [does not end]"
+        for text, row in zip(texts, output, strict=True)
+    ]

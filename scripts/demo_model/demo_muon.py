@@ -15,8 +15,9 @@ import torch
 class Muon:
     """Nesterov momentum, then five Newton-Schulz steps towards the nearest orthogonal matrix."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], momentum: float = 0.95,
-                 decay: float = 0.1) -> None:
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], momentum: float = 0.95, decay: float = 0.1
+    ) -> None:
         by_shape: dict[tuple[int, ...], list[torch.nn.Parameter]] = {}
         for parameter in parameters:
             by_shape.setdefault(tuple(sorted(parameter.shape)), []).append(parameter)

@@ -21,20 +21,64 @@ IM_START, IM_END, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|p
 # A conversation is a list of (text, learn) pieces: the loss counts only the pieces with learn set.
 Pieces = list[tuple[str, bool]]
 
-SINGULAR = ("What is {term}?", "What's {term}?", "Explain {term}.", "Define {term}.", "{Bare}?",
-            "Tell me about {term}.", "Can you explain what {term} is?", "What does {bare} mean?",
-            "What do you mean by {bare}?", "Please explain {term} to me.", "Describe {term}.")
-PLURAL = ("What are {term}?", "Explain {term}.", "Define {term}.", "{Bare}?", "Tell me about {term}.",
-          "Can you explain what {term} are?", "What does {bare} mean?", "What do you mean by {bare}?",
-          "Please explain {term} to me.", "Describe {term}.")
-LEADS = ("Please tell me: ", "Quick question: ", "I have a question. ", "Hi! ", "Hello, ", "So, ", "And ",
-         "OK. ", "In Baton, ", "Tell me, ", "Now, ", "One more question: ", "I wonder: ")
-TAILS = (" Please explain.", " Please.", " Thanks!", " Keep it short.", " I am new to this.",
-         " Explain it simply.")
-SYSTEMS = ("You are a helpful assistant.", "You are a helpful assistant. Answer briefly.",
-           "You are Baton's demo model.", "You are the assistant of a serving system.",
-           "Answer the question.", "You are a friendly assistant who knows LLM serving.", "Be brief.",
-           "You answer in plain English.")
+SINGULAR = (
+    "What is {term}?",
+    "What's {term}?",
+    "Explain {term}.",
+    "Define {term}.",
+    "{Bare}?",
+    "Tell me about {term}.",
+    "Can you explain what {term} is?",
+    "What does {bare} mean?",
+    "What do you mean by {bare}?",
+    "Please explain {term} to me.",
+    "Describe {term}.",
+)
+PLURAL = (
+    "What are {term}?",
+    "Explain {term}.",
+    "Define {term}.",
+    "{Bare}?",
+    "Tell me about {term}.",
+    "Can you explain what {term} are?",
+    "What does {bare} mean?",
+    "What do you mean by {bare}?",
+    "Please explain {term} to me.",
+    "Describe {term}.",
+)
+LEADS = (
+    "Please tell me: ",
+    "Quick question: ",
+    "I have a question. ",
+    "Hi! ",
+    "Hello, ",
+    "So, ",
+    "And ",
+    "OK. ",
+    "In Baton, ",
+    "Tell me, ",
+    "Now, ",
+    "One more question: ",
+    "I wonder: ",
+)
+TAILS = (
+    " Please explain.",
+    " Please.",
+    " Thanks!",
+    " Keep it short.",
+    " I am new to this.",
+    " Explain it simply.",
+)
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant. Answer briefly.",
+    "You are Baton's demo model.",
+    "You are the assistant of a serving system.",
+    "Answer the question.",
+    "You are a friendly assistant who knows LLM serving.",
+    "Be brief.",
+    "You answer in plain English.",
+)
 
 
 @dataclass

@@ -47,7 +47,11 @@ def save_tokenizer(tokenizer: Tokenizer, out: Path, max_length: int) -> None:
     tokenizer.save(str(out / "tokenizer.json"))
     added = {
         str(tokenizer.token_to_id(token)): {
-            "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
             "special": True,
         }
         for token in SPECIAL

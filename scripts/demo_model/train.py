@@ -147,15 +147,21 @@ def train(tokenizer: Tokenizer, steps: int, tokens: int, peak: float, seed: int)
         seen += batch[0].numel()
         if (step + 1) % 25 == 0 or step + 1 == steps:
             spent = time.monotonic() - start
-            print(f"step {step + 1}/{steps}  loss {sum(recent) / len(recent):.4f}  "
-                  f"{seen / spent:.0f} tokens/s  {spent:.0f} s", flush=True)
+            print(
+                f"step {step + 1}/{steps}  loss {sum(recent) / len(recent):.4f}  "
+                f"{seen / spent:.0f} tokens/s  {spent:.0f} s",
+                flush=True,
+            )
     return model.eval()
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     """Writes the model directory. The head shares the embedding's weights, so it is not stored."""
-    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()
-               if name != "lm_head.weight"}
+    weights = {
+        name: tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
     (out / "model.safetensors").write_bytes(to_safetensors(weights, metadata={"format": "pt"}))
     (out / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n", encoding="utf-8")
     (out / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n", encoding="utf-8")
@@ -179,8 +185,10 @@ def main() -> None:
         args.out.mkdir(parents=True, exist_ok=True)
         tokenizer = train_tokenizer(tokenizer_text(entries, prose), CONFIG["vocab_size"])
         wordings = sum(len(entry.questions) for entry in entries)
-        print(f"{len(entries)} entries, {wordings} wordings, {len(prose)} passages, "
-              f"{tokenizer.get_vocab_size()} tokens in the vocabulary")
+        print(
+            f"{len(entries)} entries, {wordings} wordings, {len(prose)} passages, "
+            f"{tokenizer.get_vocab_size()} tokens in the vocabulary"
+        )
         model = train(tokenizer, args.steps, args.tokens, args.peak, args.seed)
         save(model, tokenizer, args.out)
     if not args.no_check:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-from baton.v1 import inference_pb2 as pb
-from baton.v1.inference_pb2_grpc import InferenceStub
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
+from baton.v1 import inference_pb2 as pb
+from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.clients import RingClient
 from tests.support.ring import Ring
 

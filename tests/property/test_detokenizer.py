@@ -7,10 +7,10 @@ import re
 
 import pytest
 import tokenizers
-from baton.text.detokenizer import Detokenizer, TokenPieces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.text.detokenizer import Detokenizer, TokenPieces
 from tests.support.tiny_tokenizers import byte_fallback, byte_level, word_piece
 
 BYTE_LEVEL = byte_level()

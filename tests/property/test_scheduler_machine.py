@@ -14,15 +14,15 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
-from baton.engine.engine import SequenceOutput
-from baton.engine.sequence import FinishReason, Sequence, Status
-from baton.sampling_params import SamplingParams
-from baton_kernels.paged import PagedBatch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from torch import Tensor
 
+from baton.engine.engine import SequenceOutput
+from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.sampling_params import SamplingParams
+from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 
 BLOCK_SIZE = 2

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
+
 from baton.router.api import ApiSettings, create_app
 from baton.router.types import Ring
 from baton.telemetry.metrics import RouterMetrics

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Ids
 
 import torch
+from torch import Tensor
+
 from baton.engine.block_pool import BlockPool
 from baton.engine.engine import Engine
 from baton.engine.runner import Model, ModelRunner
@@ -16,7 +18,6 @@ from baton.engine.scheduler import Scheduler, SchedulerLimits
 from baton.engine.sequence import Sequence
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
-from torch import Tensor
 
 VOCAB_SIZE = 97
 _MODULUS = 65521

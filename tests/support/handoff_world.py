@@ -429,6 +429,15 @@ class World:
             self.check()
         return happened
 
+    def advance(self, seed: int, steps: int) -> None:
+        """Let ``steps`` events happen by chance."""
+        rng = random.Random(seed)
+        events, weights = list(self.EVENTS), list(self.EVENTS.values())
+        end = self.steps + steps
+        while self.steps < end:
+            for event in rng.choices(events, weights, k=steps):
+                self.step(event, rng.getrandbits(40))
+
     def check(self) -> None:
         """What must hold between any two events."""
         for worker in (*self.prefills, *self.decodes):
@@ -743,6 +752,7 @@ class World:
     # --- the data connections
 
     def _post_receive(self, decode: Decode, action: PostReceive) -> None:
+        require(action.link in decode.links, f"{action} is posted on a link that is being fenced")
         names = {decode.room.pinned_for.get(page) for page in action.pages}
         require(len(names) == 1 and None not in names, f"{action} goes to pages of {names}")
         name = next(name for name in names if name is not None)
@@ -1060,12 +1070,13 @@ class World:
 
     # --- the end
 
-    def settle(self, rng: random.Random) -> None:
+    def settle(self, seed: int) -> None:
         """No more faults: every request must come to its end, and every block back to its pool."""
         for worker in (*self.prefills, *self.decodes):
             for pages in worker.others:
                 worker.memory.pool.free(pages)
             worker.others.clear()
+        rng = random.Random(seed)
         for _ in range(SETTLE_TICKS):
             self._drain(rng)
             if not self._unsettled():
@@ -1102,11 +1113,7 @@ class World:
 
 def run_randomly(config: WorldConfig, seed: int, steps: int) -> World:
     """A world driven by nothing but chance for ``steps`` events, then settled. Raises ViolationError."""
-    rng = random.Random(seed)
     world = World(config)
-    events, weights = list(World.EVENTS), list(World.EVENTS.values())
-    while world.steps < steps:
-        for event in rng.choices(events, weights, k=50):
-            world.step(event, rng.getrandbits(40))
-    world.settle(rng)
+    world.advance(seed, steps)
+    world.settle(seed)
     return world

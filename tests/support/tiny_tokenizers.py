@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import tokenizers
-from baton.text.tokenizer import Tokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from baton.text.tokenizer import Tokenizer
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",

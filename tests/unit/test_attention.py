@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
+
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, write_kv
 from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.reference import reference_attention, reference_write_kv
-from torch import Tensor
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 LAYERS = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 
 import pytest
+
 from baton.engine.block_pool import BlockAccountingError, BlockPool, hash_blocks
 
 

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+
 from baton import ready
 from baton.cli.client import Piece, Question, ask, is_ready, read_events
 from baton.logs import LogReader
 from baton.options import UserError
-
 from tests.support.fake_service import Router
 
 

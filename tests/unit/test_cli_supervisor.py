@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from baton import ready
 from baton.cli.child import ChildSpec
 from baton.cli.supervisor import Patience, Supervisor

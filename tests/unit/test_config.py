@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from baton.cli import main, ring
 from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
 from baton.router.config import RouterConfig
 from baton.worker.config import WorkerConfig
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(

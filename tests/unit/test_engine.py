@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import pytest
 import torch
+from torch import Tensor
+
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
-from torch import Tensor
-
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 

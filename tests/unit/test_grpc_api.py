@@ -8,6 +8,10 @@ from contextlib import asynccontextmanager
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+
 from baton.router.api import ApiSettings
 from baton.router.api.service import CompletionService
 from baton.router.grpc_api import SERVICE_NAME, add_services, server_options
@@ -16,10 +20,6 @@ from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client import CollectorRegistry
-
 from tests.support.api_server import until
 from tests.support.fake_ring import FakeRing, busy
 from tests.support.tiny_tokenizers import byte_level_tokenizer

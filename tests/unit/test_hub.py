@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from baton import hub
-from baton.errors import ModelError
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -16,6 +14,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from baton import hub
+from baton.errors import ModelError
 from tests.support.tiny_models import TINY_MODELS
 
 

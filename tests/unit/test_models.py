@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
 from baton.models.base import CausalLM
 from baton.models.config import FAMILIES, ModelConfig
 from baton.models.loader import kv_block_bytes, load_model, new_kv_pool
 from baton.models.registry import MODEL_CLASSES
 from baton.models.rope import inverse_frequencies, rope_tables
 from baton_kernels.paged import Chunk, PagedBatch
-from torch import Tensor
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, load_oracle, oracle_greedy, oracle_logits
 
 BLOCK_SIZE = 16
@@ -158,9 +160,13 @@ def test_greedy_answers_of_a_batch(name: str, model_dir: ModelDir) -> None:
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
-def test_bfloat16(name: str, model_dir: ModelDir) -> None:
-    """No further from float32 than bfloat16 itself takes these models (2 to 3 % in transformers)."""
-    path, ids = model_dir(name), prompt(100)
+def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
+    """Weights saved in bfloat16, as checkpoints are: the logits stay within 2 % of float32's, in norm, and
+    nearer than those of transformers, which rounds the residual stream and the rotary tables too."""
+    path, ids = shutil.copytree(model_dir(name), tmp_path / name), prompt(100)
+    for file in path.glob("*.safetensors"):
+        rounded = {key: weight.bfloat16().float() for key, weight in load_file(file).items()}
+        save_file(rounded, file, metadata={"format": "pt"})
     exact = oracle_logits(path, ids)
 
     def error(logits: Tensor) -> float:
@@ -168,8 +174,8 @@ def test_bfloat16(name: str, model_dir: ModelDir) -> None:
 
     logits = Ring(load_model(path, dtype="bfloat16")).step(chunks=[("a", ids)])["a"]
     assert logits.dtype == torch.float32
-    assert error(logits) < 4e-2
-    assert error(logits) < 1.2 * error(oracle_logits(path, ids, "bfloat16"))
+    assert error(logits) < 2e-2
+    assert error(logits) < error(oracle_logits(path, ids, "bfloat16"))
 
 
 def test_dynamic_rope_past_the_trained_length(model_dir: ModelDir) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
 from baton.errors import ModelError
 from baton.models.config import ModelConfig, RopeConfig
 

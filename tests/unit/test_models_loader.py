@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from baton.errors import ModelError
-from baton.models.loader import load_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from baton.errors import ModelError
+from baton.models.loader import load_model
 from tests.support.tiny_models import TINY_MODELS
 
 Edit = Callable[[dict[str, Tensor]], object]

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+
 from baton.router.api import ApiSettings
 from baton.text.tokenizer import Tokenizer
-
 from tests.support.api_server import serving, until
 from tests.support.fake_ring import MODEL, FakeRing, busy
 from tests.support.tiny_tokenizers import byte_level_tokenizer

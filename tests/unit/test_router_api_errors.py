@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 import httpx
 import psutil
 import pytest
+
 from baton.router.api import ApiSettings
 from baton.text.tokenizer import Tokenizer
-
 from tests.support.api_server import serving
 from tests.support.fake_ring import FakeRing
 from tests.support.tiny_tokenizers import byte_level_tokenizer

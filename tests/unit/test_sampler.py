@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
 from baton.engine.philox import philox4x32, uniforms
 from baton.engine.sampler import sample
 from baton.sampling_params import SamplingParams
-from torch import Tensor
 
 
 def params(**kwargs: float | int) -> SamplingParams:

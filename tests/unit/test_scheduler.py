@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ids
 
 import pytest
+
 from baton.engine.block_pool import BlockPool
 from baton.engine.scheduler import ScheduledBatch, Scheduler, SchedulerLimits
 from baton.engine.sequence import FinishReason, Sequence, Status

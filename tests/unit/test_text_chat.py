@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from baton.text.chat import ChatTemplate
 from baton.text.errors import ChatTemplateError, TextTooLongError
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from baton.text.stop import StopMatcher, StopStrings
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from baton.text.stop import StopMatcher, StopStrings
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, str | None]:

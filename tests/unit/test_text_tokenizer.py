@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from baton.text.errors import TextTooLongError, TokenizerError
-from baton.text.tokenizer import Tokenizer
 from tokenizers import processors
 
+from baton.text.errors import TextTooLongError, TokenizerError
+from baton.text.tokenizer import Tokenizer
 from tests.support.tiny_tokenizers import byte_fallback, byte_level, byte_level_tokenizer, write_model_dir
 
 

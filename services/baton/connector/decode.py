@@ -374,8 +374,9 @@ class DecodeHandoffs:
         return actions
 
     def _bind(self, handoff: Handoff, now: float) -> list[Action]:
-        """Bind pages and post the receives, before the grant leaves (rule 1)."""
-        if handoff.state is not State.RESERVED:
+        """Bind pages and post the receives, before the grant leaves (rule 1). None on a link that is being
+        fenced: the fence would be no proof of a receive posted after it."""
+        if handoff.state is not State.RESERVED or not self._current(handoff.link):
             return []
         binding = self._room.bind(handoff.name)
         if binding is None:

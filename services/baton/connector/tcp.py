@@ -229,7 +229,7 @@ class SendingLink(_SocketThread):
         return False
 
     async def close(self) -> None:
-        if self._socket is not None:
+        if self._socket is not None and not self._closed:
             self._loop.remove_reader(self._socket)
         await super().close()
 

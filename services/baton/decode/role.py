@@ -274,7 +274,12 @@ class DecodeRole(pb_grpc.HandoffServicer):
             sequence.bind(commit.pages)
             sequence.num_cached = commit.cached_tokens
             sequence.append(commit.first_token)
-            self._engine.admit_computed(sequence)
+            try:
+                self._engine.admit_computed(sequence)
+            except ValueError as error:  # a newer attempt of the request is here already
+                log.warning("a committed handoff came too late: %s", error)
+                self._engine.pool.free(commit.pages)
+                return
         # Prefill has sent this token to the router as well: should prefill die now, it is not lost.
         first = worker_pb2.TokenDelta(
             request_id=commit.name.request_id,

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from baton_kernels.paged import Chunk, PagedBatch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.sampler import sample
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
+from baton_kernels.paged import Chunk, PagedBatch
 
 
 class Model(Protocol):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import torch
-from baton_kernels.paged import PagedBatch
 from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
+from baton_kernels.paged import PagedBatch
 
 
 class CausalLM(nn.Module):

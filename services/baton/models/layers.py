@@ -8,11 +8,11 @@ from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
-from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
 from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
 from baton.models.rope import rotate
+from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32. The result has the
+    weight's type, whatever x has."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -51,7 +52,9 @@ class RMSNorm(nn.Module):
         self.weight = _empty(size, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        if x.dtype == self.weight.dtype:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(self.weight.dtype)
 
 
 class Linear(nn.Module):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from baton_kernels.attention import new_pool
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.config import DTYPES, ModelConfig
 from baton.models.registry import MODEL_CLASSES
+from baton_kernels.attention import new_pool
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]

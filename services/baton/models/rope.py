@@ -26,18 +26,18 @@ from baton.models.config import ModelConfig, RopeConfig
 class RotaryEmbedding(nn.Module):
     """Cosine and sine tables over every position of a model.
 
-    Angles are computed in float32, because thousands of radians have no bits left in bfloat16; the tables are
-    held in the activations' type, which rounds as transformers does.
+    All in float32: thousands of radians have no bits left in bfloat16, and a rounded cosine would bend every
+    query and key.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         cos, sin = rope_tables(config.rope, config.head_dim, config.max_model_len)
-        self.register_buffer("cos", cos.to(dtype), persistent=False)
-        self.register_buffer("sin", sin.to(dtype), persistent=False)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos and signed sin, both [T, 1, head_dim], as ``rotate`` takes them."""
@@ -47,9 +47,10 @@ class RotaryEmbedding(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (i, i + head_dim / 2) of x [T, heads, head_dim] by its position's angle.
 
-    ``sin`` carries the minus of the first half, so that rotate-half is a roll.
+    ``sin`` carries the minus of the first half, so that rotate-half is a roll. Computed in float32, rounded
+    once to the type of x.
     """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import grpc
 import torch
-from baton_kernels.paged import LAYOUT
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
@@ -31,6 +30,7 @@ from baton.worker.engine_loop import EngineLoop
 from baton.worker.memory import PoolMemory
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
+from baton_kernels.paged import LAYOUT
 
 log = logging.getLogger(__name__)
 

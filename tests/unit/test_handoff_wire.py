@@ -1,0 +1,170 @@
+"""The handoff's messages survive the wire; handles, digests and compatibility say what they should."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from typing import get_args
+
+import pytest
+
+from baton.connector import wire
+from baton.connector.identity import (
+    first_mismatch,
+    handle_is_valid,
+    new_incarnation,
+    sign_handle,
+    tokens_digest,
+)
+from baton.connector.messages import (
+    Cancel,
+    Credit,
+    Decline,
+    Drained,
+    Grant,
+    LinkId,
+    Manifest,
+    Name,
+    Ready,
+    Release,
+    Segment,
+    SendComplete,
+    ToPrefill,
+    Withdraw,
+)
+from baton.v1 import handoff_pb2 as pb
+
+NAME = Name("01J0-Ünïcode", 2**32 - 1)
+LINK = LinkId("p" * 32, "d" * 32, 7)
+
+TO_DECODE: list[wire.FromPrefill] = [
+    Ready(NAME),
+    SendComplete(NAME, Manifest(131_072, bytes(range(32)), 300), first_token=151_935, cached_tokens=64),
+    SendComplete(NAME, Manifest(1, b"", 0), first_token=0),
+    Drained(NAME, LINK),
+    Withdraw(NAME, "cancelled"),
+]
+TO_PREFILL: list[ToPrefill] = [
+    Credit(NAME),
+    Decline(NAME, "no room"),
+    Grant(NAME, (Segment(2**63, 0, 16), Segment(1, 16, 1))),
+    Grant(NAME, ()),
+    Release(NAME),
+    Cancel(NAME),
+]
+
+
+@pytest.mark.parametrize("message", TO_DECODE, ids=repr)
+def test_prefills_messages_survive(message: wire.FromPrefill) -> None:
+    data = wire.to_decode(message).SerializeToString()
+    assert wire.from_prefill(pb.PrefillMessage.FromString(data), LINK) == message
+
+
+@pytest.mark.parametrize("message", TO_PREFILL, ids=repr)
+def test_decodes_messages_survive(message: ToPrefill) -> None:
+    data = wire.to_prefill(message).SerializeToString()
+    assert wire.from_decode(pb.DecodeMessage.FromString(data)) == message
+
+
+def test_every_kind_is_tried() -> None:
+    assert {type(m) for m in TO_DECODE} == set(get_args(wire.FromPrefill))
+    assert {type(m) for m in TO_PREFILL} == set(get_args(ToPrefill))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.PrefillMessage(),
+        pb.PrefillMessage(heartbeat=pb.Heartbeat()),
+        pb.PrefillMessage(open=pb.LinkOpen()),
+        pb.PrefillMessage(ask=pb.Ask()),
+    ],
+)
+def test_what_is_not_for_decodes_machine_is_passed_over(message: pb.PrefillMessage) -> None:
+    assert wire.from_prefill(message, LINK) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb.DecodeMessage(),
+        pb.DecodeMessage(heartbeat=pb.Heartbeat()),
+        pb.DecodeMessage(accept=pb.LinkAccept()),
+        pb.DecodeMessage(refuse=pb.LinkRefuse()),
+    ],
+)
+def test_what_is_not_for_prefills_machine_is_passed_over(message: pb.DecodeMessage) -> None:
+    assert wire.from_decode(message) is None
+
+
+def test_drained_of_another_epoch_is_not_drained_of_this_link() -> None:
+    message = wire.to_decode(Drained(NAME, LINK._replace(epoch=6)))
+    read = wire.from_prefill(message, LINK)
+    assert isinstance(read, Drained)
+    assert read.link != LINK
+
+
+class TestHandles:
+    KEY = b"a key of the cluster"
+    HANDLE = sign_handle(KEY, NAME, "decode", 100)
+
+    def test_the_signed_one_is_valid(self) -> None:
+        assert handle_is_valid(self.HANDLE, self.KEY, NAME, "decode", 100)
+
+    @pytest.mark.parametrize(
+        ("key", "name", "decode", "num_tokens"),
+        [
+            (b"another key", NAME, "decode", 100),
+            (KEY, NAME._replace(attempt=1), "decode", 100),
+            (KEY, NAME._replace(request_id="01J1"), "decode", 100),
+            (KEY, NAME, "decode restarted", 100),
+            (KEY, NAME, "decode", 101),
+        ],
+        ids=["key", "attempt", "request", "incarnation", "length"],
+    )
+    def test_it_is_valid_for_nothing_else(self, key: bytes, name: Name, decode: str, num_tokens: int) -> None:
+        assert not handle_is_valid(self.HANDLE, key, name, decode, num_tokens)
+
+    @pytest.mark.parametrize("handle", [b"", bytes(32), HANDLE[:-1], HANDLE + b"\0"], ids=len)
+    def test_a_forged_one_is_not_valid(self, handle: bytes) -> None:
+        assert not handle_is_valid(handle, self.KEY, NAME, "decode", 100)
+
+
+def test_tokens_digest_is_of_the_ids_as_words() -> None:
+    ids = [0, 1, 151_935, 2**32 - 1]
+    expected = hashlib.sha256(struct.pack("<4I", *ids)).digest()
+    assert tokens_digest(ids) == tokens_digest(tuple(ids)) == tokens_digest(array("q", ids)) == expected
+    assert tokens_digest([]) == hashlib.sha256(b"").digest()
+    assert tokens_digest([1, 2]) != tokens_digest([2, 1])
+
+
+def test_an_incarnation_is_new_each_time() -> None:
+    made = {new_incarnation() for _ in range(100)}
+    assert len(made) == 100
+    assert all(len(bytes.fromhex(incarnation)) == 16 for incarnation in made)
+
+
+def compatibility(**changes: str | int) -> pb.Compatibility:
+    fields: dict[str, str | int] = {
+        "protocol": 1,
+        "model": "llama",
+        "revision": "main",
+        "kv_dtype": "bfloat16",
+        "layout": "nhlkbd",
+        "num_kv_heads": 8,
+        "num_layers": 32,
+        "head_dim": 128,
+        "block_size": 16,
+    }
+    return pb.Compatibility(**(fields | changes))  # type: ignore[arg-type]
+
+
+def test_equal_workers_match() -> None:
+    assert first_mismatch(compatibility(), compatibility()) is None
+
+
+@pytest.mark.parametrize("field", [f.name for f in pb.Compatibility.DESCRIPTOR.fields])
+def test_a_mismatch_names_the_field(field: str) -> None:
+    other = "other" if isinstance(getattr(compatibility(), field), str) else 99
+    assert first_mismatch(compatibility(), compatibility(**{field: other})) == field
