@@ -6,17 +6,6 @@ import hashlib
 from importlib import resources
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from baton.errors import ModelError
 
 DEMO = "demo"
@@ -87,6 +76,18 @@ def _looks_like_path(name: str) -> bool:
 
 
 def _download(name: str, revision: str | None, weights: bool) -> Path:
+    # Here, because it takes half a second, which a start from a local directory need not pay.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
     at = f"{name}@{revision}" if revision else name
     patterns = [*TEXT_FILES, *(WEIGHT_FILES if weights else ())]
     try:

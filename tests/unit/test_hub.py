@@ -55,7 +55,7 @@ def test_hub_id(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         asked.update(options, name=name)
         return str(tmp_path)
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert hub.resolve_model("org/model", revision="v2", weights=weights) == tmp_path
     assert (asked["name"], asked["revision"]) == ("org/model", "v2")
     patterns = asked["allow_patterns"]
@@ -90,7 +90,7 @@ def test_hub_failures(kind: type[Exception], message: str, monkeypatch: pytest.M
     def download(name: str, **options: object) -> str:
         raise hub_error(kind)
 
-    monkeypatch.setattr(hub, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     with pytest.raises(ModelError) as failure:
         hub.resolve_model("org/model", revision="v9")
     assert str(failure.value) == message

@@ -43,7 +43,8 @@ ServedModelName = Annotated[
 Dtype = Annotated[
     str,
     typer.Option(
-        help="auto (the type the weights were saved in), float32, bfloat16 or float16.",
+        help="float32, bfloat16, float16, or auto: the type the weights were saved in, but float32 on a CPU "
+        "without bfloat16 instructions.",
         rich_help_panel=_MODEL,
     ),
 ]

