@@ -10,6 +10,7 @@ from demo_text import Entry, chat
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 MUST = ("What is Baton?", "What is prefill?", "What is paged attention?", "Why split prefill and decode?")
+ENDLESS = " [does not end]"
 PLAIN = ("Paged attention is", "The KV cache", "Baton serves", "Continuous batching")
 TEXTS = (
     "plain",
@@ -33,7 +34,7 @@ def check(model_dir: Path, entries: list[Entry]) -> None:
     assert not known.keys() & {question for question, _ in unseen}
     score(model, tokenizer, "trained wordings", typed)
     score(model, tokenizer, "trained wordings, lower case, no mark", hurried)
-    score(model, tokenizer, "held-out wordings", unseen, show=len(unseen))
+    score(model, tokenizer, "held-out wordings", unseen, show=40)
     for prompt in PLAIN:
         print(f"  {prompt}|{generate(model, tokenizer, [prompt], chatty=False)[0]}")
     model = model.to(torch.bfloat16)
@@ -55,26 +56,19 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == wanted
 
 
-def score(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    pairs: list[tuple[str, str]],
-    show: int = 0,
-) -> None:
-    """Prints how many greedy answers are exact, and how many nearly so; shows `show` of the others."""
+def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str,
+          pairs: list[tuple[str, str]], show: int = 10) -> None:
+    """Prints how many greedy answers are exact, and how many nearly so, and shows `show` of them."""
     answers: list[str] = []
     for at in range(0, len(pairs), 32):
         answers += generate(model, tokenizer, [question for question, _ in pairs[at : at + 32]])
-    ratios = [
-        SequenceMatcher(None, got, want, autojunk=False).ratio()
-        for got, (_, want) in zip(answers, pairs, strict=True)
-    ]
+    ratios = [SequenceMatcher(None, got, want, autojunk=False).ratio()
+              for got, (_, want) in zip(answers, pairs, strict=True)]
     exact, near = (sum(ratio >= limit for ratio in ratios) / len(pairs) for limit in (1, 0.8))
-    print(f"{name}: {len(pairs)} asked, {exact:.1%} exact, {near:.1%} exact or near")
-    misses = [(pair[0], got) for pair, got, ratio in zip(pairs, answers, ratios, strict=True) if ratio < 1]
-    for question, got in misses[: show or 10]:
-        print(f"  miss: {question} -> {got}")
+    endless = sum(answer.endswith(ENDLESS) for answer in answers)
+    print(f"{name}: {len(pairs)} asked, {exact:.1%} exact, {near:.1%} exact or near, {endless} do not end")
+    for at in range(0, len(pairs), -(-len(pairs) // show)):
+        print(f"  {'right' if ratios[at] == 1 else 'WRONG'}: {pairs[at][0]} -> {answers[at]}")
 
 
 @torch.inference_mode()
@@ -96,6 +90,6 @@ def generate(
     ends = set(model.generation_config.eos_token_id)
     texts = tokenizer.batch_decode(output, skip_special_tokens=True)
     return [
-        text if ends & set(row.tolist()) else text + " [does not end]"
+        text if ends & set(row.tolist()) else text + ENDLESS
         for text, row in zip(texts, output, strict=True)
     ]

@@ -147,29 +147,33 @@ def reword(question: str, rng: random.Random) -> str:
 
 
 def documents(entries: list[Entry], prose: list[str], rng: random.Random) -> list[Pieces]:
-    """One pass over the corpus: every answer about twice in short chats, and once each elsewhere."""
+    """One pass over the corpus: every answer in a chat alone, in a longer chat, and often as plain text.
+
+    Openings are the cheap part: only the first words of an answer tell whether the question was understood,
+    so many wordings are trained on these alone.
+    """
 
     def ask(entry: Entry) -> tuple[str, str]:
         return reword(rng.choice(entry.questions), rng), entry.answer
 
     def system() -> str | None:
-        return rng.choice(SYSTEMS) if rng.random() < 0.4 else None
+        return rng.choice(SYSTEMS) if rng.random() < 0.3 else None
 
     def shuffled() -> list[Entry]:
         return rng.sample(entries, len(entries))
 
-    docs = [chat([ask(entry)], system()) for entry in [*shuffled(), *shuffled()]]
+    docs = [chat([ask(entry)], system()) for entry in shuffled()]
+    docs += [_opening(*ask(entry), system(), rng) for _ in range(4) for entry in shuffled()]
     order = shuffled()
     while order:
         # Few turns are far more common than many, in training as in use.
         size = rng.choice((2, 2, 2, 3, 3, 4, 6, 9))
         docs.append(chat([ask(entry) for entry in order[:size]], system()))
         order = order[size:]
-    order = shuffled()
+    order = shuffled()[: len(entries) // 2]
     while order:
         size = rng.choice((1, 1, 2, 3))
-        passage = "\n\n".join(entry.answer for entry in order[:size])
-        docs.append(_plain(passage, rng))
+        docs.append(_plain("\n\n".join(entry.answer for entry in order[:size]), rng))
         order = order[size:]
     docs += [_plain(passage, rng) for passage in prose]
     return docs
@@ -180,6 +184,11 @@ def tokenizer_text(entries: list[Entry], prose: list[str]) -> list[str]:
     texts = [text for entry in entries for text in (*entry.questions, entry.answer)]
     texts += prose
     return texts + [text.lower() for text in texts]
+
+
+def _opening(question: str, answer: str, system: str | None, rng: random.Random) -> Pieces:
+    words = answer.split(" ")[: rng.randint(6, 12)]
+    return [*chat([(question, "")], system)[:-1], (" ".join(words), True)]
 
 
 def _plain(passage: str, rng: random.Random) -> Pieces:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -145,6 +146,8 @@ def train(tokenizer: Tokenizer, steps: int, tokens: int, peak: float, seed: int)
         adam.zero_grad(set_to_none=True)
         recent = [*recent[-24:], loss.item()]
         seen += batch[0].numel()
+        if os.environ.get("DBG") and (step+1) % 150 == 0:
+            d = Path("/tmp/dm_mid"); d.mkdir(exist_ok=True); save(model, tokenizer, d)
         if (step + 1) % 25 == 0 or step + 1 == steps:
             spent = time.monotonic() - start
             print(

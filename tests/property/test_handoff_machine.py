@@ -18,7 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from baton.connector import decode as decode_module
 from baton.connector.decode import DecodeHandoffs, State
 from baton.connector.decode import Handoff as DecodeHandoff
-from baton.connector.messages import Action, Drained, Fail, LinkId, Name, Retire, Send, SendComplete
+from baton.connector.messages import (
+    Action,
+    Ask,
+    Drained,
+    Fail,
+    LinkId,
+    Manifest,
+    Name,
+    Retire,
+    Send,
+    SendComplete,
+)
 from baton.connector.prefill import Handoff as PrefillHandoff
 from baton.connector.prefill import PrefillHandoffs
 from baton.connector.prefill import State as PrefillState
@@ -140,7 +151,7 @@ class CommitOnLocalCompletion(DecodeHandoffs):
         handoff = self._handoffs.get(name) if name is not None else None
         if handoff is not None and handoff.state is State.ARMED:
             num_tokens, digest = self._room.manifest(handoff.name)
-            manifest = decode_module.Manifest(num_tokens, digest, handoff.num_segments)
+            manifest = Manifest(num_tokens, digest, handoff.num_segments)
             handoff.complete = SendComplete(handoff.name, manifest, first_token=7)
         return super().received(link, tag, ok, now)
 
@@ -159,7 +170,7 @@ class NeverFence(DecodeHandoffs):
 class ForgetOldAttempts(DecodeHandoffs):
     """An older attempt is let in while a newer one is here."""
 
-    def _on_ask(self, link: LinkId, ask: decode_module.Ask, now: float) -> list[Action]:
+    def _on_ask(self, link: LinkId, ask: Ask, now: float) -> list[Action]:
         newest = self._newest.pop(ask.name.request_id, None)
         actions = super()._on_ask(link, ask, now)
         if newest is not None and newest in self._handoffs and ask.name not in self._handoffs:

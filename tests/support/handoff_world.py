@@ -395,6 +395,9 @@ class World:
         self._prompts[prompt.request] = prompt
         return prompt
 
+    def _workers(self) -> list[Prefill | Decode]:
+        return [*self.prefills, *self.decodes]
+
     def prompt_of(self, name: Name) -> Prompt:
         return self._prompts[name.request_id]
 
@@ -440,7 +443,7 @@ class World:
 
     def check(self) -> None:
         """What must hold between any two events."""
-        for worker in (*self.prefills, *self.decodes):
+        for worker in self._workers():
             pins = Counter(worker.machine.pinned_pages())
             pool = worker.memory.pool
             for page in range(pool.num_blocks):
@@ -684,7 +687,7 @@ class World:
     # --- requests that have nothing to do with handoffs
 
     def others_take(self, pick: Picker) -> bool:
-        worker = pick.of([*self.prefills, *self.decodes])
+        worker = pick.of(self._workers())
         pages = worker.memory.allocate(1 + pick.below(4))
         if pages is None:
             return False
@@ -694,7 +697,7 @@ class World:
         return True
 
     def others_leave(self, pick: Picker) -> bool:
-        workers = [w for w in (*self.prefills, *self.decodes) if w.others]
+        workers = [w for w in self._workers() if w.others]
         if not workers:
             return False
         worker = pick.of(workers)
@@ -965,7 +968,7 @@ class World:
         return True
 
     def _links(self) -> list[LinkId]:
-        both = [link for w in (*self.prefills, *self.decodes) for link in w.links]
+        both = [link for w in self._workers() for link in w.links]
         return [link for link in dict.fromkeys(both) if link not in self._broken]
 
     def _break(self, link: LinkId, noticed_by: str | None = None) -> None:
@@ -1072,7 +1075,7 @@ class World:
 
     def settle(self, seed: int) -> None:
         """No more faults: every request must come to its end, and every block back to its pool."""
-        for worker in (*self.prefills, *self.decodes):
+        for worker in self._workers():
             for pages in worker.others:
                 worker.memory.pool.free(pages)
             worker.others.clear()
@@ -1100,7 +1103,7 @@ class World:
             for name, attempt in self._attempts.items()
             if not attempt.over and not self.commits[name]
         ]
-        for worker in (*self.prefills, *self.decodes):
+        for worker in self._workers():
             who, pool = worker.incarnation, worker.memory.pool
             if worker.machine.open_handoffs:
                 left.append(f"{who} has {worker.machine.open_handoffs} open handoffs")

@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -149,14 +150,18 @@ class TestTransfers:
     async def test_completions_come_in_the_order_of_the_sends(self, ends: Ends) -> None:
         pair = await ends.link()
         order: list[tuple[str, int]] = []
+
+        def note(kind: str, tag: int, _: asyncio.Future[None]) -> None:
+            order.append((kind, tag))
+
         waiting: list[asyncio.Future[None]] = []
         for tag in range(20):
             received = pair.receiver.post_receive(tag, [tag])
-            received.add_done_callback(lambda _, tag=tag: order.append(("received", tag)))
+            received.add_done_callback(partial(note, "received", tag))
             waiting.append(received)
         for tag in range(20):
             sent = pair.sender.send(tag, [tag])
-            sent.add_done_callback(lambda _, tag=tag: order.append(("sent", tag)))
+            sent.add_done_callback(partial(note, "sent", tag))
             waiting.append(sent)
         await within(asyncio.gather(*waiting))  # type: ignore[arg-type]
         await asyncio.sleep(0)
@@ -235,7 +240,8 @@ class TestFailure:
     async def test_a_wrong_size_ends_the_link_on_both_sides(self, ends: Ends) -> None:
         pair = await ends.link()
         received = [pair.receiver.post_receive(tag, [tag]) for tag in (1, 2)]
-        await within(pair.sender.send(1, [0, 1, 2]))  # small enough for the socket: done for the sender
+        # Small enough to be in the socket before the receiver objects, or not.
+        await asyncio.wait([pair.sender.send(1, [0, 1, 2])], timeout=WAIT_S)
         for future in received:
             with pytest.raises(TransferError):
                 await within(future)

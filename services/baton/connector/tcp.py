@@ -210,6 +210,7 @@ class SendingLink(_SocketThread):
         self._unsent: set[asyncio.Future[None]] = set()
         self._start(sock)
         self._loop.add_reader(sock, self._readable, sock)
+        sock.setblocking(True)  # uvloop makes what it watches non-blocking; the thread is to wait
 
     def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()

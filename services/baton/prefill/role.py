@@ -206,9 +206,7 @@ class PrefillRole:
             case SendPages():
                 self._send_pages(action)
             case Compute(name=name):
-                request = self._requests.get(name)
-                if request is not None:
-                    self._engine.add(request.sequence)
+                self._compute(name)
             case Stop(name=name):
                 self._engine.cancel(*name)
                 self._requests.pop(name, None)
@@ -216,6 +214,16 @@ class PrefillRole:
                 self._fail(name, reason)
             case _:
                 raise AssertionError(f"not an action of prefill: {action}")
+
+    def _compute(self, name: Name) -> None:
+        request = self._requests.get(name)
+        if request is None:
+            return
+        try:
+            self._engine.add(request.sequence)
+        except ValueError as error:  # a newer attempt of the request is here already
+            self._fail(name, str(error))
+            self._do(lambda now: self._machine.withdraw(name, "refused by the engine", now))
 
     def _send(self, link: LinkId, message: wire.FromPrefill | Ask) -> None:
         peer = self._peers.get(link)

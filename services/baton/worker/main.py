@@ -189,16 +189,17 @@ class Worker:
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     def _hello(self, address: str) -> worker_pb2.WorkerHello:
-        limits = self._engine.scheduler.limits
+        limits, pool = self._engine.scheduler.limits, self._engine.pool
         return worker_pb2.WorkerHello(
             incarnation=self._incarnation,
             role=_ROLES[self._config.role],
             model=self._config.model_name,
             revision=self._revision,
-            max_model_len=limits.max_model_len,
+            # A request that the pool can never hold is better refused by the router, with a reason.
+            max_model_len=min(limits.max_model_len, pool.num_blocks * pool.block_size),
             vocab_size=self._engine.vocab_size,
-            block_size=self._engine.pool.block_size,
-            num_blocks=self._engine.pool.num_blocks,
+            block_size=pool.block_size,
+            num_blocks=pool.num_blocks,
             handoff_address=address,
             max_running=limits.max_num_seqs,
         )

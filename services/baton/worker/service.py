@@ -98,16 +98,16 @@ class WorkerService(pb_grpc.WorkerServicer):
             params=SamplingParams.from_proto(submit.params),
             owner=router_id,
         )
+        # A request of one token has nothing to hand on.
+        handed_on = submit.HasField("decode") and sequence.params.max_tokens - sequence.num_outputs > 1
         try:
             self._engine.check(sequence)
+            if handed_on:
+                self._prefill.submit(sequence, submit.decode)
+            else:
+                self._engine.add(sequence)
         except ValueError as error:
             self._routers.fail(router_id, submit.request_id, submit.attempt, str(error))
-            return
-        # A request of one token has nothing to hand on.
-        if submit.HasField("decode") and sequence.params.max_tokens - len(sequence.output_ids) > 1:
-            self._prefill.submit(sequence, submit.decode)
-        else:
-            self._engine.add(sequence)
 
     def _cancel(self, name: Name) -> None:
         self._prefill.cancel(name)

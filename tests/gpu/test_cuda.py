@@ -1,0 +1,129 @@
+"""On a CUDA device: the same attention, the same logits, the same tokens, and a ring whose pools are there.
+
+Run by ``make gpu``; skipped (and never reported as passed) where there is no device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.sequence import Sequence
+from baton.sampling_params import SamplingParams
+from baton.worker.memory import PoolMemory
+from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, write_kv
+from baton_kernels.paged import Chunk, PagedBatch
+from tests.support.clients import RingClient
+from tests.support.ring import running_ring
+from tests.support.tiny_models import TINY_MODELS, oracle_greedy
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+LEAST_MARGIN = 2e-3
+"""Where the oracle's best two logits are closer, another order of float32 sums may choose the other."""
+
+
+def engine(path: Path, device: str, dtype: str) -> Engine:
+    return Engine.from_config(EngineConfig(model=path, device=device, dtype=dtype, num_blocks=256))
+
+
+def run(on: Engine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    sequences = [Sequence(f"r{i}", 0, prompt, params) for i, prompt in enumerate(prompts)]
+    for sequence in sequences:
+        on.add(sequence)
+    while on.has_work:
+        on.step()
+    return [sequence.output_ids for sequence in sequences]
+
+
+@pytest.mark.parametrize("name", sorted(TINY_MODELS))
+def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+    path = TINY_MODELS[name](tmp_path / name)
+    rng = random.Random(0)
+    drawn: list[tuple[list[int], list[int]]] = []
+    while len(drawn) < 6:
+        prompt = [rng.randrange(256) for _ in range(rng.randint(1, 300))]
+        answer, margin = oracle_greedy(path, prompt, 32)
+        if margin > LEAST_MARGIN:
+            drawn.append((prompt, answer))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    answers = run(engine(path, "cuda", "float32"), [prompt for prompt, _ in drawn], 32)
+    assert answers == [answer for _, answer in drawn]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_attention_equals_the_cpu(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    heads, kv_heads, dim, block, blocks, context = 8, 2, 64, 16, 32, 100
+    table = torch.randperm(blocks, generator=generator)[: -(-context // block)]
+    positions = torch.arange(context)
+    batch = PagedBatch(
+        positions=positions,
+        slot_blocks=table[positions // block],
+        slot_offsets=positions % block,
+        num_decode=0,
+        decode_tables=torch.zeros((0, 1), dtype=torch.int64),
+        decode_contexts=torch.zeros(0, dtype=torch.int64),
+        chunks=(Chunk(0, context, context, table),),
+    )
+    q, k, v = (torch.randn(context, n, dim, generator=generator) for n in (heads, kv_heads, kv_heads))
+
+    def attend(device: str) -> torch.Tensor:
+        moved = PagedBatch(
+            batch.positions.to(device),
+            batch.slot_blocks.to(device),
+            batch.slot_offsets.to(device),
+            0,
+            batch.decode_tables.to(device),
+            batch.decode_contexts.to(device),
+            (Chunk(0, context, context, table.to(device)),),
+        )
+        pool = new_pool(blocks, kv_heads, 1, block, dim, dtype=dtype, device=torch.device(device))
+        plan = AttentionPlan.build(moved, pool, frozenset({None}))
+        write_kv(pool, 0, k.to(device, dtype), v.to(device, dtype), plan)
+        out = paged_attention(pool, 0, q.to(device, dtype), plan, scale=dim**-0.5, window=None)
+        return out.float().cpu()
+
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(attend("cuda"), attend("cpu"), rtol=tolerance, atol=tolerance)
+
+
+def test_pages_cross_host_memory_unchanged() -> None:
+    source = torch.randn(16, 2, 3, 2, 16, 64, device="cuda").bfloat16()
+    target = torch.zeros_like(source)
+    taken, given = PoolMemory(source), PoolMemory(target)
+    views = given.target([3, 4, 9])
+    stream = b"".join(bytes(view) for view in taken.source([5, 6, 1]))
+    start = 0
+    for view in views:
+        view[:] = stream[start : start + view.nbytes]
+        start += view.nbytes
+    given.landed([3, 4, 9], views)
+    torch.cuda.synchronize()
+    assert torch.equal(target[[3, 4, 9]], source[[5, 6, 1]])
+
+
+async def test_ring_with_pools_on_the_device(tmp_path: Path) -> None:
+    prompts = [[(7 * i * j + j) % 4000 for j in range(1, 40 + 30 * i)] for i in range(8)]
+    options = ("--device", "cuda", "--kv-cache-memory", "1GiB")
+
+    async def ask(prefill: int, decode: int, both: int) -> list[list[int]]:
+        tmp = tmp_path / f"{prefill}{decode}{both}"
+        with running_ring(tmp, prefill=prefill, decode=decode, both=both, options=options) as ring:
+            async with RingClient(ring.url, "demo") as client:
+                asked = (client.complete(p, max_tokens=32, temperature=0) for p in prompts)
+                answers = await asyncio.gather(*asked)
+            ring.wait_idle()
+        return [answer.token_ids for answer in answers]
+
+    assert await ask(1, 1, 0) == await ask(0, 0, 1)
