@@ -44,3 +44,6 @@ class PagedBatch:
     decode_contexts: Tensor
     """[num_decode] int64: tokens each decode row sees, itself included."""
     chunks: tuple[Chunk, ...]
+    lengths: Tensor | None = None
+    """[T] int64: the sequence length that each token's rotary angles are for, the longer of its prompt and
+    its position + 1. Only for models whose angles depend on it (dynamic NTK); None otherwise."""

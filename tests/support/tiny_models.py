@@ -215,6 +215,9 @@ def oracle_greedy(
     """The n ids that greedy decoding gives (end tokens do not end it), and the smallest distance along the
     way between the best and the second-best logit: the error that would be needed to change an id."""
     model = load_oracle(path, dtype)
+    if model.config.rope_parameters["rope_type"] == "dynamic":
+        load_oracle.cache_clear()  # its angles depend on the longest sequence it has seen
+        model = load_oracle(path, dtype)
     ids: list[int] = []
     margin = float("inf")
     step, cache = torch.tensor([list(prompt_ids)]), None

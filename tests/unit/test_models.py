@@ -67,6 +67,8 @@ class Ring:
         random.Random(1).shuffle(self.free)
         self.tables: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}
+        self.prompt_length = 0
+        """Of every sequence, for the models whose rotary angles depend on it."""
 
     def step(
         self, decode: Sequence[tuple[str, int]] = (), chunks: Sequence[tuple[str, list[int]]] = ()
@@ -114,6 +116,7 @@ class Ring:
         tables = [self.tables[name] + [0] * (width - len(self.tables[name])) for name in decoding]
         return PagedBatch(
             positions=torch.tensor(positions),
+            lengths=(torch.tensor(positions) + 1).clamp(min=self.prompt_length),
             slot_blocks=torch.tensor(blocks),
             slot_offsets=torch.tensor(positions) % BLOCK_SIZE,
             num_decode=num_decode,
@@ -192,6 +195,18 @@ def test_dynamic_rope_past_the_trained_length(model_dir: ModelDir) -> None:
             output = oracle(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
             theirs.append(output.logits[0])
     assert_same(torch.cat(ours), torch.cat(theirs))
+
+
+def test_dynamic_rope_of_a_prompt_over_the_trained_length(model_dir: ModelDir) -> None:
+    """All its tokens get the base of the whole prompt, as in a freshly loaded transformers; in chunks too."""
+    path, ids = model_dir("llama-dynamic"), prompt(400)
+    ring = Ring(load_model(path))
+    load_oracle.cache_clear()
+    expected = oracle_logits(path, ids)
+    ring.prompt_length = 400
+    assert_same(ring.step(chunks=[("a", ids)])["a"], expected)
+    parts = [ring.step(chunks=[("b", ids[i : i + 77])])["b"] for i in range(0, 400, 77)]
+    assert_same(torch.cat(parts), expected)
 
 
 def test_dynamic_rope_does_not_depend_on_the_chunks(model_dir: ModelDir) -> None:

@@ -72,7 +72,7 @@ class EngineConfig:
                 f"({self.max_num_seqs}), so that every running sequence can decode in every step"
             )
 
-    def limits(self, model_max_len: int) -> SchedulerLimits:
+    def limits(self, model_max_len: int, longest_shared_prompt: int | None = None) -> SchedulerLimits:
         """The scheduler's part, for a model whose context is ``model_max_len`` tokens."""
         if self.max_model_len is not None and self.max_model_len > model_max_len:
             raise ValueError(
@@ -85,4 +85,5 @@ class EngineConfig:
             max_model_len=self.max_model_len or model_max_len,
             chunked_prefill=self.chunked_prefill,
             prefix_caching=self.prefix_caching,
+            longest_shared_prompt=longest_shared_prompt,
         )

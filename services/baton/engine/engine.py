@@ -78,7 +78,8 @@ class Engine:
         do not fit on the device; ``progress`` hears of bytes of weights read."""
         built = build_runner(config, progress)
         pool = BlockPool(built.num_blocks, config.block_size)
-        scheduler = Scheduler(config.limits(built.model_config.max_model_len), pool)
+        limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
+        scheduler = Scheduler(limits, pool)
         eos = frozenset(built.model_config.eos_token_ids)
         return cls(built.runner, scheduler, eos, built.model_config.vocab_size)
 
@@ -95,7 +96,7 @@ class Engine:
         ValueError if it could never run here, if a token id is out of range, or if this attempt or a newer
         one of the request is here already.
         """
-        if self.scheduler.limits.prefix_caching:
+        if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size)  # not under the lock: it is long for a long prompt
         self._check_ids(seq.token_ids)
         with self.lock:
@@ -115,7 +116,7 @@ class Engine:
         prefix index. ValueError as for :meth:`add`, or if blocks and tokens do not match: then the blocks
         remain the caller's.
         """
-        if self.scheduler.limits.prefix_caching:
+        if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size)
         self._check_ids(seq.token_ids)
         with self.lock:

@@ -44,7 +44,11 @@ class StepInputs:
 class ModelRunner:
     """Owns the model and the bytes of the KV pool ([num_blocks, kv_heads, layers, 2, block_size, dim])."""
 
-    def __init__(self, model: Model, pool: Tensor, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, pool: Tensor, block_size: int, device: torch.device, *, with_lengths: bool = False
+    ) -> None:
+        """``with_lengths``: the model wants ``PagedBatch.lengths``."""
+        self.with_lengths = with_lengths
         self.model = model
         self.pool = pool
         self.block_size = block_size
@@ -140,12 +144,20 @@ class ModelRunner:
             decode_tables=tables.view(batch.num_single, width),
             decode_contexts=contexts,
             chunks=tuple(chunks),
+            lengths=_lengths(batch, positions) if self.with_lengths else None,
         )
         every_row = len(due) == len(token_ids)
         return StepInputs(token_ids, paged, due, None if every_row else rows[: len(due)])
 
     def _blocks_seen(self, context: int) -> int:
         return -(-context // self.block_size)
+
+
+def _lengths(batch: ScheduledBatch, positions: Tensor) -> Tensor:
+    """[T]: see ``PagedBatch.lengths``."""
+    prompts = torch.tensor([seq.num_prompt for seq, _ in batch.items], device=positions.device)
+    repeats = torch.tensor([num_new for _, num_new in batch.items], device=positions.device)
+    return torch.maximum(prompts.repeat_interleave(repeats), positions + 1)
 
 
 def _due(batch: ScheduledBatch) -> tuple[tuple[Sequence, ...], list[int]]:

@@ -31,6 +31,14 @@ class SchedulerLimits:
     max_model_len: int
     chunked_prefill: bool = True
     prefix_caching: bool = True
+    longest_shared_prompt: int | None = None
+    """Requests with longer prompts neither use nor feed the prefix cache: the model gives their KV a meaning
+    of its own."""
+
+    def shares(self, seq: Sequence) -> bool:
+        """Whether the prefix cache is for this sequence."""
+        longest = self.longest_shared_prompt
+        return self.prefix_caching and (longest is None or seq.num_prompt <= longest)
 
 
 class Scheduled(NamedTuple):
@@ -141,7 +149,7 @@ class Scheduler:
 
     def match_prefix(self, seq: Sequence) -> list[int]:
         """Cached blocks of a sequence that is to arrive by handoff, each with a reference for the caller."""
-        if not self.limits.prefix_caching:
+        if not self.limits.shares(seq):
             return []
         seq.extend_hashes(self.pool.block_size)
         return self.pool.match_prefix(seq.hashes)
@@ -204,7 +212,7 @@ class Scheduler:
         pool = self.pool
         total = self._blocks_for(seq.num_tokens)
         hashes: list[bytes] = []
-        if self.limits.prefix_caching:
+        if self.limits.shares(seq):
             seq.extend_hashes(pool.block_size)
             # The last token is always computed: the first output needs its logits.
             hashes = seq.hashes[: (seq.num_tokens - 1) // pool.block_size]
@@ -285,7 +293,7 @@ class Scheduler:
 
     def _index_full_blocks(self, seq: Sequence) -> None:
         full = seq.num_computed // self.pool.block_size
-        if not self.limits.prefix_caching or full == seq.num_indexed:
+        if not self.limits.shares(seq) or full == seq.num_indexed:
             return
         seq.extend_hashes(self.pool.block_size)
         for i in range(seq.num_indexed, full):

@@ -44,7 +44,8 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
         if num_blocks < 1:
             raise ValueError(f"{budget} bytes are left for the KV cache; one block takes {block_bytes}")
     pool = new_kv_pool(model.config, num_blocks, config.block_size, model.dtype, device)
-    runner = ModelRunner(model, pool, config.block_size, device)
+    with_lengths = model.config.rope.kind == "dynamic"
+    runner = ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths)
     if num_blocks * config.block_size > 2 and most > 2:
         warm_up(runner, 2)
     return Built(runner, model.config, num_blocks)

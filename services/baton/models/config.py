@@ -92,6 +92,11 @@ class ModelConfig:
     """The type the weights were saved in."""
 
     @property
+    def longest_shared_prompt(self) -> int | None:
+        """Longest prompt whose KV means the same in every request, so that others may use it; None: any."""
+        return self.rope.original_max_positions if self.rope.kind == "dynamic" else None
+
+    @property
     def max_model_len(self) -> int:
         """Most tokens (prompt and output together) that a sequence may have.
 

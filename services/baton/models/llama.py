@@ -51,7 +51,7 @@ class LlamaForCausalLM(CausalLM):
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, dtype)
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        cos, sin = self.rope(batch.positions)
+        cos, sin = self.rope(batch.positions, batch.lengths)
         step = Step(pool, AttentionPlan.build(batch, pool, self.windows), cos, sin)
         # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
         # all that came before (transformers does; it costs up to half as much again in accuracy).

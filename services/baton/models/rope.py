@@ -1,16 +1,14 @@
 """Rotary position embedding (RoPE, https://arxiv.org/abs/2104.09864) and the ways to stretch its reach.
 
-All kinds come down to two tables, cosine and sine by position, built once when a model is loaded. Parity is
-with transformers 5, which the tests use as their oracle.
+All kinds but one come down to two tables, cosine and sine by position, built once when a model is loaded.
+Parity is with transformers 5, which the tests use as their oracle.
 
-Dynamic NTK needs a decision. transformers derives the base from the longest sequence seen so far: the
-angles of a token depend on how its prompt was cut into steps and on requests before it, so a cached block
-means different things in different requests. Here the base is a function of the token's own position, that
-of a sequence ending there. A key is then the same whatever step or worker computes it: chunking, prefix
-caching and resuming on another pod all keep the stream. The values equal those of transformers up to the
-trained length, and past it for a prompt within that length whose answer outgrows it (each token decoded
-alone, by a fresh model). They differ only for a prompt that is itself longer, where transformers gives
-every token of the prompt the base of the last one.
+Dynamic NTK needs a decision. transformers derives the base from the longest sequence that the loaded model
+has seen, so what a request gets depends on the requests before it. Here it is what a freshly loaded model
+would do: the tokens of a prompt have the base of the whole prompt, a later token that of the sequence that
+ends with it. That depends on the request alone, so chunks, batches and workers make no difference. But a
+prompt over the trained length gives its tokens a base of its own, so its blocks are of no use to other
+requests: the prefix cache leaves it out (``ModelConfig.longest_shared_prompt``).
 """
 
 from __future__ import annotations
@@ -32,16 +30,30 @@ class RotaryEmbedding(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    frequencies: Tensor
+    """[max_model_len, head_dim / 2]: radians per position by sequence length - 1. Dynamic NTK only."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.dynamic = config.rope.kind == "dynamic"
+        if self.dynamic:
+            frequencies = _dynamic_frequencies(config.rope, config.head_dim, config.max_model_len)
+            self.register_buffer("frequencies", frequencies, persistent=False)
+            return
         cos, sin = rope_tables(config.rope, config.head_dim, config.max_model_len)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and signed sin, both [T, 1, head_dim], as ``rotate`` takes them."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+    def forward(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """positions [T] -> cos and signed sin, both [T, 1, head_dim], as ``rotate`` takes them.
+
+        ``lengths`` [T] are ``PagedBatch.lengths``; without them, every sequence ends at its token.
+        """
+        if not self.dynamic:
+            return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+        last = positions if lengths is None else lengths - 1
+        cos, sin = _cos_and_signed_sin(positions[:, None] * self.frequencies[last])
+        return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -54,14 +66,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [num_positions, head_dim] in float32; the first half of each sin row is negated."""
+    """cos and sin [num_positions, head_dim] in float32; the first half of each sin row is negated.
+
+    Not for ``dynamic``, whose angles depend on more than the position.
+    """
     positions = torch.arange(num_positions, dtype=torch.float32)
     frequencies, scale = inverse_frequencies(rope, head_dim)
-    if rope.kind == "dynamic":
-        angles = positions[:, None] * _dynamic_frequencies(rope, head_dim, num_positions)
-    else:
-        angles = positions[:, None] * frequencies
-    cos, sin = angles.cos() * scale, angles.sin() * scale
+    cos, sin = _cos_and_signed_sin(positions[:, None] * frequencies)
+    return cos * scale, sin * scale
+
+
+def _cos_and_signed_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """[T, head_dim / 2] radians -> two of [T, head_dim], the first half of sin negated."""
+    cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -88,7 +105,7 @@ def _plain_frequencies(theta: float, head_dim: int) -> Tensor:
 
 
 def _dynamic_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> Tensor:
-    """[num_positions, head_dim / 2]: NTK-aware base of a sequence that ends at each position.
+    """[num_positions, head_dim / 2]: NTK-aware frequencies of a sequence of each length from 1 on.
 
     base' = base * (factor * max(length, trained) / trained - (factor - 1)) ** (dim / (dim - 2))
     """
