@@ -14,7 +14,7 @@ import grpc
 
 from baton.connector import wire
 from baton.connector.decode import Counters, DecodeHandoffs
-from baton.connector.identity import first_mismatch, handle_is_valid
+from baton.connector.identity import first_mismatch, handle_is_valid, tokens_digest
 from baton.connector.messages import (
     Action,
     Ask,
@@ -70,6 +70,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         cluster_key: bytes,
         outlet: Outlet,
         on_retire: Callable[[], None],
+        on_crash: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._connector = connector
@@ -78,6 +79,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._cluster_key = cluster_key
         self._outlet = outlet
         self._on_retire = on_retire
+        self._on_crash = on_crash
         self._room = PoolRoom(engine)
         self._machine = DecodeHandoffs(incarnation, self._room, drained_is_proof=connector.drained_is_proof)
         self._peers: dict[LinkId, _Peer] = {}
@@ -162,8 +164,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
             await old.fenced.wait()
         with self._engine.lock:
             link = self._machine.open_link(prefill)
-        if link is None:
-            raise RuntimeError("a link was opened while its predecessor was not fenced")
+        if link is None:  # it has dialled twice, and the other call was first
+            return await self._accept(prefill)
         token = secrets.token_bytes(32)
         data = self._connector.expect(token, lambda: self._do(lambda now: self._machine.link_lost(link, now)))
         peer = _Peer(link, data)
@@ -189,10 +191,6 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
     def _on_ask(self, link: LinkId, ask: pb.Ask) -> None:
         name = wire.name_of(ask.name)
-        num_tokens = len(ask.prompt_ids) + len(ask.output_ids)
-        if not handle_is_valid(ask.handle, self._cluster_key, name, self._incarnation, num_tokens):
-            self._send(link, pb.DecodeMessage(decline=pb.Decline(name=ask.name, reason="invalid handle")))
-            return
         sequence = Sequence(
             request_id=name.request_id,
             attempt=name.attempt,
@@ -201,25 +199,52 @@ class DecodeRole(pb_grpc.HandoffServicer):
             params=SamplingParams.from_proto(ask.params),
             owner=ask.router_id,
         )
+        refusal = self._objection(name, sequence, ask.handle)
+        if refusal is not None:
+            self._send(link, pb.DecodeMessage(decline=pb.Decline(name=ask.name, reason=refusal)))
+            return
+        # Hashed here, as it takes a while for a long prompt and the machine runs under the engine's lock.
+        manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids))
         block_size = self._engine.pool.block_size
+        if self._engine.scheduler.limits.shares(sequence):
+            sequence.extend_hashes(block_size)
 
         def receive(now: float) -> list[Action]:
             if self._machine.state_of(name) is None:
-                self._room.expect(name, sequence)
-            actions = self._machine.receive(link, Ask(name, -(-num_tokens // block_size)), now)
+                self._room.expect(name, sequence, manifest)
+            actions = self._machine.receive(link, Ask(name, -(-sequence.num_tokens // block_size)), now)
             if self._machine.state_of(name) is None:
                 self._room.take(name)
             return actions
 
         self._do(receive)
 
+    def _objection(self, name: Name, sequence: Sequence, handle: bytes) -> str | None:
+        """Why this request must not come in, or None."""
+        if not handle_is_valid(handle, self._cluster_key, name, self._incarnation, sequence.num_tokens):
+            return "invalid handle: do router and workers share one cluster key?"
+        if not self._outlet.connected(sequence.owner):
+            return "its router is not connected to decode"
+        try:
+            self._engine.check(sequence)
+        except ValueError as error:
+            return str(error)
+        return None
+
     # --- carrying out
 
     def _do(self, step: Callable[[float], list[Action]]) -> None:
-        with self._engine.lock:
-            actions = step(time.monotonic())
-        for action in actions:
-            self._execute(action)
+        """Let the machine decide, and carry it out. A decision half carried out would leave pages pinned for
+        ever, so an unexpected exception ends the worker."""
+        try:
+            with self._engine.lock:
+                actions = step(time.monotonic())
+            for action in actions:
+                self._execute(action)
+        except Exception:
+            log.exception("a decision of the handoff could not be carried out; the worker cannot go on")
+            self._on_crash()
+            raise
 
     def _execute(self, action: Action) -> None:
         match action:
@@ -279,6 +304,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             except ValueError as error:  # a newer attempt of the request is here already
                 log.warning("a committed handoff came too late: %s", error)
                 self._engine.pool.free(commit.pages)
+                self._outlet.fail(sequence.owner, *commit.name, str(error))
                 return
         # Prefill has sent this token to the router as well: should prefill die now, it is not lost.
         first = worker_pb2.TokenDelta(

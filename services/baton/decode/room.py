@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from baton.connector.decode import Binding
-from baton.connector.identity import tokens_digest
 from baton.connector.messages import Name
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
@@ -19,14 +18,17 @@ class PoolRoom:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._expected: dict[Name, Sequence] = {}
+        self._manifests: dict[Name, tuple[int, bytes]] = {}
         self._promised: dict[Name, int] = {}
 
-    def expect(self, name: Name, sequence: Sequence) -> None:
-        """A request that asks for room, with its tokens."""
+    def expect(self, name: Name, sequence: Sequence, manifest: tuple[int, bytes]) -> None:
+        """A request that asks for room, with the count and digest of its tokens."""
         self._expected[name] = sequence
+        self._manifests[name] = manifest
 
     def take(self, name: Name) -> Sequence | None:
         """The request's handoff is over, one way or the other."""
+        self._manifests.pop(name, None)
         return self._expected.pop(name, None)
 
     def owner(self, name: Name) -> str | None:
@@ -66,5 +68,4 @@ class PoolRoom:
         self._engine.pool.free(pages)
 
     def manifest(self, name: Name) -> tuple[int, bytes]:
-        token_ids = self._expected[name].token_ids
-        return len(token_ids), tokens_digest(token_ids)
+        return self._manifests[name]

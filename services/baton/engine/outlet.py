@@ -10,6 +10,9 @@ from baton.v1 import worker_pb2 as pb
 class Outlet(Protocol):
     """The streams to the routers, as the roles see them. Never blocks."""
 
+    def connected(self, owner: str) -> bool:
+        """Whether the router ``owner`` has a stream to this worker now."""
+
     def deliver(self, owner: str, delta: pb.TokenDelta) -> None:
         """Put ``delta`` into the next frame to the router ``owner``; dropped when that router is gone."""
 

@@ -66,9 +66,13 @@ class DecodePeer:
                     raise TransferError("decode ended the stream without an answer")
                 if answer.HasField("refuse"):
                     raise LinkRefusedError(answer.refuse.reason)
+                if not answer.HasField("accept"):
+                    raise TransferError("decode answered neither accept nor refuse")
                 accept = answer.accept
                 self.data = await self._connector.connect(accept.data_address, accept.data_token, self.close)
         except BaseException:
+            if self.data is not None:
+                await self.data.close()
             await channel.close(None)
             raise
         link = LinkId(greeting.prefill_incarnation, accept.decode_incarnation, accept.epoch)

@@ -72,12 +72,14 @@ class PrefillRole:
         compatibility: pb.Compatibility,
         incarnation: str,
         outlet: Outlet,
+        on_crash: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._connector = connector
         self._compatibility = compatibility
         self._incarnation = incarnation
         self._outlet = outlet
+        self._on_crash = on_crash
         self._requests: dict[Name, _Request] = {}
         self._machine = PrefillHandoffs(_SequencePages(engine, self._requests))
         self._peers: dict[LinkId, DecodePeer] = {}
@@ -95,6 +97,8 @@ class PrefillRole:
     def submit(self, sequence: Sequence, target: worker_pb2.DecodeTarget) -> None:
         """Take a request to prefill here and decode at ``target``. Failures go to the outlet."""
         name = Name(sequence.request_id, sequence.attempt)
+        if name in self._requests:
+            return
         sequence.hold_after_prefill = True
         self._requests[name] = _Request(sequence, target.handle)
         task = asyncio.create_task(self._ask(name, target.handoff_address, target.incarnation))
@@ -194,10 +198,17 @@ class PrefillRole:
     # --- carrying out
 
     def _do(self, step: Callable[[float], list[Action]]) -> None:
-        with self._engine.lock:
-            actions = step(time.monotonic())
-        for action in actions:
-            self._execute(action)
+        """Let the machine decide, and carry it out. A decision half carried out would leave pages pinned for
+        ever, so an unexpected exception ends the worker."""
+        try:
+            with self._engine.lock:
+                actions = step(time.monotonic())
+            for action in actions:
+                self._execute(action)
+        except Exception:
+            log.exception("a decision of the handoff could not be carried out; the worker cannot go on")
+            self._on_crash()
+            raise
 
     def _execute(self, action: Action) -> None:
         match action:

@@ -128,6 +128,9 @@ class Worker:
             log.info("stopping")
         return self._exit_status
 
+    def _crash(self) -> None:
+        self._end(EXIT_CRASHED)
+
     def _end(self, status: int) -> None:
         self._exit_status = status
         self._exit.set()
@@ -138,7 +141,7 @@ class Worker:
         stack.push_async_callback(connector.close)
         routers = Routers()
         compatibility = self._compatibility()
-        prefill = PrefillRole(engine, connector, compatibility, self._incarnation, routers)
+        prefill = PrefillRole(engine, connector, compatibility, self._incarnation, routers, self._crash)
         decode = DecodeRole(
             engine,
             connector,
@@ -147,11 +150,12 @@ class Worker:
             config.cluster_key.encode(),
             routers,
             on_retire=lambda: self._end(EXIT_RETIRED),
+            on_crash=self._crash,
         )
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         service = WorkerService(engine, self._hello(address), routers, prefill, decode)
-        engine_loop = EngineLoop(engine, service.on_outputs, lambda: self._end(EXIT_CRASHED))
+        engine_loop = EngineLoop(engine, service.on_outputs, self._crash)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         await self._add_health(server)

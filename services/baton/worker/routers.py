@@ -55,6 +55,9 @@ class Routers:
         del self._streams[stream.router_id]
         return True
 
+    def connected(self, owner: str) -> bool:
+        return owner in self._streams
+
     def deliver(self, owner: str, delta: worker_pb2.TokenDelta) -> None:
         stream = self._streams.get(owner)
         if stream is not None:
