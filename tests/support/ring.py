@@ -55,6 +55,18 @@ class Service:
         self.process.send_signal(number)
         self.process.wait(30)
 
+    def freeze(self) -> None:
+        """SIGSTOP, and proof that it took effect."""
+        self.process.send_signal(signal.SIGSTOP)
+        for _ in range(200):
+            if Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":
+                return
+            time.sleep(0.005)
+        raise RuntimeError(f"{self.name} was not stopped by SIGSTOP")
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()

@@ -171,6 +171,10 @@ class DecodeHandoffs:
         handoff = self._handoffs.get(name)
         return handoff.state if handoff else None
 
+    def busy(self, link: LinkId) -> bool:
+        """Whether a handoff is open on this link."""
+        return any(handoff.link == link for handoff in self._handoffs.values())
+
     def pinned_pages(self) -> list[int]:
         return [page for handoff in self._handoffs.values() for page in handoff.pinned]
 

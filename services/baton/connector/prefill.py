@@ -113,6 +113,10 @@ class PrefillHandoffs:
         handoff = self._handoffs.get(name)
         return handoff.state if handoff else None
 
+    def busy(self, link: LinkId) -> bool:
+        """Whether a handoff is open on this link."""
+        return any(handoff.link == link for handoff in self._handoffs.values())
+
     def pinned_pages(self) -> list[int]:
         return [p for h in self._handoffs.values() for pages in h.sending.values() for p in pages]
 

@@ -15,6 +15,7 @@ import grpc
 from baton.connector import wire
 from baton.connector.decode import Counters, DecodeHandoffs
 from baton.connector.identity import first_mismatch, handle_is_valid, tokens_digest
+from baton.connector.liveness import Pulse
 from baton.connector.messages import (
     Action,
     Ask,
@@ -52,6 +53,7 @@ class _Peer:
     data: Link
     outbound: asyncio.Queue[pb.DecodeMessage | None] = field(default_factory=asyncio.Queue)
     fenced: asyncio.Event = field(default_factory=asyncio.Event)
+    pulse: Pulse = field(default_factory=Pulse)
 
 
 class DecodeRole(pb_grpc.HandoffServicer):
@@ -95,10 +97,22 @@ class DecodeRole(pb_grpc.HandoffServicer):
         return self._machine.open_handoffs
 
     async def run_timers(self) -> None:
-        """Resend and escalate, for as long as the worker lives."""
+        """Listen for silence, resend and escalate, for as long as the worker lives."""
+        before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
-            self._do(lambda now: self._machine.tick(now))
+            now = time.monotonic()
+            for peer in list(self._peers.values()):
+                self._check_pulse(peer, now - before)
+            before = now
+            self._do(self._machine.tick)
+
+    def _check_pulse(self, peer: _Peer, elapsed: float) -> None:
+        if peer.pulse.tick(elapsed):
+            peer.outbound.put_nowait(pb.DecodeMessage(heartbeat=pb.Heartbeat()))
+        if peer.pulse.lost(busy=self._machine.busy(peer.id)):
+            log.warning("prefill %s is silent: its link is fenced", peer.id.prefill)
+            self._do(lambda now: self._machine.link_lost(peer.id, now))
 
     def room_changed(self) -> None:
         """Blocks may have come free since the last step."""
@@ -141,6 +155,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     async def _read(self, peer: _Peer, messages: AsyncIterator[pb.PrefillMessage]) -> None:
         try:
             async for message in messages:
+                peer.pulse.heard()
                 self._take(peer.id, message)
         finally:
             peer.outbound.put_nowait(None)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 
+from baton.connector.liveness import Pulse
 from baton.connector.messages import LinkId
 from baton.connector.transport import Connector, Link, TransferError
 from baton.v1 import handoff_pb2 as pb
@@ -47,6 +48,7 @@ class DecodePeer:
         self.address = address
         self.link: LinkId | None = None
         self.data: Link | None = None
+        self.pulse = Pulse()
         self._connector = connector
         self._on_message = on_message
         self._on_lost = on_lost
@@ -100,6 +102,7 @@ class DecodePeer:
     ) -> None:
         try:
             while isinstance(message := await stream.read(), pb.DecodeMessage):
+                self.pulse.heard()
                 self._on_message(link, message)
         except grpc.aio.AioRpcError as error:
             log.info("the link to decode at %s ended: %s", self.address, error.details())

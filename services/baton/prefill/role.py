@@ -24,6 +24,8 @@ from baton.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
+TICK_S = 0.1
+
 
 @dataclass(slots=True)
 class _Request:
@@ -93,6 +95,24 @@ class PrefillRole:
     @property
     def open_handoffs(self) -> int:
         return self._machine.open_handoffs
+
+    async def run_timers(self) -> None:
+        """Listen for silence, for as long as the worker lives."""
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for link, peer in list(self._peers.items()):
+                self._check_pulse(link, peer, now - before)
+            before = now
+            self._do(self._machine.tick)
+
+    def _check_pulse(self, link: LinkId, peer: DecodePeer, elapsed: float) -> None:
+        if peer.pulse.tick(elapsed):
+            peer.send(pb.PrefillMessage(heartbeat=pb.Heartbeat()))
+        if peer.pulse.lost(busy=self._machine.busy(link)):
+            log.warning("decode at %s is silent: the link is closed", peer.address)
+            peer.close()
 
     def submit(self, sequence: Sequence, target: worker_pb2.DecodeTarget) -> None:
         """Take a request to prefill here and decode at ``target``. Failures go to the outlet."""

@@ -170,7 +170,7 @@ class Worker:
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.callback(routers.close)
-        for timer in (service.report_loads(), decode.run_timers()):
+        for timer in (service.report_loads(), prefill.run_timers(), decode.run_timers()):
             stack.callback(asyncio.create_task(timer).cancel)
         metrics = None
         if metrics_port is not None:
