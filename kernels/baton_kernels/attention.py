@@ -1,6 +1,6 @@
 """Attention over the paged KV pool in plain torch, for any device and float type.
 
-Decoding rows go through one batched set of operations; prompt chunks go one by one. What is the same in every
+Decoding rows go through a few batched sets of operations, prompt chunks one by one. What is the same in every
 layer (which pool rows to read and write, the masks) is worked out once per step, in ``AttentionPlan``.
 
 The pool is only ever addressed through flat views, because gathering whole contiguous rows is a row copy,
@@ -23,11 +23,18 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.paged import Chunk, PagedBatch
 
+ROWS_PER_GROUP = 8
+MOST_GROUPS = 4
+"""A group of decoding rows is padded to its longest context. On a CPU, where every byte gathered counts, they
+are sorted by context into this many groups at most, of this many rows at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeView:
-    """What the S decoding rows read, under one window."""
+    """What S decoding rows of similar contexts read, under one window."""
 
+    members: Tensor | None
+    """[S] int64: which of the step's decoding rows these are; None: all of them, in order."""
     rows: Tensor
     """[2, S, kv_heads, blocks] int64: rows of layer 0's K, then V."""
     mask: Tensor
@@ -53,7 +60,7 @@ class AttentionPlan:
     write_slots: Tensor
     """[T * kv_heads] int64: the slot of layer 0's K of each (token, kv_head)."""
     num_decode: int
-    decode: Mapping[int | None, DecodeView]
+    decode: Mapping[int | None, tuple[DecodeView, ...]]
     """By window; empty without decoding rows."""
     chunks: Mapping[int | None, tuple[ChunkView, ...]]
     """By window."""
@@ -67,12 +74,36 @@ class AttentionPlan:
         token_rows = batch.slot_blocks[:, None] * block_rows + head_rows
         write_slots = token_rows * block_size + batch.slot_offsets[:, None]
         reader = _Reader(head_rows, block_rows, block_size)
+        groups = _groups(batch, block_size) if batch.num_decode else ()
         return cls(
             write_slots=write_slots.flatten(),
             num_decode=batch.num_decode,
-            decode={w: reader.decode(batch, w) for w in windows} if batch.num_decode else {},
+            decode={w: tuple(reader.decode(group, w) for group in groups) for w in windows},
             chunks={w: tuple(reader.chunk(chunk, w) for chunk in batch.chunks) for w in windows},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Decoding rows that are computed together: the batch's tables and contexts, cut to what they need."""
+
+    members: Tensor | None
+    tables: Tensor
+    contexts: Tensor
+
+
+def _groups(batch: PagedBatch, block_size: int) -> tuple[_DecodeGroup, ...]:
+    """The decoding rows by context, shortest first; one group on a device, where a cut would need a sync."""
+    tables, contexts = batch.decode_tables, batch.decode_contexts
+    count = min(MOST_GROUPS, batch.num_decode // ROWS_PER_GROUP)
+    if count < 2 or tables.device.type != "cpu":
+        return (_DecodeGroup(None, tables, contexts),)
+    groups = []
+    for members in contexts.argsort().tensor_split(count):
+        own = contexts[members]
+        width = -(-int(own[-1]) // block_size)
+        groups.append(_DecodeGroup(members, tables[members, :width], own))
+    return tuple(groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +114,12 @@ class _Reader:
     block_rows: int
     block_size: int
 
-    def decode(self, batch: PagedBatch, window: int | None) -> DecodeView:
-        tables, contexts = batch.decode_tables, batch.decode_contexts
+    def decode(self, group: _DecodeGroup, window: int | None) -> DecodeView:
+        tables, contexts = group.tables, group.contexts
         keys = torch.arange(tables.shape[1] * self.block_size, device=tables.device)
         if window is None or window >= keys.numel():
             mask = keys < contexts[:, None]
-            return DecodeView(self._rows(tables), mask[:, None, None])
+            return DecodeView(group.members, self._rows(tables), mask[:, None, None])
         # The last `window` tokens of a context straddle at most this many blocks.
         blocks = min((window + self.block_size - 2) // self.block_size + 1, tables.shape[1])
         first = (contexts - window).clamp(min=0) // self.block_size
@@ -96,7 +127,7 @@ class _Reader:
         tables = tables.gather(1, columns.clamp(max=tables.shape[1] - 1))
         keys = first[:, None] * self.block_size + keys[: blocks * self.block_size]
         mask = (keys < contexts[:, None]) & (keys >= contexts[:, None] - window)
-        return DecodeView(self._rows(tables), mask[:, None, None])
+        return DecodeView(group.members, self._rows(tables), mask[:, None, None])
 
     def chunk(self, chunk: Chunk, window: int | None) -> ChunkView:
         cached = chunk.context - chunk.length
@@ -154,8 +185,9 @@ def paged_attention(
     kv_heads = pool.shape[1]
     groups = q.reshape(tokens, kv_heads, heads // kv_heads, head_dim)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    if plan.num_decode:
-        out[: plan.num_decode] = _decode(pool, layer, groups, plan.decode[window], scale).flatten(1, 2)
+    for view in plan.decode[window]:
+        members = slice(plan.num_decode) if view.members is None else view.members
+        out[members] = _decode(pool, layer, groups[members], view, scale).flatten(1, 2)
     for chunk in plan.chunks[window]:
         rows = slice(chunk.start, chunk.start + chunk.length)
         out[rows] = _chunk(pool, layer, groups[rows], chunk, scale).flatten(1, 2)
@@ -170,13 +202,13 @@ def _gather(pool: Tensor, layer: int, rows: Tensor) -> Tensor:
 
 
 def _decode(pool: Tensor, layer: int, q: Tensor, view: DecodeView, scale: float) -> Tensor:
-    """q [T, kv_heads, group, head_dim] -> [S, kv_heads, group, head_dim].
+    """q [S, kv_heads, group, head_dim] -> the same shape.
 
     The query heads that share a kv head stand where the queries of one sequence usually do, so K and V are
     read once and never repeated.
     """
     k, v = _gather(pool, layer, view.rows)
-    return scaled_dot_product_attention(q[: k.shape[0]], k, v, attn_mask=view.mask, scale=scale)
+    return scaled_dot_product_attention(q, k, v, attn_mask=view.mask, scale=scale)
 
 
 def _chunk(pool: Tensor, layer: int, q: Tensor, view: ChunkView, scale: float) -> Tensor:

@@ -41,6 +41,8 @@ CASES = {
     "window of one": Case(2, 2, 64, 16, 1, (1, 40), ((7, 20),)),
     "window of a block and one": Case(4, 2, 128, 16, 17, (16, 17, 18, 32, 33, 34), ((15, 18), (16, 17))),
     "window wider than all": Case(4, 1, 64, 64, 500, (63, 64, 65), ((10, 60), (0, 8))),
+    "rows of very different contexts": Case(4, 2, 64, 16, None, (300, *range(1, 40), 200, 17), ((3, 20),)),
+    "the same, window": Case(4, 2, 64, 16, 30, (300, *range(1, 40), 200, 17), ((3, 20),)),
     "nothing": Case(4, 2, 64, 16, None, (), ()),
     "bfloat16": Case(4, 2, 128, 16, 30, (7, 50), ((0, 40), (21, 13)), torch.bfloat16),
     "float16": Case(4, 2, 64, 16, None, (7, 50), ((0, 40), (21, 13)), torch.float16),
@@ -65,7 +67,7 @@ def random_case(seed: int) -> Case:
         head_dim=rng.choice([64, 96, 128]),
         block_size=rng.choice([16, 32, 64]),
         window=rng.choice([None, rng.randint(1, 150)]),
-        decode=tuple(rng.randint(1, 150) for _ in range(rng.randint(0, 6))),
+        decode=tuple(rng.randint(1, 150) for _ in range(rng.choice([0, 1, 3, 6, 20, 40]))),
         chunks=tuple(
             (rng.choice([0, rng.randint(0, 120)]), rng.randint(1, 50)) for _ in range(rng.randint(0, 3))
         ),
