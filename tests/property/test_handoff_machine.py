@@ -15,24 +15,26 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from baton.connector import decode as decode_module
-from baton.connector.decode import DecodeHandoffs, State
-from baton.connector.decode import Handoff as DecodeHandoff
-from baton.connector.messages import (
-    Action,
-    Ask,
-    Drained,
-    Fail,
-    LinkId,
-    Manifest,
-    Name,
-    Retire,
-    Send,
-    SendComplete,
-)
-from baton.connector.prefill import Handoff as PrefillHandoff
+from baton.connector.decode import DecodeHandoffs
 from baton.connector.prefill import PrefillHandoffs
-from baton.connector.prefill import State as PrefillState
+from baton.router.ledger import Entry
+from tests.support.handoff_mutants import (
+    BelieveAnyDrained,
+    BindWhileFencing,
+    CommitOnLocalCompletion,
+    DrainedAfterFailure,
+    DrainedAtOnce,
+    DrainedWithoutAttempt,
+    ForgetOldAttempts,
+    FreeOnAbort,
+    FreeOnTimeout,
+    NeverFence,
+    NeverRepeatAtPrefill,
+    NoAttemptCheck,
+    NoSequenceCheck,
+    ReconnectWithoutFence,
+    UnpinAtStop,
+)
 from tests.support.handoff_world import ViolationError, World, WorldConfig, run_randomly
 
 STEPS = int(os.environ.get("BATON_PROPERTY_STEPS", "12000"))
@@ -118,118 +120,12 @@ def test_the_shipped_machines_survive_hypothesis() -> None:
     )
 
 
-# --- mutants: each leaves out one rule, as systems in use do
-
-
-class FreeOnAbort(DecodeHandoffs):
-    """The request is over, so its pages are free: a write under way lands in the next request's."""
-
-    def _abort(self, handoff: DecodeHandoff, now: float) -> list[Action]:
-        actions = super()._abort(handoff, now)
-        if handoff.state is State.DRAINING:
-            actions += self._over(handoff, now) + self.pump(now)
-        return actions
-
-
-class FreeOnTimeout(DecodeHandoffs):
-    """Two seconds of silence are taken for proof."""
-
-    def tick(self, now: float) -> list[Action]:
-        late = [
-            handoff
-            for handoff in self._handoffs.values()
-            if handoff.state is State.DRAINING and now - handoff.draining_since >= decode_module.FENCE_AFTER_S
-        ]
-        return [action for handoff in late for action in self._over(handoff, now)] + super().tick(now)
-
-
-class CommitOnLocalCompletion(DecodeHandoffs):
-    """All receives have completed, so the request runs: prefill's pages may have changed meanwhile."""
-
-    def received(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
-        name = self._by_tag.get((link, tag))
-        handoff = self._handoffs.get(name) if name is not None else None
-        if handoff is not None and handoff.state is State.ARMED:
-            num_tokens, digest = self._room.manifest(handoff.name)
-            manifest = Manifest(num_tokens, digest, handoff.num_segments)
-            handoff.complete = SendComplete(handoff.name, manifest, first_token=7)
-        return super().received(link, tag, ok, now)
-
-
-class NeverFence(DecodeHandoffs):
-    """A lost link is left alone: safe, and its pages never come back."""
-
-    def _fence(self, state: decode_module._Link, now: float) -> list[Action]:
-        super()._fence(state, now)
-        return []
-
-    def tick(self, now: float) -> list[Action]:
-        return [action for action in super().tick(now) if not isinstance(action, Retire)]
-
-
-class ForgetOldAttempts(DecodeHandoffs):
-    """An older attempt is let in while a newer one is here."""
-
-    def _on_ask(self, link: LinkId, ask: Ask, now: float) -> list[Action]:
-        newest = self._newest.pop(ask.name.request_id, None)
-        actions = super()._on_ask(link, ask, now)
-        if newest is not None and newest in self._handoffs and ask.name not in self._handoffs:
-            self._newest[newest.request_id] = newest
-        return actions
-
-
-class BelieveAnyDrained(DecodeHandoffs):
-    """Frees at the peer's word, though it is this process that copies from the socket."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
-        self._drained_is_proof = True
-
-
-class BindWhileFencing(DecodeHandoffs):
-    """Posts receives on a link that is being closed."""
-
-    def _current(self, link: LinkId) -> bool:
-        state = self._links.get(link.prefill)
-        return state is not None and state.id == link
-
-
-class UnpinAtStop(PrefillHandoffs):
-    """The request is over, so its source pages may change: what is under way carries the next one's KV."""
-
-    def _stop(self, handoff: PrefillHandoff, now: float) -> list[Action]:
-        for tag, pages in handoff.sending.items():
-            self._source.unpin(pages)
-            handoff.sending[tag] = ()
-        return super()._stop(handoff, now)
-
-
-class DrainedAfterFailure(PrefillHandoffs):
-    """Takes a failed send for one that is over everywhere, and says so."""
-
-    def sent(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
-        name = self._by_tag.get((link, tag))
-        handoff = self._handoffs.get(name) if name is not None else None
-        if ok or handoff is None or tag not in handoff.sending:
-            return super().sent(link, tag, ok, now)
-        del self._by_tag[link, tag]
-        self._source.unpin(handoff.sending.pop(tag))
-        if handoff.state is PrefillState.STOPPED:
-            return self._drained_if_quiet(handoff, now)
-        return [Fail(handoff.name, "failed"), *self.withdraw(handoff.name, "transfer", now)]
-
-
-class DrainedAtOnce(PrefillHandoffs):
-    """Answers a cancel before what it had posted is over."""
-
-    def _on_cancel(
-        self, link: LinkId, name: Name, handoff: PrefillHandoff | None, now: float
-    ) -> list[Action]:
-        return [*super()._on_cancel(link, name, handoff, now), Send(link, Drained(name, link))]
-
+# --- mutants
 
 TWO_SIDED = WorldConfig(prefills=2, decodes=1, requests=4)
 ONE_SIDED = replace(TWO_SIDED, one_sided=True)
+ROOMY = WorldConfig(requests=2, one_sided=True, prefill_blocks=20, decode_blocks=20)
+"""Several attempts of a request get far at once."""
 
 MUTANTS: list[tuple[WorldConfig, str]] = [
     (replace(TWO_SIDED, decode_machine=FreeOnAbort), "touch"),
@@ -240,20 +136,29 @@ MUTANTS: list[tuple[WorldConfig, str]] = [
     (replace(TWO_SIDED, decode_machine=BelieveAnyDrained), "touch"),
     (replace(TWO_SIDED, decode_machine=BindWhileFencing), "being fenced"),
     (replace(TWO_SIDED, prefill_machine=UnpinAtStop), "touch"),
+    (replace(TWO_SIDED, prefill_machine=NeverRepeatAtPrefill), r"P\d+ has \d+ open handoffs"),
+    (replace(TWO_SIDED, entry=NoAttemptCheck), "follows tokens it was not sampled after"),
+    (replace(TWO_SIDED, entry=NoSequenceCheck), r"'s token for position \d+ is delivered at \d+"),
     (replace(ONE_SIDED, decode_machine=FreeOnAbort), "touch"),
+    (replace(ONE_SIDED, decode_machine=FreeOnTimeout), "touch"),
+    (replace(ROOMY, decode_machine=DrainedWithoutAttempt), "touch"),
+    (replace(ONE_SIDED, decode_machine=ReconnectWithoutFence), "touch"),
+    (replace(ONE_SIDED, decode_machine=NeverFence), r"D\d+ holds \d+ of \d+ blocks"),
     (replace(ONE_SIDED, prefill_machine=DrainedAfterFailure), "touch"),
     (replace(ONE_SIDED, prefill_machine=DrainedAtOnce), "touch"),
 ]
 
 
+def planted(config: WorldConfig) -> str:
+    shipped = (DecodeHandoffs, PrefillHandoffs, Entry)
+    parts = (config.decode_machine, config.prefill_machine, config.entry)
+    return next(part.__name__ for part in parts if part not in shipped)
+
+
 @pytest.mark.parametrize(
     ("config", "complaint"),
     MUTANTS,
-    ids=[
-        f"{(c.decode_machine if c.decode_machine is not DecodeHandoffs else c.prefill_machine).__name__}"
-        f"-{'one' if c.one_sided else 'two'}-sided"
-        for c, _ in MUTANTS
-    ],
+    ids=[f"{planted(config)}-{'one' if config.one_sided else 'two'}-sided" for config, _ in MUTANTS],
 )
 def test_a_mutant_is_caught(config: WorldConfig, complaint: str) -> None:
     """Some run fails, and one of those that do with the complaint that shows the harm."""

@@ -1,9 +1,11 @@
 """A simulated world around the handoff's state machines, to find schedules in which they go wrong.
 
-The machines, the block pools and the messages are those that ship. Simulated are what they rely on: engines
-that compute, preempt and free; a router that cancels in any order; control streams that delay, repeat and
-break; a transport that touches pages late; processes that die. A page carries its content, so a byte in the
-wrong place is seen. Whatever must not happen raises ``ViolationError`` at once, in ``World``'s own words.
+The machines, the block pools, the router's ledger and the messages are those that ship. Simulated are what
+they rely on: engines that compute, preempt and free; a router that cancels in any order and starts a
+request again elsewhere; control streams that delay, repeat, lose and break; a transport that touches pages
+late; processes that die. A page carries its content, so a byte in the wrong place is seen. A token knows
+which tokens it followed where it was sampled, so one in the wrong place of an answer is seen. Whatever must
+not happen raises ``ViolationError`` at once, in ``World``'s own words.
 
 A world does nothing by itself: whoever drives it calls one event after the other, with a number that decides
 what is left open. Equal numbers make an equal history.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, TypeVar
 
 from baton.connector.decode import Binding, DecodeHandoffs, State
@@ -37,15 +39,20 @@ from baton.connector.messages import (
 )
 from baton.connector.prefill import Computed, PrefillHandoffs
 from baton.engine.block_pool import BlockPool
+from baton.router.ledger import Entry
+from baton.router.types import TokenChunk
+from baton.v1 import inference_pb2, worker_pb2
 
 ATTEMPTS = 3
 REPLAYED = 6
 """Delivered messages per stream that may come once more."""
+ANSWER = 4
+"""Tokens that a request is answered with."""
 BLOCK_SIZE = 16
 SMALL_TICK = 1
 """The number for ``tick`` that lets 0.25 s pass."""
-SETTLE_TICKS = 40
-"""Ten seconds: more than all escalation together."""
+SETTLE_TICKS = 160
+"""Forty seconds: more than all escalation and repetition together."""
 FORWARD = (
     "connect",
     "ask",
@@ -59,7 +66,8 @@ FORWARD = (
     "end_receive",
     "cancel_receive_now",
     "deliver_cancel",
-    "finish",
+    "generate",
+    "deliver_frame",
     "notice_at_prefill",
     "notice_at_decode",
     "end_fence",
@@ -102,28 +110,47 @@ class Picker:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's tokens as blocks. The first ``shared`` of them are a prefix that others have too."""
+    """What an attempt starts from, as blocks: the request's tokens, of which the first ``shared`` blocks are
+    a prefix that others have too, and what was delivered of its answer before."""
 
     request: str
-    num_blocks: int
+    prompt_blocks: int
     shared: int
     partial: bool
-    """The last block is not full, so no cache may find it."""
+    """The last block of the request's own tokens is not full."""
+    delivered: tuple[int, ...] = ()
 
-    def text(self, block: int) -> str:
-        return "common" if block < self.shared else self.request
-
-    def digests(self) -> list[bytes]:
-        full = self.num_blocks - self.partial
-        return [f"{self.text(i)}/{i}".encode() for i in range(full)]
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prompt_blocks * BLOCK_SIZE - 5 * self.partial
 
     @property
     def num_tokens(self) -> int:
-        return self.num_blocks * BLOCK_SIZE - 5 * self.partial
+        return self.prompt_tokens + len(self.delivered)
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.num_tokens // BLOCK_SIZE)
+
+    def text(self, block: int) -> str:
+        if self.delivered and (block + 1) * BLOCK_SIZE > self.prompt_tokens:
+            return f"{self.request}{self.delivered}"
+        return "common" if block < self.shared else self.request
+
+    def digests(self) -> list[bytes]:
+        """Of the full blocks: a cache may find no other."""
+        return [f"{self.text(i)}/{i}".encode() for i in range(self.num_tokens // BLOCK_SIZE)]
 
     @property
     def tokens_digest(self) -> bytes:
-        return f"{self.request}/{self.num_tokens}".encode()
+        return f"{self.request}/{self.num_tokens}/{self.delivered}".encode()
+
+
+class Token(NamedTuple):
+    """What a token's id stands for: which attempt sampled it, after which tokens of the answer."""
+
+    name: Name
+    history: tuple[int, ...]
 
 
 class Memory:
@@ -299,6 +326,8 @@ class Decode:
     """Neither lost nor fenced."""
     fencing: dict[LinkId, None] = field(default_factory=dict)
     committed: dict[Name, tuple[int, ...]] = field(default_factory=dict)
+    answers: dict[Name, tuple[int, ...]] = field(default_factory=dict)
+    """The answer of each of them so far."""
     ended: set[Name] = field(default_factory=set)
     """Cancelled by the router, or said to have failed."""
     retiring: bool = False
@@ -315,10 +344,13 @@ class _Stream:
 
 @dataclass(slots=True)
 class _Attempt:
+    prompt: Prompt
     prefill: int
     decode: int
     over: bool = False
     """The router has given it up, or will."""
+    passed: bool = False
+    """The router has heard of it from decode: what becomes of prefill matters no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +367,7 @@ class WorldConfig:
     """Messages of a link move one after the other, as on a socket."""
     decode_machine: type[DecodeHandoffs] = DecodeHandoffs
     prefill_machine: type[PrefillHandoffs] = PrefillHandoffs
+    entry: type[Entry] = Entry
 
 
 class World:
@@ -347,6 +380,7 @@ class World:
         "deliver": 60,
         "repeat": 4,
         "replay": 2,
+        "lose": 1,
         "compute": 40,
         "publish": 25,
         "preempt": 2,
@@ -358,7 +392,10 @@ class World:
         "cancel_receive_now": 10,
         "cancel": 4,
         "deliver_cancel": 8,
-        "finish": 8,
+        "generate": 12,
+        "deliver_frame": 20,
+        "repeat_frame": 2,
+        "lose_frames": 1,
         "others_take": 6,
         "others_leave": 8,
         "tick": 6,
@@ -379,6 +416,12 @@ class World:
         self._starts = 0
         self.steps = 0
         self._prompts: dict[str, Prompt] = {}
+        self._entries: dict[str, Entry] = {}
+        self.clients: dict[str, list[int]] = {}
+        """The tokens that each request's client was given."""
+        self._tokens: list[Token] = []
+        self._frames: dict[str, deque[worker_pb2.Frame]] = {}
+        """What each process start has under way to the router, in order."""
         self._current = [self._new_prompt() for _ in range(config.requests)]
         self._attempts: dict[Name, _Attempt] = {}
         self._cancels: list[tuple[Name, str]] = []
@@ -391,15 +434,18 @@ class World:
 
     def _new_prompt(self) -> Prompt:
         i = len(self._prompts)
-        prompt = Prompt(f"r{i}", num_blocks=1 + (i * 2 + 2) % 5, shared=(0, 2, 3)[i % 3], partial=i % 2 == 0)
+        blocks, shared = 1 + (i * 2 + 2) % 5, (0, 2, 3)[i % 3]
+        prompt = Prompt(f"r{i}", blocks, shared, partial=i % 2 == 0)
         self._prompts[prompt.request] = prompt
+        self._entries[prompt.request] = self.config.entry()
+        self.clients[prompt.request] = []
         return prompt
 
     def _workers(self) -> list[Prefill | Decode]:
         return [*self.prefills, *self.decodes]
 
     def prompt_of(self, name: Name) -> Prompt:
-        return self._prompts[name.request_id]
+        return self._attempts[name].prompt
 
     def _incarnation(self, role: str) -> str:
         self._starts += 1
@@ -463,15 +509,18 @@ class World:
     # --- the router
 
     def submit(self, pick: Picker) -> bool:
-        """A request's first attempt, or another one: the router may think the worst of the current one."""
+        """A request's first attempt, or another one: the router may think the worst of the current one. That
+        goes on from the tokens delivered until now, whatever more of the current one's is under way."""
         place = pick.below(len(self._current))
         tries = [n for n in self._attempts if n.request_id == self._current[place].request]
-        if len(tries) == ATTEMPTS or any(self.commits[name] for name in tries):
+        if len(tries) == ATTEMPTS or self._entries[self._current[place].request].finished:
             self._current[place], tries = self._new_prompt(), []
-        prompt = self._current[place]
-        name = Name(prompt.request, len(tries))
+        request = self._current[place].request
+        name, entry = Name(request, len(tries)), self._entries[request]
+        entry.attempt = name.attempt
+        prompt = replace(self._prompts[request], delivered=tuple(entry.output_ids))
         prefill, decode = pick.below(len(self.prefills)), pick.below(len(self.decodes))
-        self._attempts[name] = _Attempt(prefill, decode)
+        self._attempts[name] = _Attempt(prompt, prefill, decode)
         self.prefills[prefill].sequences[name] = _Sequence(prompt, decode)
         for older in tries:
             self._give_up(older)
@@ -506,6 +555,91 @@ class World:
             self._at_decode(decode, decode.machine.cancel(name, self.now))
             self._finish(decode, name)
         return True
+
+    # --- tokens on their way to the client
+
+    def _sample(self, name: Name, history: tuple[int, ...]) -> int:
+        self._tokens.append(Token(name, history))
+        return len(self._tokens) - 1
+
+    def _tell_router(self, incarnation: str, deltas: list[worker_pb2.TokenDelta]) -> None:
+        self._frames.setdefault(incarnation, deque()).append(worker_pb2.Frame(deltas=deltas))
+
+    def _tell_failure(self, incarnation: str, name: Name) -> None:
+        error = inference_pb2.FINISH_REASON_ERROR
+        delta = worker_pb2.TokenDelta(
+            request_id=name.request_id, attempt=name.attempt, finish_reason=error, error="failed"
+        )
+        self._tell_router(incarnation, [delta])
+
+    @staticmethod
+    def _delta(name: Name, answer: tuple[int, ...]) -> worker_pb2.TokenDelta:
+        """The last token of an answer."""
+        length = inference_pb2.FINISH_REASON_LENGTH
+        return worker_pb2.TokenDelta(
+            request_id=name.request_id,
+            attempt=name.attempt,
+            first_seq=len(answer) - 1,
+            token_ids=answer[-1:],
+            finish_reason=length if len(answer) == ANSWER else None,
+        )
+
+    def deliver_frame(self, pick: Picker) -> bool:
+        """The router reads from one of its streams; between two of them there is no order."""
+        options = [incarnation for incarnation, frames in self._frames.items() if frames]
+        if not options:
+            return False
+        incarnation = pick.of(options)
+        self._take_frame(incarnation, self._frames[incarnation].popleft())
+        return True
+
+    def repeat_frame(self, pick: Picker) -> bool:
+        """A frame comes, and comes again in its turn."""
+        options = [incarnation for incarnation, frames in self._frames.items() if frames]
+        if not options:
+            return False
+        incarnation = pick.of(options)
+        self._take_frame(incarnation, self._frames[incarnation][0])
+        return True
+
+    def lose_frames(self, pick: Picker) -> bool:
+        """The stream of a worker to the router breaks, and with it go the last frames under way."""
+        worker = pick.of(self._workers())
+        self._cut_frames(worker.incarnation, pick)
+        side = "decode" if isinstance(worker, Decode) else "prefill"
+        places: list[Prefill] | list[Decode] = self.decodes if side == "decode" else self.prefills
+        self._worker_lost(side, next(i for i, w in enumerate(places) if w is worker))
+        return True
+
+    def _cut_frames(self, incarnation: str, pick: Picker) -> None:
+        frames = self._frames.get(incarnation, deque())
+        for _ in range(pick.below(len(frames) + 1)):
+            frames.pop()
+
+    def _take_frame(self, incarnation: str, frame: worker_pb2.Frame) -> None:
+        for delta in frame.deltas:
+            name, entry = Name(delta.request_id, delta.attempt), self._entries[delta.request_id]
+            if incarnation.startswith("D"):
+                self._attempts[name].passed = True
+            accepted = entry.accept(delta)
+            if isinstance(accepted, TokenChunk):
+                self._give_client(name.request_id, accepted)
+            elif accepted is not None:
+                self._give_up(name)
+
+    def _give_client(self, request: str, chunk: TokenChunk) -> None:
+        """Each position once, in order, and sampled after exactly the tokens that are before it."""
+        client = self.clients[request]
+        for token_id in chunk.token_ids:
+            require(token_id < len(self._tokens), f"{request} is given a token that nobody sampled")
+            name, history = self._tokens[token_id]
+            at = len(client)
+            require(name.request_id == request, f"{request} is given a token of {name}")
+            require(len(history) == at, f"{name}'s token for position {len(history)} is delivered at {at}")
+            require(history == tuple(client), f"{name}'s token {at} follows tokens it was not sampled after")
+            client.append(token_id)
+        if chunk.finish_reason is not None:
+            require(len(client) == ANSWER, f"{request} ended after {len(client)} of {ANSWER} tokens")
 
     # --- prefill's engine and service
 
@@ -588,14 +722,22 @@ class World:
         prefill, name = pick.of(news)
         sequence = prefill.sequences[name]
         sequence.published = sequence.computed
-        if not sequence.held:
-            actions = prefill.machine.progress(name)
-        else:
-            prompt = sequence.prompt
-            computed = Computed(prompt.num_tokens, prompt.tokens_digest, first_token=7, cached_tokens=0)
-            actions = prefill.machine.computed(name, computed)
+        actions = self._held(prefill, name) if sequence.held else prefill.machine.progress(name)
         self._at_prefill(prefill, actions)
         return True
+
+    def _held(self, prefill: Prefill, name: Name) -> list[Action]:
+        """The whole prompt is computed, and the first token sampled. The router hears of it at once; if it is
+        the last one too, there is nothing to hand on."""
+        prompt = prefill.sequences[name].prompt
+        token = self._sample(name, prompt.delivered)
+        answer = (*prompt.delivered, token)
+        self._tell_router(prefill.incarnation, [self._delta(name, answer)])
+        if len(answer) == ANSWER:
+            self._attempts[name].over = True
+            return prefill.machine.withdraw(name, "finished", self.now)
+        computed = Computed(prompt.num_tokens, prompt.tokens_digest, token, cached_tokens=0)
+        return prefill.machine.computed(name, computed)
 
     @staticmethod
     def _drop(prefill: Prefill, name: Name) -> None:
@@ -617,20 +759,29 @@ class World:
                     self._drop(prefill, name)
                 case Fail(name=name):
                     self._drop(prefill, name)
-                    self._give_up(name)
+                    self._tell_failure(prefill.incarnation, name)
                 case _:
                     raise ViolationError(f"prefill cannot do {action}")
 
     # --- decode's engine and service
 
-    def finish(self, pick: Picker) -> bool:
-        """A request that was taken over has written its answer."""
-        options = [(d, name) for d in self.decodes for name in d.committed]
-        if options:
-            self._finish(*pick.of(options))
-        return bool(options)
+    def generate(self, pick: Picker) -> bool:
+        """A step of a decode engine: one more token for each of its requests, all in one frame."""
+        options = [d for d in self.decodes if d.answers]
+        if not options:
+            return False
+        decode = pick.of(options)
+        deltas = []
+        for name, answer in list(decode.answers.items()):
+            longer = decode.answers[name] = (*answer, self._sample(name, answer))
+            deltas.append(self._delta(name, longer))
+            if len(longer) == ANSWER:
+                self._finish(decode, name)
+        self._tell_router(decode.incarnation, deltas)
+        return True
 
     def _finish(self, decode: Decode, name: Name) -> None:
+        decode.answers.pop(name, None)
         pages = decode.committed.pop(name, None)
         if pages is not None:
             decode.memory.pool.free(pages)
@@ -656,6 +807,8 @@ class World:
             require(decode.memory.pool.refs(page) > 0, f"{name} was committed with page {page}, not its own")
         decode.committed[name] = commit.pages
         decode.memory.index(commit.pages, prompt)
+        answer = decode.answers[name] = (*prompt.delivered, commit.first_token)
+        self._tell_router(decode.incarnation, [self._delta(name, answer)])
 
     def _at_decode(self, decode: Decode, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -671,7 +824,7 @@ class World:
                 case Fail(name=name):
                     require(not self.commits[name], f"{name} has failed after it had been committed")
                     decode.ended.add(name)
-                    self._give_up(name)
+                    self._tell_failure(decode.incarnation, name)
                 case Stop():
                     pass
                 case Fence(link=link):
@@ -740,6 +893,15 @@ class World:
             return False
         key = pick.of(options)
         self._arrive(*key, pick.of(self._streams[key].delivered))
+        return True
+
+    def lose(self, pick: Picker) -> bool:
+        """One message under way is lost, and nobody is told."""
+        options = [key for key, stream in self._streams.items() if stream.queue]
+        if not options:
+            return False
+        queue = self._streams[pick.of(options)].queue
+        del queue[pick.below(len(queue))]
         return True
 
     def _arrive(self, link: LinkId, way: str, message: ToDecode | ToPrefill) -> None:
@@ -1048,11 +1210,14 @@ class World:
         self.prefills[i] = self._start_prefill()
         for link in dead.links:
             self._break(link, noticed_by="prefill")
-        self._give_up_all(lambda attempt: attempt.prefill == i)
+        self._cut_frames(dead.incarnation, pick)
+        self._worker_lost("prefill", i)
         return True
 
     def crash_decode(self, pick: Picker) -> bool:
-        self._end_decode(pick.below(len(self.decodes)))
+        i = pick.below(len(self.decodes))
+        self._cut_frames(self.decodes[i].incarnation, pick)
+        self._end_decode(i)
         return True
 
     def _end_decode(self, i: int) -> None:
@@ -1063,12 +1228,13 @@ class World:
         for transfer in self._transfers.values():
             if transfer.link.decode == dead.incarnation:
                 transfer.receive_over = True
-        self._give_up_all(lambda attempt: attempt.decode == i)
+        self._worker_lost("decode", i)
 
-    def _give_up_all(self, of: Callable[[_Attempt], bool]) -> None:
-        """The router hears that a worker died."""
+    def _worker_lost(self, side: str, i: int) -> None:
+        """The router hears that a worker died, or that the stream to it broke."""
         for name, attempt in self._attempts.items():
-            if of(attempt) and not attempt.over and not self.commits[name]:
+            on_it = attempt.decode == i if side == "decode" else attempt.prefill == i and not attempt.passed
+            if on_it and not attempt.over and not self._entries[name.request_id].finished:
                 self._give_up(name)
 
     # --- the end
@@ -1099,9 +1265,9 @@ class World:
     def _unsettled(self) -> list[str]:
         """What is left that should not be."""
         left = [
-            f"{name} has neither been committed nor given up"
+            f"{name} has neither been answered nor given up"
             for name, attempt in self._attempts.items()
-            if not attempt.over and not self.commits[name]
+            if not attempt.over and not self._entries[name.request_id].finished
         ]
         for worker in self._workers():
             who, pool = worker.incarnation, worker.memory.pool

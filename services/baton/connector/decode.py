@@ -11,6 +11,10 @@
 A page of an ARMED or DRAINING handoff is pinned: the transport may write to it. Time never unpins it; time
 only escalates, from Cancel to the fence of the link to the end of the process.
 
+Any message may be lost. So while prefill's next word is awaited, the last one to it is said again: Credit in
+RESERVED, Grant in ARMED, Cancel in DRAINING. Prefill says Withdraw of an attempt that it does not know, and
+likewise Cancel is said here.
+
 Pure: no I/O, no clock of its own, no thread. Each method returns the actions its service must carry out, in
 order. Not thread-safe; the caller holds the engine's lock, as pages are the engine's.
 """
@@ -23,6 +27,7 @@ from enum import Enum
 from typing import Protocol
 
 from baton.connector.messages import (
+    REPEAT_S,
     Action,
     Ask,
     Cancel,
@@ -51,6 +56,7 @@ from baton.connector.messages import (
 from baton.connector.tombstones import Tombstones
 
 RESEND_S = 0.2
+"""Between two cancels. Other messages are repeated less often, as no pages wait for them."""
 FENCE_AFTER_S = 2.0
 RETIRE_AFTER_S = 1.0
 MAX_SEGMENT_BLOCKS = 16
@@ -104,12 +110,13 @@ class Handoff:
     state: State
     ready: bool = False
     binding: Binding | None = None
-    num_segments: int = 0
+    segments: tuple[Segment, ...] = ()
     receiving: set[int] = field(default_factory=set)
     """Tags of receives that are not over."""
     complete: SendComplete | None = None
     draining_since: float = 0.0
-    cancel_sent: float = 0.0
+    spoke_at: float = 0.0
+    """When Credit, Grant or Cancel, whichever is the last word here, was said last."""
 
     @property
     def pinned(self) -> tuple[int, ...]:
@@ -229,11 +236,10 @@ class DecodeHandoffs:
         handoff = self._handoffs.get(message.name)
         if handoff is None or handoff.link != link:
             self.counters.stale += 1
-            return []
+            return self._over_already(link, message)
         match message:
             case Ready():
-                handoff.ready = True
-                return self._bind(handoff, now)
+                return self._on_ready(handoff, now)
             case SendComplete():
                 return self._on_send_complete(handoff, message, now)
             case Drained():
@@ -241,12 +247,19 @@ class DecodeHandoffs:
             case Withdraw():
                 return self._abort(handoff, now)
 
+    def _over_already(self, link: LinkId, message: ToDecode) -> list[Action]:
+        """Prefill waits for a word about an attempt that is over here; the one that said so was lost. What it
+        would not wait for needs no answer."""
+        if isinstance(message, Ready | SendComplete) and message.name not in self._handoffs:
+            return [Send(link, Cancel(message.name))]
+        return []
+
     def _on_ask(self, link: LinkId, ask: Ask, now: float) -> list[Action]:
         name = ask.name
         known = self._handoffs.get(name)
         if known is not None:
-            if known.link == link and known.state is State.RESERVED:
-                return [Send(link, Credit(name))]
+            if known.link == link:
+                return self._repeat(known, now)
             self.counters.stale += 1
             return []
         if self._tombstones.covers(name) or self._newest.get(name.request_id, name).attempt > name.attempt:
@@ -258,6 +271,8 @@ class DecodeHandoffs:
             return [Send(link, Decline(name, f"{ask.num_blocks} KV blocks never fit in this decode worker"))]
         actions = self._supersede(name, now)
         if len(self._queue) >= self._max_queued:
+            # Prefill may have asked twice, and there may be room when the second one comes.
+            self._tombstones.bury(name, now)
             return [*actions, Send(link, Decline(name, "decode has no room and its queue is full"))]
         self._handoffs[name] = Handoff(name, link, ask.num_blocks, State.QUEUED)
         self._newest[name.request_id] = name
@@ -270,12 +285,18 @@ class DecodeHandoffs:
             return []
         return self.cancel(older, now)
 
+    def _on_ready(self, handoff: Handoff, now: float) -> list[Action]:
+        if handoff.state is State.ARMED:
+            return self._repeat(handoff, now)
+        handoff.ready = True
+        return self._bind(handoff, now)
+
     def _on_send_complete(self, handoff: Handoff, message: SendComplete, now: float) -> list[Action]:
         if handoff.state is not State.ARMED:
             self.counters.stale += 1
             return []
         num_tokens, digest = self._room.manifest(handoff.name)
-        if message.manifest != Manifest(num_tokens, digest, handoff.num_segments):
+        if message.manifest != Manifest(num_tokens, digest, len(handoff.segments)):
             reason = "prefill's manifest does not match the request"
             return [Fail(handoff.name, reason), *self._abort(handoff, now)]
         handoff.complete = message
@@ -302,7 +323,7 @@ class DecodeHandoffs:
         if handoff.state is State.DRAINING:
             return [] if handoff.receiving else self._over(handoff, now) + self.pump(now)
         if not ok:
-            return [Fail(handoff.name, "a KV transfer failed"), *self._abort(handoff, now)]
+            return [Fail(handoff.name, "the KV transfer from prefill was lost"), *self._abort(handoff, now)]
         return self._commit_if_whole(handoff, now)
 
     def _commit_if_whole(self, handoff: Handoff, now: float) -> list[Action]:
@@ -335,7 +356,7 @@ class DecodeHandoffs:
         if handoff.state is not State.ARMED or not handoff.receiving:
             return actions + self._over(handoff, now) + self.pump(now)
         handoff.state = State.DRAINING
-        handoff.draining_since = handoff.cancel_sent = now
+        handoff.draining_since = handoff.spoke_at = now
         return actions + [CancelReceive(handoff.link, tag) for tag in sorted(handoff.receiving)]
 
     def _over(self, handoff: Handoff, now: float, failure: str | None = None) -> list[Action]:
@@ -371,7 +392,7 @@ class DecodeHandoffs:
                 break
             self._queue.popleft()
             handoff.state = State.RESERVED
-            actions.append(Send(handoff.link, Credit(handoff.name)))
+            actions += self._repeat(handoff, now)
         for handoff in list(self._handoffs.values()):
             if handoff.ready and handoff.state is State.RESERVED:
                 actions += self._bind(handoff, now)
@@ -387,15 +408,14 @@ class DecodeHandoffs:
             return []
         handoff.state = State.ARMED
         handoff.binding = binding
-        segments = self._segments(binding)
-        handoff.num_segments = len(segments)
+        handoff.segments = self._segments(binding)
         actions: list[Action] = []
-        for segment in segments:
+        for segment in handoff.segments:
             handoff.receiving.add(segment.tag)
             self._by_tag[handoff.link, segment.tag] = handoff.name
             end = segment.first_block + segment.num_blocks
             actions.append(PostReceive(handoff.link, segment.tag, binding.pages[segment.first_block : end]))
-        return [*actions, Send(handoff.link, Grant(handoff.name, segments))]
+        return actions + self._repeat(handoff, now)
 
     def _segments(self, binding: Binding) -> tuple[Segment, ...]:
         """Cut the blocks that must travel into runs of adjacent pages."""
@@ -413,18 +433,32 @@ class DecodeHandoffs:
 
     # --- time, which proves nothing
 
+    def _repeat(self, handoff: Handoff, now: float) -> list[Action]:
+        """Say the last word on a handoff, for the first time or once more."""
+        handoff.spoke_at = now
+        match handoff.state:
+            case State.RESERVED:
+                return [Send(handoff.link, Credit(handoff.name))]
+            case State.ARMED:
+                return [Send(handoff.link, Grant(handoff.name, handoff.segments))]
+            case State.DRAINING:
+                return [Send(handoff.link, Cancel(handoff.name))]
+            case _:
+                return []
+
     def tick(self, now: float) -> list[Action]:
-        """Resend cancels, and escalate where proof is overdue: fence the link, then end the process."""
+        """Repeat what may have been lost, and escalate where proof is overdue: fence the link, then end the
+        process."""
         self._tombstones.expire(now)
         actions: list[Action] = []
         for handoff in self._handoffs.values():
-            if handoff.state is not State.DRAINING or not self._current(handoff.link):
+            if not self._current(handoff.link):
                 continue
-            if now - handoff.draining_since >= FENCE_AFTER_S:
+            draining = handoff.state is State.DRAINING
+            if draining and now - handoff.draining_since >= FENCE_AFTER_S:
                 actions += self._fence(self._links[handoff.link.prefill], now)
-            elif now - handoff.cancel_sent >= RESEND_S:
-                handoff.cancel_sent = now
-                actions.append(Send(handoff.link, Cancel(handoff.name)))
+            elif now - handoff.spoke_at >= (RESEND_S if draining else REPEAT_S):
+                actions += self._repeat(handoff, now)
         for state in self._links.values():
             if state.fencing_since is not None and now - state.fencing_since >= RETIRE_AFTER_S:
                 actions.append(Retire(state.id))

@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+REPEAT_S = 1.0
+"""Whoever waits for the other side says its last word again this often, as that or the answer may be lost."""
+REPEAT_ASK_S = 10.0
+"""Likewise for ``Ask``, which carries the whole prompt and may wait in decode's queue for long."""
+
 
 class Name(NamedTuple):
     """One try at one request. The router mints both parts and never reuses an attempt."""
@@ -83,7 +88,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Prefill gives the attempt up."""
+    """Prefill gives the attempt up, or has none of this name."""
 
     name: Name
     reason: str
@@ -122,7 +127,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Decode gives the attempt up and wants to hear Drained. Resent until there is proof."""
+    """Decode gives the attempt up, or has none of this name, and wants to hear Drained. Resent until there is
+    proof."""
 
     name: Name
 

@@ -8,7 +8,13 @@
                         └─ cancel, withdraw ─► STOPPED ── sends over ──► DRAINED said, (forgotten)
 
 A page is pinned from the moment its send is posted until that send is over, whatever happens to the request
-(rule 3). Pure, like ``baton.connector.decode``.
+(rule 3).
+
+Any message may be lost. So while decode's next word is awaited, the last one to it is said again: Ask in
+ASKED, Ready in COMPUTING until the grant, SendComplete in SENT. Decode says Cancel of an attempt that it does
+not know, and likewise Withdraw is said here.
+
+Pure, like ``baton.connector.decode``.
 """
 
 from __future__ import annotations
@@ -18,6 +24,8 @@ from enum import Enum
 from typing import Protocol
 
 from baton.connector.messages import (
+    REPEAT_ASK_S,
+    REPEAT_S,
     Action,
     Ask,
     Cancel,
@@ -76,6 +84,7 @@ class Computed:
 class Handoff:
     name: Name
     link: LinkId
+    num_blocks: int
     state: State = State.ASKED
     ready_sent: bool = False
     granted: bool = False
@@ -85,6 +94,8 @@ class Handoff:
     """Pinned pages by the tag of their send, until it is over."""
     computed: Computed | None = None
     owes_drained: bool = False
+    spoke_at: float | None = None
+    """The first tick after the last word here (Ask, Ready or SendComplete) was said."""
 
 
 @dataclass(slots=True)
@@ -143,12 +154,14 @@ class PrefillHandoffs:
         """A request arrived for handing on over this link."""
         if self._links.get(link.decode) != link:
             return [Fail(name, "the link to decode was lost")]
-        if self._tombstones.covers(name) or name in self._handoffs:
-            self.counters.stale += 1
+        if name in self._handoffs:
             return []
+        if self._tombstones.covers(name):
+            self.counters.stale += 1
+            return [Fail(name, "this attempt is over")]
         if self._tombstones.full:
             return [Fail(name, "prefill has too many ended attempts to remember")]
-        self._handoffs[name] = Handoff(name, link)
+        self._handoffs[name] = Handoff(name, link, num_blocks)
         return [Send(link, Ask(name, num_blocks))]
 
     def progress(self, name: Name) -> list[Action]:
@@ -159,7 +172,7 @@ class PrefillHandoffs:
         actions: list[Action] = []
         if not handoff.ready_sent and self._source.finished(name):
             handoff.ready_sent = True
-            actions.append(Send(handoff.link, Ready(name)))
+            actions += self._say(handoff, Ready(name))
         return actions + self._push(handoff)
 
     def computed(self, name: Name, computed: Computed) -> list[Action]:
@@ -211,9 +224,12 @@ class PrefillHandoffs:
             return []
         handoff.state = State.SENT
         self.counters.completed += 1
+        return [*self._say(handoff, self._send_complete(handoff, done)), Stop(handoff.name)]
+
+    @staticmethod
+    def _send_complete(handoff: Handoff, done: Computed) -> SendComplete:
         manifest = Manifest(done.num_tokens, done.tokens_digest, handoff.num_segments)
-        message = SendComplete(handoff.name, manifest, done.first_token, done.cached_tokens)
-        return [Send(handoff.link, message), Stop(handoff.name)]
+        return SendComplete(handoff.name, manifest, done.first_token, done.cached_tokens)
 
     # --- messages from decode
 
@@ -227,7 +243,7 @@ class PrefillHandoffs:
             return self._on_cancel(link, message.name, handoff, now)
         if handoff is None or handoff.link != link or handoff.state is State.STOPPED:
             self.counters.stale += 1
-            return []
+            return self._over_already(link, message)
         match message:
             case Credit():
                 return self._on_credit(handoff)
@@ -243,16 +259,21 @@ class PrefillHandoffs:
                 self.counters.stale += 1
                 return []
 
+    @staticmethod
+    def _over_already(link: LinkId, message: ToPrefill) -> list[Action]:
+        """Decode keeps room for an attempt that is over here; the word that said so was lost."""
+        if isinstance(message, Credit | Grant):
+            return [Send(link, Withdraw(message.name, "this attempt is over"))]
+        return []
+
     def _on_credit(self, handoff: Handoff) -> list[Action]:
         if handoff.state is not State.ASKED:
-            self.counters.stale += 1
             return []
         handoff.state = State.COMPUTING
         return [Compute(handoff.name)]
 
     def _on_grant(self, handoff: Handoff, grant: Grant) -> list[Action]:
         if handoff.granted or handoff.state is not State.COMPUTING:
-            self.counters.stale += 1
             return []
         handoff.granted = True
         handoff.unsent = list(grant.segments)
@@ -305,6 +326,36 @@ class PrefillHandoffs:
         del self._handoffs[handoff.name]
         self._tombstones.bury(handoff.name, now)
 
+    # --- time, which proves nothing
+
+    def _say(self, handoff: Handoff, message: Ask | Ready | SendComplete) -> list[Action]:
+        handoff.spoke_at = None
+        return [Send(handoff.link, message)]
+
+    @staticmethod
+    def _last_word(handoff: Handoff) -> Ask | Ready | SendComplete | None:
+        """What decode has yet to answer."""
+        match handoff.state:
+            case State.ASKED:
+                return Ask(handoff.name, handoff.num_blocks)
+            case State.COMPUTING if handoff.ready_sent and not handoff.granted:
+                return Ready(handoff.name)
+            case State.SENT if handoff.computed is not None:
+                return PrefillHandoffs._send_complete(handoff, handoff.computed)
+            case _:
+                return None
+
     def tick(self, now: float) -> list[Action]:
+        """Repeat what may have been lost."""
         self._tombstones.expire(now)
-        return []
+        actions: list[Action] = []
+        for handoff in self._handoffs.values():
+            message = self._last_word(handoff)
+            if message is None:
+                continue
+            if handoff.spoke_at is None:
+                handoff.spoke_at = now
+            elif now - handoff.spoke_at >= (REPEAT_ASK_S if isinstance(message, Ask) else REPEAT_S):
+                handoff.spoke_at = now
+                actions.append(Send(handoff.link, message))
+        return actions
