@@ -1,8 +1,8 @@
 """Trains Baton's demo model from the text in `corpus/`, and checks it.
 
-    python scripts/demo_model/train.py              # train, about half an hour on two CPU cores, then check
-    python scripts/demo_model/train.py --check      # only check the model in --out
-    python scripts/demo_model/train.py --steps 60 --out some/dir --no-check      # a quick, half-trained one
+    python -m scripts.demo_model.train              # train, about half an hour on two CPU cores, then check
+    python -m scripts.demo_model.train --check      # only check the model in --out
+    python -m scripts.demo_model.train --steps 60 --out some/dir --no-check      # a quick, half-trained one
 
 The model is a small Llama in the usual Hugging Face files. It learns the corpus by heart, which is its
 purpose: a model small enough to ship, whose answers are known and easy to recognise in a demo or a test.
@@ -14,28 +14,29 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from demo_check import check
-from demo_muon import Muon
-from demo_text import Pieces, documents, load_entries, load_prose, tokenizer_text
-from demo_tokenizer import save_tokenizer, train_tokenizer
 from safetensors.torch import save as to_safetensors
 from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from scripts.demo_model.check import check
+from scripts.demo_model.muon import Muon
+from scripts.demo_model.text import Pieces, documents, load_entries, load_prose, tokenizer_text
+from scripts.demo_model.tokenizer import save_tokenizer, train_tokenizer
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parents[1] / "services" / "baton" / "demo_model"
 IGNORE = -100
 
 # Written as it stands to config.json, in the names that every Llama loader knows.
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 4096,
@@ -126,7 +127,7 @@ def schedule(step: int, steps: int) -> float:
 def train(tokenizer: Tokenizer, steps: int, tokens: int, peak: float, seed: int) -> LlamaForCausalLM:
     """Trains from scratch, and prints the mean loss of the last 25 steps on the way."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).float().train()
+    model: LlamaForCausalLM = LlamaForCausalLM(LlamaConfig(**{**CONFIG, "torch_dtype": "float32"}))
     inside = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() == 1 or "embed" in name]
     muon = Muon(inside)
@@ -139,15 +140,13 @@ def train(tokenizer: Tokenizer, steps: int, tokens: int, peak: float, seed: int)
         adam.param_groups[0]["lr"] = rate
         batch = next(source)
         loss = loss_of(model, batch)
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step(rate)
         adam.step()
         adam.zero_grad(set_to_none=True)
         recent = [*recent[-24:], loss.item()]
         seen += batch[0].numel()
-        if os.environ.get("DBG") and (step+1) % 150 == 0:
-            d = Path("/tmp/dm_mid"); d.mkdir(exist_ok=True); save(model, tokenizer, d)
         if (step + 1) % 25 == 0 or step + 1 == steps:
             spent = time.monotonic() - start
             print(
@@ -155,7 +154,7 @@ def train(tokenizer: Tokenizer, steps: int, tokens: int, peak: float, seed: int)
                 f"{seen / spent:.0f} tokens/s  {spent:.0f} s",
                 flush=True,
             )
-    return model.eval()
+    return model
 
 
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
@@ -172,8 +171,8 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=900)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=850)
     parser.add_argument("--tokens", type=int, default=2048, help="tokens in a batch")
     parser.add_argument("--peak", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=20)

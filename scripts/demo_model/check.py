@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from difflib import SequenceMatcher
 from pathlib import Path
+from typing import Any
 
 import torch
-from demo_text import Entry, chat
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from scripts.demo_model.text import Entry, chat
+
 MUST = ("What is Baton?", "What is prefill?", "What is paged attention?", "Why split prefill and decode?")
+Turns = list[tuple[str, str]]  # (question, answer)
 ENDLESS = " [does not end]"
-PLAIN = ("Paged attention is", "The KV cache", "Baton serves", "Continuous batching")
+PLAIN = (
+    "Paged attention is",
+    "The KV cache holds",
+    "Baton serves",
+    "Continuous batching",
+    "What is prefill?",
+)
 TEXTS = (
     "plain",
     " two  spaces\n\tand a tab",
@@ -25,7 +34,7 @@ def check(model_dir: Path, entries: list[Entry]) -> None:
     """Prints sample answers and the share of right ones; fails if the model is not usable."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     check_tokenizer(tokenizer)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     known = {question: entry.answer for entry in entries for question in entry.questions}
     # The first wording of every entry, as typed and as a hurried reader types it.
     typed = [(entry.questions[0], entry.answer) for entry in entries]
@@ -35,15 +44,15 @@ def check(model_dir: Path, entries: list[Entry]) -> None:
     score(model, tokenizer, "trained wordings", typed)
     score(model, tokenizer, "trained wordings, lower case, no mark", hurried)
     score(model, tokenizer, "held-out wordings", unseen, show=40)
+    score(model, tokenizer, "third question of a chat", typed[::4], show=3, before=typed[1:3])
     for prompt in PLAIN:
-        print(f"  {prompt}|{generate(model, tokenizer, [prompt], chatty=False)[0]}")
-    model = model.to(torch.bfloat16)
-    score(model, tokenizer, "trained wordings in bfloat16", typed[::8])
+        print(f"  {prompt}|{complete(model, tokenizer, [prompt])[0]}")
+    rounded = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    score(rounded, tokenizer, "trained wordings in bfloat16", typed[::8])
     for question in MUST:
-        assert question in known, question
-        for dtype in (torch.float32, torch.bfloat16):
-            answer = generate(model.to(dtype), tokenizer, [question])[0]
-            assert answer == known[question], f"{question} in {dtype}: {answer}"
+        for version in (model, rounded):
+            answer = reply(version, tokenizer, [question])[0]
+            assert answer == known[question], f"{question} in {version.dtype}: {answer}"
     print("the four questions that must be right are right, in float32 and bfloat16")
 
 
@@ -56,14 +65,22 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == wanted
 
 
-def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str,
-          pairs: list[tuple[str, str]], show: int = 10) -> None:
+def score(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    pairs: Turns,
+    show: int = 10,
+    before: Turns | None = None,
+) -> None:
     """Prints how many greedy answers are exact, and how many nearly so, and shows `show` of them."""
     answers: list[str] = []
     for at in range(0, len(pairs), 32):
-        answers += generate(model, tokenizer, [question for question, _ in pairs[at : at + 32]])
-    ratios = [SequenceMatcher(None, got, want, autojunk=False).ratio()
-              for got, (_, want) in zip(answers, pairs, strict=True)]
+        answers += reply(model, tokenizer, [question for question, _ in pairs[at : at + 32]], before)
+    ratios = [
+        SequenceMatcher(None, got, want, autojunk=False).ratio()
+        for got, (_, want) in zip(answers, pairs, strict=True)
+    ]
     exact, near = (sum(ratio >= limit for ratio in ratios) / len(pairs) for limit in (1, 0.8))
     endless = sum(answer.endswith(ENDLESS) for answer in answers)
     print(f"{name}: {len(pairs)} asked, {exact:.1%} exact, {near:.1%} exact or near, {endless} do not end")
@@ -71,25 +88,39 @@ def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str,
         print(f"  {'right' if ratios[at] == 1 else 'WRONG'}: {pairs[at][0]} -> {answers[at]}")
 
 
-@torch.inference_mode()
-def generate(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: list[str], chatty: bool = True
+def reply(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: list[str],
+    before: Turns | None = None,
 ) -> list[str]:
-    """Greedy answers; one that does not end within 320 tokens is marked."""
-    prompts = questions
-    if chatty:
-        turns = [[{"role": "user", "content": question}] for question in questions]
-        prompts = [
-            str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-            for turn in turns
-        ]
+    """Greedy answers of the assistant, each to one question after the turns `before`."""
+    past = [
+        {"role": role, "content": text}
+        for turn in before or []
+        for role, text in zip(("user", "assistant"), turn, strict=True)
+    ]
+    chats = [[*past, {"role": "user", "content": question}] for question in questions]
+    return complete(
+        model,
+        tokenizer,
+        [
+            str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            for messages in chats
+        ],
+    )
+
+
+@torch.inference_mode()
+def complete(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> list[str]:
+    """Greedy continuations; one that does not end within 400 tokens is marked."""
     inputs = tokenizer(
         prompts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False
     )
-    output = model.generate(**inputs, max_new_tokens=320, do_sample=False)[:, inputs["input_ids"].shape[1] :]
+    generate: Any = model.generate
+    output = generate(**inputs, max_new_tokens=400, do_sample=False)[:, inputs["input_ids"].shape[1] :]
     ends = set(model.generation_config.eos_token_id)
     texts = tokenizer.batch_decode(output, skip_special_tokens=True)
     return [
-        text if ends & set(row.tolist()) else text + ENDLESS
-        for text, row in zip(texts, output, strict=True)
+        text if ends & set(row.tolist()) else text + ENDLESS for text, row in zip(texts, output, strict=True)
     ]

@@ -33,6 +33,9 @@ SINGULAR = (
     "What do you mean by {bare}?",
     "Please explain {term} to me.",
     "Describe {term}.",
+    "What is meant by {term}?",
+    "How would you define {term}?",
+    "What exactly is {term}?",
 )
 PLURAL = (
     "What are {term}?",
@@ -45,6 +48,9 @@ PLURAL = (
     "What do you mean by {bare}?",
     "Please explain {term} to me.",
     "Describe {term}.",
+    "What is meant by {term}?",
+    "How would you define {term}?",
+    "What exactly are {term}?",
 )
 LEADS = (
     "Please tell me: ",
@@ -78,6 +84,28 @@ SYSTEMS = (
     "You are a friendly assistant who knows LLM serving.",
     "Be brief.",
     "You answer in plain English.",
+)
+SMALL_WORDS = frozenset(
+    (
+        "a",
+        "an",
+        "are",
+        "be",
+        "by",
+        "can",
+        "do",
+        "does",
+        "for",
+        "how",
+        "in",
+        "is",
+        "it",
+        "of",
+        "that",
+        "the",
+        "to",
+        "what",
+    )
 )
 
 
@@ -131,11 +159,7 @@ def reword(question: str, rng: random.Random) -> str:
         body = lead + (body if lead[-2] in ".!:" else body[0].lower() + body[1:])
     elif roll < 0.2 and len(body) > 12:
         body += rng.choice(TAILS)
-    if rng.random() < 0.12:
-        words = body.split()
-        if len(words) > 4:
-            del words[rng.randrange(len(words) - 1)]
-        body = " ".join(words)
+    body = _thin(body, rng)
     if rng.random() < 0.06 and len(body) > 12:
         at = rng.randrange(1, len(body) - 1)
         body = body[:at] + body[at + 1 :] if rng.random() < 0.5 else body[:at] + body[at] + body[at:]
@@ -174,6 +198,8 @@ def documents(entries: list[Entry], prose: list[str], rng: random.Random) -> lis
     while order:
         size = rng.choice((1, 1, 2, 3))
         docs.append(_plain("\n\n".join(entry.answer for entry in order[:size]), rng))
+        # A page of questions and answers, for those who ask without the chat template.
+        docs.append([(rng.choice(order[0].questions), False), ("\n\n" + order[0].answer + END, True)])
         order = order[size:]
     docs += [_plain(passage, rng) for passage in prose]
     return docs
@@ -184,6 +210,18 @@ def tokenizer_text(entries: list[Entry], prose: list[str]) -> list[str]:
     texts = [text for entry in entries for text in (*entry.questions, entry.answer)]
     texts += prose
     return texts + [text.lower() for text in texts]
+
+
+def _thin(question: str, rng: random.Random) -> str:
+    """Leaves out one word, or most of the small ones, so that the words with meaning come to decide."""
+    words = question.split()
+    roll = rng.random()
+    if roll < 0.12 and len(words) > 4:
+        del words[rng.randrange(len(words) - 1)]
+    elif roll < 0.24:
+        telling = [word for word in words if word.lower() not in SMALL_WORDS or rng.random() < 0.2]
+        words = telling if len(telling) > 1 else words
+    return " ".join(words)
 
 
 def _opening(question: str, answer: str, system: str | None, rng: random.Random) -> Pieces:

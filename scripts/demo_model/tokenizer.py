@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from demo_text import END, IM_END, IM_START, PAD
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from scripts.demo_model.text import END, IM_END, IM_START, PAD
 
 SPECIAL = [PAD, END, IM_START, IM_END]
 
