@@ -25,6 +25,7 @@ from tests.support.ring import Ring, running_ring
 
 VOCAB = 4000
 GREEDY = {"temperature": 0}
+NEW_TOKENS = 128
 
 
 def prompt_of(rng: random.Random, length: int) -> list[int]:
@@ -45,14 +46,14 @@ async def batching(client: RingClient, rng: random.Random, streams: int) -> tupl
     """Tokens/s of ``streams`` concurrent requests, and of a few of them one at a time."""
     prompts = [prompt_of(rng, rng.randint(8, 200)) for _ in range(streams)]
     few = prompts[: max(4, streams // 16)]
-    fields = {"max_tokens": 48, **GREEDY}
+    fields = {"max_tokens": NEW_TOKENS, **GREEDY}
     began = time.perf_counter()
     for prompt in few:
         await client.stream(prompt, **fields)
-    alone = 48 * len(few) / (time.perf_counter() - began)
+    alone = NEW_TOKENS * len(few) / (time.perf_counter() - began)
     began = time.perf_counter()
     await asyncio.gather(*(client.stream(prompt, **fields) for prompt in prompts))
-    return 48 * streams / (time.perf_counter() - began), alone
+    return NEW_TOKENS * streams / (time.perf_counter() - began), alone
 
 
 async def shared_prefix(client: RingClient, rng: random.Random) -> tuple[float, float, int]:
