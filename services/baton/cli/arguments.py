@@ -137,9 +137,19 @@ MetricsPort = Annotated[
     typer.Option(help="HTTP port of /metrics; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
 ]
 DataPort = Annotated[
-    int, typer.Option(help="Port that KV blocks arrive on; 0 picks one.", rich_help_panel=_NETWORK)
+    int,
+    typer.Option(
+        help="Port that KV blocks arrive on (other connectors: those that follow); 0 picks.",
+        rich_help_panel=_NETWORK,
+    ),
 ]
-Connector = Annotated[str, typer.Option(help="How KV blocks travel. So far: tcp.", rich_help_panel=_NETWORK)]
+Connector = Annotated[
+    str,
+    typer.Option(
+        help="How KV blocks travel: auto (the best that both sides have), ucx, nccl, gloo or tcp.",
+        rich_help_panel=_NETWORK,
+    ),
+]
 HttpPort = Annotated[int, typer.Option(help="Port of the HTTP API; 0 picks one.", rich_help_panel=_NETWORK)]
 GrpcPort = Annotated[
     int,

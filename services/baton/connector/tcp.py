@@ -10,7 +10,6 @@ that is the fence.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import queue
 import socket
@@ -19,19 +18,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from baton.connector.door import Door, dial
 from baton.connector.transport import Link, PageMemory, TransferError
 
 log = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("!QQ")
 _MAGIC = b"baton-tcp-1\n"
-_TOKEN_BYTES = 32
-_HANDSHAKE_S = 5.0
 _DISCARD_BYTES = 1 << 20
 _SOCKET_BUFFER_BYTES = 4 << 20
-_IDLE_S, _PROBE_S, _PROBES = 10, 2, 3
-"""TCP keepalive: a link idle for hours outlives the idle timers of what lies between."""
-_ACCEPT_PAUSE_S = 0.1
 
 
 @dataclass(slots=True)
@@ -164,23 +159,33 @@ class ReceivingLink(_SocketThread):
 
     def _run(self, sock: socket.socket) -> None:
         header = memoryview(bytearray(_HEADER.size))
-        discard = memoryview(bytearray(_DISCARD_BYTES))
         while True:
             _receive_exactly(sock, header)
             tag, size = _HEADER.unpack(header)
             with self._lock:
                 receive = self._matched = self._posted.pop(tag, None)
             if receive is None:  # cancelled: the sender had posted it before it heard so
-                _discard(sock, size, discard)
+                self._discard(sock, size)
                 continue
             expected = len(receive.pages) * self._memory.page_bytes
             if size != expected:
                 raise TransferError(f"message {tag} has {size} bytes, {expected} were posted")
-            for view in receive.views:
-                _receive_exactly(sock, view)
+            self._fill(sock, receive.views)
             self._memory.landed(receive.pages, receive.views)
             self._matched = None
             self._post(_settle, receive.done, None)
+
+    def _fill(self, sock: socket.socket, views: list[memoryview]) -> None:
+        """Take the bytes of a message; its header was read."""
+        for view in views:
+            _receive_exactly(sock, view)
+
+    def _discard(self, sock: socket.socket, size: int) -> None:
+        scratch = memoryview(bytearray(min(size, _DISCARD_BYTES)))
+        while size:
+            part = scratch[: min(size, scratch.nbytes)]
+            _receive_exactly(sock, part)
+            size -= part.nbytes
 
     def _fail_all(self, error: TransferError) -> None:
         with self._lock:
@@ -244,9 +249,13 @@ class SendingLink(_SocketThread):
         while (message := self._queue.get()) is not None:
             views = self._memory.source(message.pages)
             sock.sendall(_HEADER.pack(message.tag, sum(view.nbytes for view in views)))
-            for view in views:
-                sock.sendall(view)
+            self._write(sock, views)
             self._post(_settle, message.done, None)
+
+    def _write(self, sock: socket.socket, views: list[memoryview]) -> None:
+        """Send the bytes of a message; its header was sent."""
+        for view in views:
+            sock.sendall(view)
 
     def _wake(self) -> None:
         self._queue.put(None)
@@ -265,17 +274,10 @@ class TcpConnector:
     def __init__(self, memory: PageMemory) -> None:
         self._memory = memory
         self._expected: dict[bytes, ReceivingLink] = {}
-        self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
-        self._greetings: set[asyncio.Task[None]] = set()
+        self._door = Door(_MAGIC, self._expected, self._admitted)
 
     async def listen(self, host: str, port: int) -> str:
-        listener = socket.create_server((host, port), backlog=128)
-        listener.setblocking(False)
-        self._listener = listener
-        self._accepting = asyncio.create_task(self._accept(listener), name="kv-accept")
-        bound_host, bound_port = listener.getsockname()[:2]
-        return f"{bound_host}:{bound_port}"
+        return self._door.open(host, port)
 
     def expect(self, token: bytes, on_lost: Callable[[], None]) -> Link:
         def forget() -> None:
@@ -285,71 +287,23 @@ class TcpConnector:
         self._expected[token] = link
         return link
 
-    async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
-        host, _, port = address.rpartition(":")
-        sock = await asyncio.to_thread(socket.create_connection, (host, int(port)), _HANDSHAKE_S)
-        try:
-            _tune(sock)
-            sock.sendall(_MAGIC + token)  # fits into the buffer of a new socket
-        except OSError:
-            sock.close()
-            raise
-        sock.settimeout(None)
-        return SendingLink(self._memory, sock, on_lost)
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:  # out of file descriptors, or the peer has gone again
-                log.warning("could not accept a data connection: %s", error)
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            task = asyncio.create_task(self._greet(sock))
-            self._greetings.add(task)
-            task.add_done_callback(self._greetings.discard)
-
-    async def _greet(self, sock: socket.socket) -> None:
-        """Admit a peer that shows a token decode has given out on the control stream; a token works once."""
-        try:
-            async with asyncio.timeout(_HANDSHAKE_S):
-                greeting = await _receive_greeting(sock)
-        except (OSError, TransferError) as error:
-            log.warning("a data connection did not introduce itself: %s", error or "too slow")
-            sock.close()
-            return
-        except asyncio.CancelledError:
-            sock.close()
-            raise
-        token = greeting[len(_MAGIC) :]
-        known = next((t for t in self._expected if hmac.compare_digest(t, token)), None)
-        if known is None or not greeting.startswith(_MAGIC):
-            log.warning("a data connection showed no valid token")
-            sock.close()
-            return
+    def _admitted(self, token: bytes, sock: socket.socket) -> None:
         sock.setblocking(True)
         _tune(sock)
-        self._expected.pop(known).attach(sock)
+        self._expected.pop(token).attach(sock)
+
+    async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
+        sock = await dial(address, _MAGIC, token)
+        _tune(sock)
+        return SendingLink(self._memory, sock, on_lost)
 
     async def close(self) -> None:
-        tasks = [*self._greetings, *([self._accepting] if self._accepting else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
+        await self._door.close()
 
 
 def _tune(sock: socket.socket) -> None:
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
 
 
 def _shut_down(sock: socket.socket) -> None:
@@ -359,29 +313,9 @@ def _shut_down(sock: socket.socket) -> None:
         log.debug("the data connection was closed already")
 
 
-async def _receive_greeting(sock: socket.socket) -> bytes:
-    """From a socket that does not block. No thread waits for strangers: they could take up all there are."""
-    greeting = bytearray(len(_MAGIC) + _TOKEN_BYTES)
-    rest = memoryview(greeting)
-    while rest.nbytes:
-        count = await asyncio.get_running_loop().sock_recv_into(sock, rest)
-        if count == 0:
-            raise TransferError("the peer closed the connection")
-        rest = rest[count:]
-    return bytes(greeting)
-
-
 def _receive_exactly(sock: socket.socket, view: memoryview) -> None:
     while view.nbytes:
         count = sock.recv_into(view)
         if count == 0:
             raise TransferError("the peer closed the connection")
         view = view[count:]
-
-
-def _discard(sock: socket.socket, size: int, scratch: memoryview) -> None:
-    while size:
-        count = sock.recv_into(scratch[: min(size, scratch.nbytes)])
-        if count == 0:
-            raise TransferError("the peer closed the connection")
-        size -= count

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
 
 from baton.connector import wire
+from baton.connector.choice import first_common
 from baton.connector.decode import Counters, DecodeHandoffs
 from baton.connector.identity import first_mismatch, handle_is_valid, tokens_digest
 from baton.connector.liveness import Pulse
@@ -66,7 +67,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def __init__(
         self,
         engine: Engine,
-        connector: Connector,
+        connectors: Mapping[str, Connector],
         compatibility: pb.Compatibility,
         incarnation: str,
         cluster_key: bytes,
@@ -75,7 +76,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         on_crash: Callable[[], None],
     ) -> None:
         self._engine = engine
-        self._connector = connector
+        self._connectors = connectors
         self._compatibility = compatibility
         self._incarnation = incarnation
         self._cluster_key = cluster_key
@@ -83,10 +84,12 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._on_retire = on_retire
         self._on_crash = on_crash
         self._room = PoolRoom(engine)
-        self._machine = DecodeHandoffs(incarnation, self._room, drained_is_proof=connector.drained_is_proof)
+        drained_is_proof = all(connector.drained_is_proof for connector in connectors.values())
+        self._machine = DecodeHandoffs(incarnation, self._room, drained_is_proof=drained_is_proof)
         self._peers: dict[LinkId, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.data_address = ""
+        self.data_addresses: dict[str, str] = {}
+        """Connector → where it listens."""
 
     @property
     def counters(self) -> Counters:
@@ -143,7 +146,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
             log.warning("refused prefill %s: %s", first.open.prefill_incarnation, refusal.reason)
             yield pb.DecodeMessage(refuse=refusal)
             return
-        peer = await self._accept(first.open.prefill_incarnation)
+        connector = first_common(first.open.connectors, self._connectors)
+        assert connector is not None  # or it would have been refused
+        peer = await self._accept(first.open.prefill_incarnation, connector)
         reader = asyncio.create_task(self._read(peer, request_iterator))
         try:
             while (message := await peer.outbound.get()) is not None:
@@ -167,33 +172,33 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if differs is not None:
             ours, theirs = (getattr(c, differs) for c in (self._compatibility, opened.compatibility))
             return pb.LinkRefuse(field=differs, reason=f"{differs} differs: prefill {theirs}, decode {ours}")
-        if self._connector.name not in opened.connectors:
-            offered = ", ".join(opened.connectors)
-            reason = f"no common connector: prefill has {offered}, decode {self._connector.name}"
+        if first_common(opened.connectors, self._connectors) is None:
+            theirs, ours = (", ".join(names) for names in (opened.connectors, self._connectors))
+            reason = f"no common connector: prefill has {theirs}, decode {ours}"
             return pb.LinkRefuse(field="connectors", reason=reason)
         return None
 
-    async def _accept(self, prefill: str) -> _Peer:
+    async def _accept(self, prefill: str, connector: Connector) -> _Peer:
         for old in [p for p in self._peers.values() if p.id.prefill == prefill]:
             self._do(partial(self._machine.link_lost, old.id))
             await old.fenced.wait()
         with self._engine.lock:
             link = self._machine.open_link(prefill)
         if link is None:  # it has dialled twice, and the other call was first
-            return await self._accept(prefill)
+            return await self._accept(prefill, connector)
         token = secrets.token_bytes(32)
-        data = self._connector.expect(token, lambda: self._do(lambda now: self._machine.link_lost(link, now)))
+        data = connector.expect(token, lambda: self._do(lambda now: self._machine.link_lost(link, now)))
         peer = _Peer(link, data)
         self._peers[link] = peer
         accept = pb.LinkAccept(
             decode_incarnation=self._incarnation,
             epoch=link.epoch,
-            connector=self._connector.name,
-            data_address=self.data_address,
+            connector=connector.name,
+            data_address=self.data_addresses[connector.name],
             data_token=token,
         )
         peer.outbound.put_nowait(pb.DecodeMessage(accept=accept))
-        log.info("prefill %s linked, epoch %d", prefill, link.epoch)
+        log.info("prefill %s linked, epoch %d, connector %s", prefill, link.epoch, connector.name)
         return peer
 
     def _take(self, link: LinkId, message: pb.PrefillMessage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import grpc
 
@@ -41,7 +41,7 @@ class DecodePeer:
     def __init__(
         self,
         address: str,
-        connector: Connector,
+        connectors: Mapping[str, Connector],
         on_message: Callable[[LinkId, pb.DecodeMessage], None],
         on_lost: Callable[[DecodePeer], None],
     ) -> None:
@@ -49,7 +49,8 @@ class DecodePeer:
         self.link: LinkId | None = None
         self.data: Link | None = None
         self.pulse = Pulse()
-        self._connector = connector
+        self._connectors = connectors
+        self.connector = ""
         self._on_message = on_message
         self._on_lost = on_lost
         self._outbound: asyncio.Queue[pb.PrefillMessage | None] = asyncio.Queue()
@@ -71,7 +72,11 @@ class DecodePeer:
                 if not answer.HasField("accept"):
                     raise TransferError("decode answered neither accept nor refuse")
                 accept = answer.accept
-                self.data = await self._connector.connect(accept.data_address, accept.data_token, self.close)
+                self.connector = accept.connector
+                connector = self._connectors.get(accept.connector)
+                if connector is None:
+                    raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
+                self.data = await connector.connect(accept.data_address, accept.data_token, self.close)
         except BaseException:
             if self.data is not None:
                 await self.data.close()

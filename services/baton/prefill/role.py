@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import grpc
@@ -70,14 +70,14 @@ class PrefillRole:
     def __init__(
         self,
         engine: Engine,
-        connector: Connector,
+        connectors: Mapping[str, Connector],
         compatibility: pb.Compatibility,
         incarnation: str,
         outlet: Outlet,
         on_crash: Callable[[], None],
     ) -> None:
         self._engine = engine
-        self._connector = connector
+        self._connectors = connectors
         self._compatibility = compatibility
         self._incarnation = incarnation
         self._outlet = outlet
@@ -194,14 +194,14 @@ class PrefillRole:
             prefill_incarnation=self._incarnation,
             decode_incarnation=decode,
             compatibility=self._compatibility,
-            connectors=[self._connector.name],
+            connectors=list(self._connectors),
         )
-        peer = DecodePeer(address, self._connector, self._on_message, self._on_lost)
+        peer = DecodePeer(address, self._connectors, self._on_message, self._on_lost)
         link = await peer.open(greeting)
         self._peers[link] = peer
         with self._engine.lock:
             self._machine.link_opened(link)
-        log.info("linked to decode at %s, epoch %d, connector %s", address, link.epoch, self._connector.name)
+        log.info("linked to decode at %s, epoch %d, connector %s", address, link.epoch, peer.connector)
         return link
 
     def _on_message(self, link: LinkId, message: pb.DecodeMessage) -> None:

@@ -15,7 +15,7 @@ LoadFormat = Literal["auto", "dummy"]
 ROLES: tuple[RoleName, ...] = ("prefill", "decode", "both")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS: tuple[LoadFormat, ...] = ("auto", "dummy")
-CONNECTORS = ("tcp",)
+CONNECTORS = ("auto", "tcp", "ucx", "nccl", "gloo")
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -38,8 +38,8 @@ class WorkerConfig:
     advertise: str | None = None  # the host peers and routers are told; needed where ``host`` is no address
     port: int = 0
     metrics_port: int = 0
-    connector: str = "tcp"
-    data_port: int = 0
+    connector: str = "auto"
+    data_port: int = 0  # of the best connector; the others use the ports that follow
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = None  # bytes

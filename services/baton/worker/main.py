@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
 from baton import hub, logs, options
+from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
-from baton.connector.tcp import TcpConnector
+from baton.connector.transport import Connector
 from baton.decode.role import DecodeRole
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -137,14 +138,15 @@ class Worker:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         config, engine = self._config, self._engine
-        connector = TcpConnector(PoolMemory(engine.runner.pool))
-        stack.push_async_callback(connector.close)
+        connectors = self._connectors()
+        for connector in connectors.values():
+            stack.push_async_callback(connector.close)
         routers = Routers()
         compatibility = self._compatibility()
-        prefill = PrefillRole(engine, connector, compatibility, self._incarnation, routers, self._crash)
+        prefill = PrefillRole(engine, connectors, compatibility, self._incarnation, routers, self._crash)
         decode = DecodeRole(
             engine,
-            connector,
+            connectors,
             compatibility,
             self._incarnation,
             config.cluster_key.encode(),
@@ -160,11 +162,10 @@ class Worker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         await self._add_health(server)
         try:
-            bound = await connector.listen(config.host, config.data_port)
+            decode.data_addresses = await self._listen(connectors)
             metrics_port = serve_metrics(config.host, config.metrics_port, config.role, service.stats, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
-        decode.data_address = options.join_address(config.advertised_host, options.parse_address(bound)[1])
         engine_loop.start()
         stack.callback(engine_loop.stop)
         await server.start()
@@ -177,6 +178,30 @@ class Worker:
             metrics = options.join_address(config.advertised_host, metrics_port)
         announce(WorkerReady(address, config.role, metrics))
         log.info("%s of %s ready at %s", config.role, config.model_name, address)
+
+    def _connectors(self) -> dict[str, Connector]:
+        pool = self._engine.runner.pool
+        try:
+            connectors = choice.available(
+                self._config.connector, PoolMemory(pool), on_cuda=pool.device.type == "cuda"
+            )
+        except choice.ConnectorMissingError as error:
+            raise StartError(str(error)) from error
+        log.info("connectors, the best first: %s", ", ".join(connectors))
+        return connectors
+
+    async def _listen(self, connectors: dict[str, Connector]) -> dict[str, str]:
+        """Connector → the address to hand to peers. Only decode is called."""
+        if self._config.role == "prefill":
+            return {}
+        addresses = {}
+        for offset, (name, connector) in enumerate(connectors.items()):
+            port = self._config.data_port + offset if self._config.data_port else 0
+            bound = await connector.listen(self._config.host, port)
+            addresses[name] = options.join_address(
+                self._config.advertised_host, options.parse_address(bound)[1]
+            )
+        return addresses
 
     def _bind(self, server: grpc.aio.Server) -> int:
         wanted = options.join_address(self._config.host, self._config.port)

@@ -1,0 +1,60 @@
+"""Which connectors a worker has, and which one a pair of workers uses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from baton.connector.group import GroupConnector
+from baton.connector.tcp import TcpConnector
+from baton.connector.transport import Connector, PageMemory
+
+log = logging.getLogger(__name__)
+
+
+class ConnectorMissingError(Exception):
+    """A connector was asked for by name and cannot be had; says what to do."""
+
+
+def available(wanted: str, memory: PageMemory, *, on_cuda: bool) -> dict[str, Connector]:
+    """The connectors that ``wanted`` (of worker.config.CONNECTORS) means, the best first.
+
+    ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested, and
+    ``nccl`` after ``ucx``, which needs no host memory in between.
+    """
+    group = "nccl" if on_cuda else "gloo"
+    if wanted in ("nccl", "gloo"):
+        return {group: GroupConnector(memory, group)}
+    if wanted == "tcp":
+        return {"tcp": TcpConnector(memory)}
+    try:
+        ucx = _ucx(memory)
+    except ConnectorMissingError as error:
+        if wanted == "ucx":
+            raise
+        log.info("without the connector ucx: %s", error)
+        ucx = None
+    if wanted == "ucx" and ucx is not None:
+        return {"ucx": ucx}
+    order: list[Connector] = [TcpConnector(memory), GroupConnector(memory, group)]
+    if on_cuda:
+        order.reverse()
+    return {connector.name: connector for connector in ([ucx] if ucx is not None else []) + order}
+
+
+def _ucx(memory: PageMemory) -> Connector:
+    try:
+        from baton.connector.ucx import UcxConnector
+
+        return UcxConnector(memory)
+    except ImportError as error:
+        reason = f"the connector ucx needs ucxx: pip install 'baton[ucx]' ({error})"
+        raise ConnectorMissingError(reason) from error
+    except Exception as error:
+        # ucxx makes its exceptions at run time; UCX has none of the transports that UCX_TLS names, for one.
+        raise ConnectorMissingError(f"UCX does not start: {error}") from error
+
+
+def first_common(offered: Sequence[str], ours: Mapping[str, Connector]) -> Connector | None:
+    """The first of the peer's connectors, the best first, that is here too."""
+    return next((ours[name] for name in offered if name in ours), None)

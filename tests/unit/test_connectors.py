@@ -1,0 +1,440 @@
+"""Every connector does the same: bytes in the right pages, and a close that is a fence.
+
+Both ends are in this process here; tests with a peer that dies or stops run it in one of its own. What only
+concerns the wire format of ``tcp`` is in ``test_tcp_connector``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from baton.connector import choice
+from baton.connector.group import GroupConnector
+from baton.connector.tcp import TcpConnector
+from baton.connector.transport import Connector, Link, PageMemory, TransferError
+
+PAGE_BYTES = 4096
+WAIT_S = 10.0
+FILES = Path("/proc/self/fd")
+UCX = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
+"""What UCX may use: all there is (cross-memory attach), shared memory alone, TCP alone."""
+KINDS = ("tcp", *UCX, "gloo")
+
+
+def make(kind: str, memory: PageMemory) -> Connector:
+    if kind == "tcp":
+        return TcpConnector(memory)
+    if kind == "gloo":
+        return GroupConnector(memory, "gloo")
+    from baton.connector.ucx import UcxConnector
+
+    return UcxConnector(memory, UCX[kind])
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if name in UCX and importlib.util.find_spec("ucxx") is None:
+        pytest.skip("NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')")
+    return name
+
+
+class HostMemory:
+    """``PageMemory`` over plain bytes."""
+
+    def __init__(self, num_pages: int, page_bytes: int = PAGE_BYTES, seed: int | None = None) -> None:
+        self._page_bytes = page_bytes
+        size = num_pages * page_bytes
+        self.bytes = bytearray(size if seed is None else random.Random(seed).randbytes(size))
+
+    @property
+    def page_bytes(self) -> int:
+        return self._page_bytes
+
+    def source(self, pages: Sequence[int]) -> list[memoryview]:
+        """Adjacent pages as one run, as the pool does."""
+        view, runs = memoryview(self.bytes), list[tuple[int, int]]()
+        for page in pages:
+            start = runs.pop()[0] if runs and runs[-1][1] == page else page
+            runs.append((start, page + 1))
+        return [view[start * self._page_bytes : end * self._page_bytes] for start, end in runs]
+
+    def target(self, pages: Sequence[int]) -> list[memoryview]:
+        return self.source(pages)
+
+    def landed(self, pages: Sequence[int], views: list[memoryview]) -> None:
+        pass
+
+    def page(self, page: int) -> bytes:
+        return bytes(self.source([page])[0])
+
+
+@dataclass
+class Pair:
+    """Both ends of one link, on two connectors."""
+
+    source: HostMemory
+    target: HostMemory
+    sender: Link
+    receiver: Link
+    lost: list[str] = field(default_factory=list)
+
+    async def close(self) -> None:
+        await asyncio.gather(self.sender.close(), self.receiver.close())
+
+
+@dataclass
+class Ends:
+    """Two connectors, one listening, and the links made between them."""
+
+    prefill: Connector
+    decode: Connector
+    source: HostMemory
+    target: HostMemory
+    address: str
+    pairs: list[Pair] = field(default_factory=list)
+
+    async def link(self) -> Pair:
+        token = os.urandom(32)
+        lost: list[str] = []
+        receiver = self.decode.expect(token, lambda: lost.append("receiver"))
+        sender = await self.prefill.connect(self.address, token, lambda: lost.append("sender"))
+        pair = Pair(self.source, self.target, sender, receiver, lost)
+        self.pairs.append(pair)
+        return pair
+
+
+def kv_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
+
+
+async def within(awaitable: Awaitable[None]) -> None:
+    await asyncio.wait_for(asyncio.ensure_future(awaitable), WAIT_S)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 (what it waits for has no event)
+            await asyncio.sleep(0.005)
+
+
+async def refused(ends: Ends, token: bytes) -> None:
+    """Nobody gets in with this token; a connector that has no answer to wait for learns it a little later."""
+    lost: list[str] = []
+    try:
+        link = await ends.prefill.connect(ends.address, token, lambda: lost.append("refused"))
+    except (OSError, TransferError):
+        return
+    await until(lambda: lost == ["refused"])
+    await link.close()
+
+
+@pytest.fixture
+async def ends(kind: str) -> AsyncIterator[Ends]:
+    source, target = HostMemory(64, seed=1), HostMemory(64)
+    prefill, decode = make(kind, source), make(kind, target)
+    address = await decode.listen("127.0.0.1", 0)
+    made = Ends(prefill, decode, source, target, address)
+    yield made
+    for pair in made.pairs:
+        await pair.close()
+    await prefill.close()
+    await decode.close()
+    assert kv_threads() == [], "a thread was left behind"
+
+
+class TestTransfers:
+    async def test_bytes_arrive_in_the_right_pages_and_nowhere_else(self, ends: Ends) -> None:
+        pair = await ends.link()
+        source_pages, target_pages = [5, 6, 2, 40], [9, 3, 4, 63]
+        received = pair.receiver.post_receive(7, target_pages)
+        await within(pair.sender.send(7, source_pages))
+        await within(received)
+        for source, target in zip(source_pages, target_pages, strict=True):
+            assert ends.target.page(target) == ends.source.page(source)
+        untouched = set(range(64)) - set(target_pages)
+        assert all(ends.target.page(page) == bytes(PAGE_BYTES) for page in untouched)
+
+    async def test_many_messages_in_any_order_of_posting(self, ends: Ends) -> None:
+        pair = await ends.link()
+        pages = list(range(64))
+        random.Random(3).shuffle(pages)
+        posted = {tag: pair.receiver.post_receive(tag, [pages[tag]]) for tag in reversed(range(64))}
+        sent = [pair.sender.send(tag, [63 - tag]) for tag in range(64)]
+        await within(asyncio.gather(*sent, *posted.values()))  # type: ignore[arg-type]
+        assert all(ends.target.page(pages[tag]) == ends.source.page(63 - tag) for tag in range(64))
+
+    async def test_a_message_larger_than_all_buffers(self, kind: str) -> None:
+        source, target = HostMemory(2, 24 << 20, seed=2), HostMemory(2, 24 << 20)
+        prefill, decode = make(kind, source), make(kind, target)
+        made = Ends(prefill, decode, source, target, await decode.listen("127.0.0.1", 0))
+        pair = await made.link()
+        received = pair.receiver.post_receive(1, [1])
+        await within(pair.sender.send(1, [0]))
+        await within(received)
+        assert target.page(1) == source.page(0)
+        await pair.close()
+        await prefill.close()
+        await decode.close()
+
+    async def test_links_do_not_share_tags(self, ends: Ends) -> None:
+        first, second = await ends.link(), await ends.link()
+        received = [first.receiver.post_receive(1, [10]), second.receiver.post_receive(1, [20])]
+        await within(asyncio.gather(second.sender.send(1, [2]), first.sender.send(1, [1]), *received))  # type: ignore[arg-type]
+        assert ends.target.page(10) == ends.source.page(1)
+        assert ends.target.page(20) == ends.source.page(2)
+
+
+class TestCancel:
+    async def test_what_was_cancelled_is_discarded_and_what_follows_arrives(self, ends: Ends) -> None:
+        pair = await ends.link()
+        cancelled, wanted = pair.receiver.post_receive(1, [1, 2]), pair.receiver.post_receive(2, [3])
+        assert pair.receiver.cancel_receive(1)
+        with pytest.raises(TransferError, match="cancelled"):
+            await within(cancelled)
+        sent = [pair.sender.send(1, [11, 12]), pair.sender.send(2, [13])]
+        await within(asyncio.gather(*sent, wanted))  # type: ignore[arg-type]
+        assert ends.target.page(3) == ends.source.page(13)
+        assert ends.target.page(1) == ends.target.page(2) == bytes(PAGE_BYTES)
+
+    async def test_nobody_knows_the_tag(self, ends: Ends) -> None:
+        pair = await ends.link()
+        assert not pair.receiver.cancel_receive(99)
+        assert not pair.sender.cancel_receive(99)
+
+    async def test_what_was_never_posted_is_never_written(self, ends: Ends) -> None:
+        pair = await ends.link()
+        wanted = pair.receiver.post_receive(2, [3])
+        await within(asyncio.gather(pair.sender.send(1, [0, 1]), pair.sender.send(2, [2]), wanted))  # type: ignore[arg-type]
+        assert ends.target.page(3) == ends.source.page(2)
+
+    async def test_a_cancelled_receive_can_be_reused_for_other_pages(self, ends: Ends) -> None:
+        pair = await ends.link()
+        first = pair.receiver.post_receive(1, [1])
+        pair.receiver.cancel_receive(1)
+        assert isinstance(first.exception(), TransferError)
+        again = pair.receiver.post_receive(2, [1])
+        await within(asyncio.gather(pair.sender.send(2, [30]), again))  # type: ignore[arg-type]
+        assert ends.target.page(1) == ends.source.page(30)
+
+
+class TestFailure:
+    async def test_a_wrong_size_ends_the_link_on_both_sides(self, ends: Ends) -> None:
+        pair = await ends.link()
+        received = [pair.receiver.post_receive(tag, [tag]) for tag in (1, 2)]
+        # Small enough to be in the socket before the receiver objects, or not.
+        await asyncio.wait([pair.sender.send(1, [0, 1, 2])], timeout=WAIT_S)
+        for future in received:
+            with pytest.raises(TransferError):
+                await within(future)
+        await until(lambda: sorted(pair.lost) == ["receiver", "sender"])
+        with pytest.raises(TransferError):
+            await within(pair.sender.send(3, [3]))
+        assert bytes(ends.target.bytes) == bytes(len(ends.target.bytes))
+
+    async def test_a_token_admits_one_peer_once(self, ends: Ends) -> None:
+        token = os.urandom(32)
+        receiver = ends.decode.expect(token, lambda: None)
+        first = await ends.prefill.connect(ends.address, token, lambda: None)
+        received = receiver.post_receive(1, [1])
+        await within(asyncio.gather(first.send(1, [1]), received))  # type: ignore[arg-type]
+        await refused(ends, token)
+        for link in (first, receiver):
+            await link.close()
+
+    async def test_a_token_is_worth_nothing_after_the_close(self, ends: Ends) -> None:
+        token = os.urandom(32)
+        receiver = ends.decode.expect(token, lambda: None)
+        await receiver.close()
+        await refused(ends, token)
+
+    async def test_strangers_who_say_nothing_hold_nobody_up(self, ends: Ends) -> None:
+        host, _, port = ends.address.rpartition(":")
+        idle = [await asyncio.to_thread(socket.create_connection, (host, int(port))) for _ in range(80)]
+        try:
+            pair = await ends.link()
+            async with asyncio.timeout(3):
+                received = pair.receiver.post_receive(1, [1])
+                await asyncio.gather(pair.sender.send(1, [1]), received)
+                await pair.close()
+        finally:
+            for stranger in idle:
+                stranger.close()
+
+    async def test_nobody_listens(self, ends: Ends) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            port = unused.getsockname()[1]
+        with pytest.raises(OSError):
+            await ends.prefill.connect(f"127.0.0.1:{port}", bytes(32), lambda: None)
+
+    async def test_blocks_go_one_way_only(self, ends: Ends) -> None:
+        pair = await ends.link()
+        with pytest.raises(TransferError):
+            pair.receiver.send(1, [1])
+        with pytest.raises(TransferError):
+            pair.sender.post_receive(1, [1])
+
+
+class TestLoss:
+    async def test_each_end_hears_once_that_the_other_has_gone(self, ends: Ends) -> None:
+        first, second = await ends.link(), await ends.link()
+        received = second.receiver.post_receive(1, [1])
+        await within(asyncio.gather(second.sender.send(1, [1]), received))  # type: ignore[arg-type]
+        await first.receiver.close()
+        await second.sender.close()
+        await until(lambda: first.lost == ["sender"] and second.lost == ["receiver"])
+        await first.close()
+        await second.close()
+        await asyncio.sleep(0.05)
+        assert (first.lost, second.lost) == (["sender"], ["receiver"])
+
+
+class TestFence:
+    async def test_nothing_is_taken_after_the_close(self, ends: Ends) -> None:
+        pair = await ends.link()
+        await pair.close()
+        with pytest.raises(TransferError):
+            await within(pair.sender.send(1, [1]))
+        with pytest.raises(TransferError):
+            await within(pair.receiver.post_receive(1, [1]))
+
+    async def test_a_link_nobody_came_to_can_be_closed(self, ends: Ends) -> None:
+        receiver = ends.decode.expect(os.urandom(32), lambda: None)
+        received = asyncio.ensure_future(receiver.post_receive(1, [1]))
+        await within(asyncio.ensure_future(receiver.close()))
+        assert isinstance(received.exception(), TransferError)
+
+    @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
+    async def test_nothing_is_left_open(self, ends: Ends) -> None:
+        def open_files() -> int:
+            return len(list(FILES.iterdir()))
+
+        warm = await ends.link()
+        await warm.close()
+        before, threads = open_files(), kv_threads()
+        for _ in range(20):
+            pair = await ends.link()
+            received = pair.receiver.post_receive(1, [1])
+            await within(asyncio.gather(pair.sender.send(1, [1]), received))  # type: ignore[arg-type]
+            await pair.close()
+        await until(lambda: open_files() <= before and kv_threads() == threads)
+
+
+@dataclass
+class Other:
+    """A prefill process of its own, sending one large message."""
+
+    memory: HostMemory
+    decode: Connector
+    receiver: Link
+    received: asyncio.Future[None]
+    process: asyncio.subprocess.Process
+    lost: list[str]
+
+    async def until_under_way(self) -> None:
+        await until(lambda: self.memory.bytes[1 << 20] != 0)
+
+    async def close(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        await within(self.receiver.close())
+        await self.decode.close()
+
+
+LARGE = 256 << 20
+
+
+@pytest.fixture
+async def other(kind: str) -> AsyncIterator[Other]:
+    memory, lost, token = HostMemory(1, LARGE), list[str](), os.urandom(32)
+    decode = make(kind, memory)
+    address = await decode.listen("127.0.0.1", 0)
+    receiver = decode.expect(token, lambda: lost.append("receiver"))
+    received = asyncio.ensure_future(receiver.post_receive(1, [0]))
+    argv = (sys.executable, "-m", "tests.unit.test_connectors", kind, address, token.hex())
+    process = await asyncio.create_subprocess_exec(*argv)
+    made = Other(memory, decode, receiver, received, process, lost)
+    yield made
+    await made.close()
+
+
+async def send_to(kind: str, address: str, token: str) -> None:
+    """What the other process does."""
+    memory = HostMemory(1, LARGE)
+    memory.bytes[:] = b"\1" * LARGE
+    link = await make(kind, memory).connect(address, bytes.fromhex(token), lambda: None)
+    await asyncio.wait([asyncio.ensure_future(link.send(1, [0]))])
+    await asyncio.sleep(60)
+
+
+class TestOtherProcess:
+    async def test_its_bytes_arrive(self, other: Other) -> None:
+        await asyncio.wait_for(other.received, 30)
+        assert other.memory.bytes.count(1) == LARGE
+        assert not other.receiver.cancel_receive(1)
+
+    async def test_its_death_is_told_once_and_ends_what_was_posted(self, other: Other) -> None:
+        posted = asyncio.ensure_future(other.receiver.post_receive(2, [0]))
+        await other.until_under_way()
+        other.process.kill()
+        async with asyncio.timeout(2):
+            await until(lambda: other.lost == ["receiver"])
+        with pytest.raises(TransferError):
+            await asyncio.wait_for(posted, 2)
+        await within(other.receiver.close())
+        assert other.received.done()
+        await asyncio.sleep(0.05)
+        assert other.lost == ["receiver"]
+
+    @pytest.mark.parametrize("stopped", [False, True], ids=["sending", "stopped"])
+    async def test_nothing_is_written_after_the_close(self, other: Other, stopped: bool) -> None:
+        await other.until_under_way()
+        if stopped:
+            other.process.send_signal(signal.SIGSTOP)
+        before = not other.received.done() and not other.receiver.cancel_receive(1)
+        async with asyncio.timeout(2):
+            await other.receiver.close()
+        after = other.memory.bytes.count(1)
+        assert other.received.done(), "a receive is over, one way or the other, when the link is closed"
+        assert before or after == LARGE
+        if stopped:
+            other.process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(0.5)
+        assert other.memory.bytes.count(1) == after
+        assert other.lost == []
+
+
+class TestChoice:
+    def test_the_best_that_both_have(self) -> None:
+        memory = HostMemory(1)
+        ours = {name: GroupConnector(memory, name) for name in ("a", "b", "c")}
+        chosen = choice.first_common(["x", "c", "a"], ours)
+        assert chosen is ours["c"]
+        assert choice.first_common(["x"], ours) is None
+
+    async def test_ucx_without_ucxx_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "ucxx", None)
+        monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
+        with pytest.raises(choice.ConnectorMissingError, match="pip install"):
+            choice.available("ucx", HostMemory(1), on_cuda=False)
+        assert list(choice.available("auto", HostMemory(1), on_cuda=False)) == ["tcp", "gloo"]
+
+    async def test_nccl_is_gloo_on_a_cpu(self) -> None:
+        assert list(choice.available("nccl", HostMemory(1), on_cuda=False)) == ["gloo"]
+
+
+if __name__ == "__main__":
+    asyncio.run(send_to(*sys.argv[1:]))
