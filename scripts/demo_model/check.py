@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from scripts.demo_model.text import Entry, chat
@@ -36,14 +37,15 @@ def check(model_dir: Path, entries: list[Entry]) -> None:
     check_tokenizer(tokenizer)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     known = {question: entry.answer for entry in entries for question in entry.questions}
-    # The first wording of every entry, as typed and as a hurried reader types it.
     typed = [(entry.questions[0], entry.answer) for entry in entries]
+    # As a reader in a hurry types the last wording, which no template made.
     hurried = [(entry.questions[-1].lower().rstrip("?.!"), entry.answer) for entry in entries]
     unseen = [(question, entry.answer) for entry in entries for question in entry.held_out]
     assert not known.keys() & {question for question, _ in unseen}
-    score(model, tokenizer, "trained wordings", typed)
-    score(model, tokenizer, "trained wordings, lower case, no mark", hurried)
-    score(model, tokenizer, "held-out wordings", unseen, show=40)
+    recall(model, tokenizer, list(known.items()))
+    score(model, tokenizer, "trained wordings", typed[::4])
+    score(model, tokenizer, "trained wordings, lower case, no mark", hurried[::4])
+    score(model, tokenizer, "held-out wordings", unseen, show=len(unseen))
     score(model, tokenizer, "third question of a chat", typed[::4], show=3, before=typed[1:3])
     for prompt in PLAIN:
         print(f"  {prompt}|{complete(model, tokenizer, [prompt])[0]}")
@@ -84,8 +86,26 @@ def score(
     exact, near = (sum(ratio >= limit for ratio in ratios) / len(pairs) for limit in (1, 0.8))
     endless = sum(answer.endswith(ENDLESS) for answer in answers)
     print(f"{name}: {len(pairs)} asked, {exact:.1%} exact, {near:.1%} exact or near, {endless} do not end")
-    for at in range(0, len(pairs), -(-len(pairs) // show)):
+    for at in range(0, len(pairs), max(1, len(pairs) // show)):
         print(f"  {'right' if ratios[at] == 1 else 'WRONG'}: {pairs[at][0]} -> {answers[at]}")
+
+
+@torch.inference_mode()
+def recall(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pairs: Turns) -> None:
+    """Prints the share of all answers whose every token is the likeliest one, and the mean loss.
+
+    One pass per answer says what greedy decoding would give, so all wordings can be tried.
+    """
+    exact, loss, tokens = 0, 0.0, 0
+    for question, answer in pairs:
+        prompt, wanted = (tokenizer.encode(text) for text, _ in chat([(question, answer)]))
+        logits = model(torch.tensor([prompt + wanted])).logits[0, len(prompt) - 1 : -1]
+        target = torch.tensor(wanted)
+        exact += int((logits.argmax(-1) == target).all())
+        loss += float(cross_entropy(logits, target, reduction="sum"))
+        tokens += len(wanted)
+    share, mean = exact / len(pairs), loss / tokens
+    print(f"all {len(pairs)} trained wordings: {share:.1%} exact, loss {mean:.4f} per token")
 
 
 def reply(
