@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -214,7 +215,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         sequence = Sequence(
             request_id=name.request_id,
             attempt=name.attempt,
-            prompt_ids=tuple(ask.prompt_ids),
+            prompt_ids=array("I", ask.prompt_ids),
             output_ids=list(ask.output_ids),
             params=SamplingParams.from_proto(ask.params),
             owner=ask.router_id,
