@@ -14,7 +14,7 @@ from baton.connector import wire
 from baton.connector.identity import tokens_digest
 from baton.connector.messages import Action, Ask, Compute, Fail, LinkId, Name, Send, SendPages, Stop
 from baton.connector.prefill import Computed, Counters, PrefillHandoffs
-from baton.connector.transport import Connector, TransferError
+from baton.connector.transport import Connector, KVMemory, TransferError
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
@@ -71,6 +71,7 @@ class PrefillRole:
         self,
         engine: Engine,
         connectors: Mapping[str, Connector],
+        memory: KVMemory,
         compatibility: pb.Compatibility,
         incarnation: str,
         outlet: Outlet,
@@ -78,6 +79,7 @@ class PrefillRole:
     ) -> None:
         self._engine = engine
         self._connectors = connectors
+        self._memory = memory
         self._compatibility = compatibility
         self._incarnation = incarnation
         self._outlet = outlet
@@ -196,7 +198,7 @@ class PrefillRole:
             compatibility=self._compatibility,
             connectors=list(self._connectors),
         )
-        peer = DecodePeer(address, self._connectors, self._on_message, self._on_lost)
+        peer = DecodePeer(address, self._connectors, self._memory, self._on_message, self._on_lost)
         link = await peer.open(greeting)
         self._peers[link] = peer
         with self._engine.lock:
