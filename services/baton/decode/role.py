@@ -31,7 +31,7 @@ from baton.connector.messages import (
     Send,
     Stop,
 )
-from baton.connector.transport import Connector, Link
+from baton.connector.transport import Connector, KVMemory, Link
 from baton.decode.room import PoolRoom
 from baton.engine.engine import Engine
 from baton.engine.outlet import Outlet
@@ -66,6 +66,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self,
         engine: Engine,
         connectors: Mapping[str, Connector],
+        memory: KVMemory,
         compatibility: pb.Compatibility,
         incarnation: str,
         cluster_key: bytes,
@@ -76,6 +77,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     ) -> None:
         self._engine = engine
         self._connectors = connectors
+        self._memory = memory
         self._compatibility = compatibility
         self._incarnation = incarnation
         self._cluster_key = cluster_key
@@ -195,7 +197,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if link is None:  # it has dialled twice, and the other call was first
             return await self._accept(prefill, connector)
         token = secrets.token_bytes(32)
-        data = connector.expect(token, lambda: self._do(lambda now: self._machine.link_lost(link, now)))
+        memory = self._memory.part(self._compatibility.block_size)
+        data = connector.expect(
+            token, memory, lambda: self._do(lambda now: self._machine.link_lost(link, now))
+        )
         peer = _Peer(link, data, Pulse(self._tempo))
         self._peers[link] = peer
         accept = pb.LinkAccept(

@@ -12,7 +12,7 @@ import grpc
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.connector.messages import LinkId
-from baton.connector.transport import Connector, Link, TransferError
+from baton.connector.transport import Connector, KVMemory, Link, TransferError
 from baton.prefill.peers import LONGEST_PAUSE_S, MAX_PEERS, Backoff, KnownPeers, Peer
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
@@ -51,6 +51,7 @@ class DecodePeer:
         self,
         address: str,
         connectors: Mapping[str, Connector],
+        memory: KVMemory,
         on_message: Callable[[LinkId, pb.DecodeMessage], None],
         on_lost: Callable[[DecodePeer], None],
         tempo: Tempo = TEMPO,
@@ -62,6 +63,7 @@ class DecodePeer:
         self.ended = asyncio.Event()
         """Set when ``on_lost`` has been called."""
         self._connectors = connectors
+        self._memory = memory
         self.connector = ""
         self._on_message = on_message
         self._on_lost = on_lost
@@ -89,7 +91,10 @@ class DecodePeer:
                 connector = self._connectors.get(accept.connector)
                 if connector is None:
                     raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
-                self.data = await connector.connect(accept.data_address, accept.data_token, self.close)
+                memory = self._memory.part(greeting.compatibility.block_size)
+                self.data = await connector.connect(
+                    accept.data_address, accept.data_token, memory, self.close
+                )
                 if self._closing:
                     raise TransferError("the data connection ended as soon as it was made")
         except BaseException:

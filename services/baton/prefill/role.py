@@ -13,7 +13,7 @@ from baton.connector.identity import tokens_digest
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Action, Ask, Compute, Fail, LinkId, Name, Send, SendPages, Stop
 from baton.connector.prefill import Computed, Counters, PrefillHandoffs
-from baton.connector.transport import Connector
+from baton.connector.transport import Connector, KVMemory
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
@@ -69,6 +69,7 @@ class PrefillRole:
         self,
         engine: Engine,
         connectors: Mapping[str, Connector],
+        memory: KVMemory,
         compatibility: pb.Compatibility,
         incarnation: str,
         outlet: Outlet,
@@ -77,6 +78,7 @@ class PrefillRole:
     ) -> None:
         self._engine = engine
         self._connectors = connectors
+        self._memory = memory
         self._compatibility = compatibility
         self._incarnation = incarnation
         self._outlet = outlet
@@ -192,7 +194,9 @@ class PrefillRole:
             compatibility=self._compatibility,
             connectors=list(self._connectors),
         )
-        connection = DecodePeer(peer.address, self._connectors, self._on_message, on_lost, self._tempo)
+        connection = DecodePeer(
+            peer.address, self._connectors, self._memory, self._on_message, on_lost, self._tempo
+        )
         await connection.open(greeting)
         return connection
 

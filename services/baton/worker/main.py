@@ -178,11 +178,15 @@ class Worker:
             stack.push_async_callback(connector.close)
         routers = Routers()
         compatibility = self._compatibility()
-        prefill = PrefillRole(engine, connectors, compatibility, self._incarnation, routers, self._crash)
+        memory = PoolMemory(engine.runner.pool)
+        prefill = PrefillRole(
+            engine, connectors, memory, compatibility, self._incarnation, routers, self._crash
+        )
         stack.push_async_callback(prefill.close)
         decode = DecodeRole(
             engine,
             connectors,
+            memory,
             compatibility,
             self._incarnation,
             config.cluster_key.encode(),
@@ -219,9 +223,7 @@ class Worker:
     def _connectors(self) -> dict[str, Connector]:
         pool = self._engine.runner.pool
         try:
-            connectors = choice.available(
-                self._config.connector, PoolMemory(pool), on_cuda=pool.device.type == "cuda"
-            )
+            connectors = choice.available(self._config.connector, on_cuda=pool.device.type == "cuda")
         except choice.ConnectorMissingError as error:
             raise StartError(str(error)) from error
         log.info("connectors, the best first: %s", ", ".join(connectors))
