@@ -335,7 +335,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             case Stop(name=name):
                 self._forget(name)
             case Fail(name=name, reason=reason):
-                self._fail(name, reason)
+                self._lose(name, reason)
             case Fence(link=link):
                 self._spawn(self._fence(link))
             case Retire(link=link):
@@ -433,11 +433,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
         )
         self._outlet.deliver(sequence.owner, first)
 
-    def _fail(self, name: Name, reason: str) -> None:
+    def _lose(self, name: Name, reason: str) -> None:
         log.warning("handoff of %s (attempt %d) failed: %s", name.request_id, name.attempt, reason)
         owner = self._room.owner(name)
         if owner is not None:
-            self._outlet.fail(owner, name.request_id, name.attempt, reason)
+            self._outlet.lose(owner, name.request_id, name.attempt, reason)
 
     async def _fence(self, link: LinkId) -> None:
         peer = self._peers.get(link)
