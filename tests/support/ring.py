@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ class Service:
     name: str
     argv: tuple[str, ...]
     log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[str] = field(init=False)
     ready: ready.WorkerReady | ready.RouterReady = field(init=False)
 
@@ -38,7 +39,7 @@ class Service:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY},
+                env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY, **self.environment},
             )
 
     def wait_ready(self) -> None:

@@ -57,7 +57,7 @@ class WorkerClient:
         self._router_id = router_id
         self._on_frame = on_frame
         self._on_lost = on_lost
-        self._outbound: asyncio.Queue[pb.RouterMessage] = asyncio.Queue()
+        self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
         self._sent_sequences = 0
         self._sent_prefill_tokens = 0
 
@@ -115,16 +115,19 @@ class WorkerClient:
     async def _stream_once(self) -> None:
         outbound = self._outbound = asyncio.Queue()
         self._sent_sequences = self._sent_prefill_tokens = 0
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
-            outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
-            stream: Stream = pb_grpc.WorkerStub(channel).Connect(_drain(outbound))
-            async with asyncio.timeout(GREETING_S):
-                first = await stream.read()
-            if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
-                return
-            self.hello = first.hello
-            log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
-            await self._read(stream)
+        outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
+        try:
+            async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+                stream: Stream = pb_grpc.WorkerStub(channel).Connect(_drain(outbound))
+                async with asyncio.timeout(GREETING_S):
+                    first = await stream.read()
+                if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
+                    return
+                self.hello = first.hello
+                log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
+                await self._read(stream)
+        finally:
+            outbound.put_nowait(None)  # or grpc would wait for the next message of a stream that has ended
 
     async def _read(self, stream: Stream) -> None:
         while True:
@@ -138,6 +141,6 @@ class WorkerClient:
                 self._on_frame(self, message.frame)
 
 
-async def _drain(outbound: asyncio.Queue[pb.RouterMessage]) -> AsyncIterator[pb.RouterMessage]:
-    while True:
-        yield await outbound.get()
+async def _drain(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIterator[pb.RouterMessage]:
+    while (message := await outbound.get()) is not None:
+        yield message

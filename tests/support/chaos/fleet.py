@@ -1,0 +1,189 @@
+"""A ring of two prefill and two decode workers that are killed, stopped and started again where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from baton.worker.config import WorkerConfig
+from tests.support.ring import Ring, Service, scrape
+
+EXIT_RETIRED = 75
+ROLES = ("prefill", "decode")
+PER_ROLE = 2
+PORTS = range(12_000, 32_000)
+"""Below those that the system gives to outgoing connections: one of these could sit on a dead worker's."""
+READY_S = 60.0
+NUM_BLOCKS = 128
+"""Two or three of the longest requests: there is never room for all."""
+OPTIONS = ("--num-blocks", str(NUM_BLOCKS), "--prefill-chunk", "64", "--max-num-batched-tokens", "192")
+
+State = Literal["up", "frozen", "down"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has open."""
+
+    fds: int
+    threads: int
+    rss: int
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        status = Path(f"/proc/{pid}/status").read_text()
+        threads = re.search(r"Threads:\s+(\d+)", status)
+        rss = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert threads and rss
+        return cls(len(list(Path(f"/proc/{pid}/fd").iterdir())), int(threads[1]), int(rss[1]) << 10)
+
+
+@dataclass
+class Member:
+    """A worker, and what was done to it."""
+
+    service: Service
+    role: str
+    grpc_port: int
+    data_port: int
+    state: State = "up"
+    at_first_rest: Usage | None = None
+    """Of this process, when the ring was first at rest. None: it has started since."""
+
+    @property
+    def name(self) -> str:
+        return self.service.name
+
+    @property
+    def pid(self) -> int:
+        return self.service.process.pid
+
+    async def restart(self) -> None:
+        """Start the process again at its address; it must be dead."""
+        await asyncio.to_thread(self.service.restart)
+        self.state, self.at_first_rest = "up", None
+
+    def handoffs(self) -> int:
+        """Completed by this process."""
+        found = [v for k, v in self.service.metrics().items() if k.startswith("baton_handoffs_completed")]
+        return int(found[0])
+
+    def held(self) -> dict[str, int]:
+        """What is not given back: blocks, handoffs and sequences, those that are not zero."""
+        metrics = self.service.metrics()
+        names = ("baton_handoffs_open", "baton_sequences_running", "baton_sequences_waiting")
+        of_role = f'{{role="{self.role}"'
+        account = {"blocks held": metrics[f'baton_kv_blocks{of_role},state="held"}}']}
+        account |= {name: metrics[f"{name}{of_role}}}"] for name in names}
+        return {name: int(value) for name, value in account.items() if value}
+
+
+@dataclass
+class Log:
+    """A service's log, read as it grows."""
+
+    service: Service
+    position: int = 0
+
+    def size(self) -> int:
+        return self.service.log.stat().st_size
+
+    def since(self, position: int) -> str:
+        with self.service.log.open("rb") as file:
+            file.seek(position)
+            return file.read().decode(errors="replace")
+
+    def news(self) -> str:
+        """What was written since this was last asked."""
+        text = self.since(self.position)
+        self.position += len(text.encode())
+        return text
+
+
+@dataclass
+class Fleet:
+    ring: Ring
+    members: list[Member]
+    rng: random.Random
+    logs: dict[str, Log] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.logs = {s.name: Log(s) for s in (self.ring.router, *(m.service for m in self.members))}
+
+    def of_role(self, role: str) -> list[Member]:
+        return [m for m in self.members if m.role == role]
+
+    def in_state(self, *states: State) -> list[Member]:
+        return [m for m in self.members if m.state in states]
+
+    def colleague(self, member: Member) -> Member:
+        """The other worker of the role."""
+        return next(m for m in self.of_role(member.role) if m is not member)
+
+    def router_metrics(self) -> dict[str, float]:
+        return scrape(f"{self.ring.url}/metrics")
+
+
+def verify_option() -> tuple[str, ...]:
+    """``--verify-handoff`` where workers have it."""
+    known = {f.name for f in fields(WorkerConfig)}
+    return ("--verify-handoff",) if "verify_handoff" in known else ()
+
+
+@contextmanager
+def running_fleet(
+    tmp: Path, model: Path, kind: str, rng: random.Random, extra: Sequence[str] = ()
+) -> Iterator[Fleet]:
+    """``kind``: a connector, or ``ucx-shm`` or ``ucx-tcp`` for UCX over that alone."""
+    connector, _, transport = kind.partition("-")
+    environment = {"UCX_TLS": {"shm": "posix,self", "tcp": "tcp"}[transport]} if transport else {}
+    tmp.mkdir(parents=True, exist_ok=True)
+    ports = _free_ports(rng)
+    members = []
+    for role in ROLES:
+        for index in range(PER_ROLE):
+            grpc, data, metrics = next(ports), next(ports), next(ports)
+            where = ("--port", str(grpc), "--data-port", str(data), "--metrics-port", str(metrics))
+            argv: tuple[str, ...] = (
+                role,
+                "--model",
+                str(model),
+                "--dtype",
+                "float32",
+                "--threads",
+                "1",
+                *where,
+            )
+            options = ("--connector", connector, *OPTIONS, *verify_option(), *extra)
+            name = f"{role}-{index}"
+            service = Service(name, (*argv, *options), tmp / f"{name}.log", environment)
+            members.append(Member(service, role, grpc, data))
+    workers = [flag for m in members for flag in ("--worker", f"127.0.0.1:{m.grpc_port}")]
+    argv = ("router", "--model", str(model), "--port", str(next(ports)), "--grpc-port", "-1", *workers)
+    router = Service("router", argv, tmp / "router.log")
+    with ExitStack() as stack:
+        for service in (*(m.service for m in members), router):
+            service.log.write_text("")
+            service.start()
+            stack.callback(service.stop)
+        for service in (*(m.service for m in members), router):
+            service.wait_ready()
+        ring = Ring(router, [m.service for m in members])
+        ring.wait_workers(READY_S)
+        yield Fleet(ring, members, rng)
+
+
+def _free_ports(rng: random.Random) -> Iterator[int]:
+    for port in rng.sample(PORTS, len(PORTS)):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        yield port
