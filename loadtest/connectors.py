@@ -44,7 +44,7 @@ class Pool:
         self.bytes = bytearray(os.urandom(SEGMENT_BYTES) * SEGMENTS)
 
     @property
-    def page_bytes(self) -> int:
+    def block_bytes(self) -> int:
         return BLOCK_BYTES
 
     def source(self, pages: Sequence[int]) -> list[memoryview]:
@@ -64,14 +64,14 @@ def blocks(segment: int) -> range:
     return range(segment * SEGMENT_BLOCKS, (segment + 1) * SEGMENT_BLOCKS)
 
 
-def make(kind: str, pool: Pool) -> Connector:
+def make(kind: str) -> Connector:
     if kind == "tcp":
-        return TcpConnector(pool)
+        return TcpConnector()
     if kind == "gloo":
-        return GroupConnector(pool, "gloo")
+        return GroupConnector("gloo")
     from baton.connector.ucx import UcxConnector
 
-    return UcxConnector(pool, UCX[kind])
+    return UcxConnector(UCX[kind])
 
 
 @dataclass
@@ -157,8 +157,8 @@ async def send(kind: str, rounds: int, port: int, address: str, token: str) -> N
     sock = socket.create_connection(("127.0.0.1", port))
     keep_alive(sock)
     alone = plain(kind, pool, sock, sending=True)
-    connector = make(kind, pool)
-    link = await connector.connect(address, bytes.fromhex(token), lambda: None)
+    connector = make(kind)
+    link = await connector.connect(address, bytes.fromhex(token), pool, lambda: None)
     for number in range(rounds):
         await asyncio.to_thread(sock.recv, 1)
         sends = [link.send(number * SEGMENTS + i, blocks(i)) for i in range(SEGMENTS)]
@@ -173,9 +173,9 @@ async def send(kind: str, rounds: int, port: int, address: str, token: str) -> N
 async def receive(kind: str, rounds: int) -> tuple[list[float], list[float]]:
     """GB/s of each round: through the connector, and of the library alone."""
     pool, token = Pool(), os.urandom(32)
-    connector = make(kind, pool)
+    connector = make(kind)
     address = await connector.listen("127.0.0.1", 0)
-    link = connector.expect(token, lambda: None)
+    link = connector.expect(token, pool, lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         argv = (sys.executable, "-m", __spec__.name, "--child", kind, str(rounds), str(port), address)

@@ -101,7 +101,7 @@ def test_attention_equals_the_cpu(dtype: torch.dtype) -> None:
 def test_pages_cross_host_memory_unchanged() -> None:
     source = torch.randn(16, 2, 3, 2, 16, 64, device="cuda").bfloat16()
     target = torch.zeros_like(source)
-    taken, given = PoolMemory(source), PoolMemory(target)
+    taken, given = PoolMemory(source).part(16), PoolMemory(target).part(16)
     views = given.target([3, 4, 9])
     stream = b"".join(bytes(view) for view in taken.source([5, 6, 1]))
     start = 0

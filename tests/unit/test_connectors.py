@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from baton.connector import choice
 from baton.connector.group import GroupConnector
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector, Link, PageMemory, TransferError
+from baton.worker.memory import PoolMemory
 
 PAGE_BYTES = 4096
 WAIT_S = 10.0
@@ -33,14 +36,14 @@ UCX = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
 KINDS = ("tcp", *UCX, "gloo")
 
 
-def make(kind: str, memory: PageMemory) -> Connector:
+def make(kind: str) -> Connector:
     if kind == "tcp":
-        return TcpConnector(memory)
+        return TcpConnector()
     if kind == "gloo":
-        return GroupConnector(memory, "gloo")
+        return GroupConnector("gloo")
     from baton.connector.ucx import UcxConnector
 
-    return UcxConnector(memory, UCX[kind])
+    return UcxConnector(UCX[kind])
 
 
 @pytest.fixture(params=KINDS)
@@ -55,13 +58,9 @@ class HostMemory:
     """``PageMemory`` over plain bytes."""
 
     def __init__(self, num_pages: int, page_bytes: int = PAGE_BYTES, seed: int | None = None) -> None:
-        self._page_bytes = page_bytes
+        self.block_bytes = page_bytes
         size = num_pages * page_bytes
         self.bytes = bytearray(size if seed is None else random.Random(seed).randbytes(size))
-
-    @property
-    def page_bytes(self) -> int:
-        return self._page_bytes
 
     def source(self, pages: Sequence[int]) -> list[memoryview]:
         """Adjacent pages as one run, as the pool does."""
@@ -69,7 +68,7 @@ class HostMemory:
         for page in pages:
             start = runs.pop()[0] if runs and runs[-1][1] == page else page
             runs.append((start, page + 1))
-        return [view[start * self._page_bytes : end * self._page_bytes] for start, end in runs]
+        return [view[start * self.block_bytes : end * self.block_bytes] for start, end in runs]
 
     def target(self, pages: Sequence[int]) -> list[memoryview]:
         return self.source(pages)
@@ -85,8 +84,6 @@ class HostMemory:
 class Pair:
     """Both ends of one link, on two connectors."""
 
-    source: HostMemory
-    target: HostMemory
     sender: Link
     receiver: Link
     lost: list[str] = field(default_factory=list)
@@ -107,13 +104,57 @@ class Ends:
     pairs: list[Pair] = field(default_factory=list)
 
     async def link(self) -> Pair:
-        token = os.urandom(32)
-        lost: list[str] = []
-        receiver = self.decode.expect(token, lambda: lost.append("receiver"))
-        sender = await self.prefill.connect(self.address, token, lambda: lost.append("sender"))
-        pair = Pair(self.source, self.target, sender, receiver, lost)
+        pair = await linked(self.prefill, self.decode, self.address, self.source, self.target)
         self.pairs.append(pair)
         return pair
+
+
+async def linked(
+    prefill: Connector, decode: Connector, address: str, source: PageMemory, target: PageMemory
+) -> Pair:
+    token = os.urandom(32)
+    lost: list[str] = []
+    receiver = decode.expect(token, target, lambda: lost.append("receiver"))
+    sender = await prefill.connect(address, token, source, lambda: lost.append("sender"))
+    return Pair(sender, receiver, lost)
+
+
+async def closed(pairs: list[Pair], *connectors: Connector) -> None:
+    for pair in pairs:
+        await pair.close()
+    for connector in connectors:
+        await connector.close()
+
+
+async def move(pairs: list[Pair], messages: list[list[int]]) -> None:
+    """Send these wire blocks through every link to the same ones, a message each, all at once."""
+    moving = [
+        end
+        for pair in pairs
+        for tag, blocks in enumerate(messages)
+        for end in (pair.receiver.post_receive(tag, blocks), pair.sender.send(tag, blocks))
+    ]
+    await within(asyncio.gather(*moving))  # type: ignore[arg-type]
+
+
+class KV(PoolMemory):
+    """A worker's pool that the test can look at."""
+
+    def __init__(self, pool: Tensor) -> None:
+        super().__init__(pool)
+        self.pool = pool
+
+
+def kv(block_size: int, tokens: int, heads: int = 4, seed: int | None = None) -> KV:
+    shape = (tokens // block_size, heads, 3, 2, block_size, 8)
+    if seed is None:
+        return KV(torch.zeros(shape, dtype=torch.bfloat16))
+    return KV(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16())
+
+
+def logical(memory: KV) -> Tensor:
+    """[heads, layers, 2, tokens, dim], whatever the block size."""
+    return memory.pool.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
 
 
 def kv_threads() -> list[threading.Thread]:
@@ -134,7 +175,7 @@ async def refused(ends: Ends, token: bytes) -> None:
     """Nobody gets in with this token; a connector that has no answer to wait for learns it a little later."""
     lost: list[str] = []
     try:
-        link = await ends.prefill.connect(ends.address, token, lambda: lost.append("refused"))
+        link = await ends.prefill.connect(ends.address, token, ends.source, lambda: lost.append("refused"))
     except (OSError, TransferError):
         return
     await until(lambda: lost == ["refused"])
@@ -144,7 +185,7 @@ async def refused(ends: Ends, token: bytes) -> None:
 @pytest.fixture
 async def ends(kind: str) -> AsyncIterator[Ends]:
     source, target = HostMemory(64, seed=1), HostMemory(64)
-    prefill, decode = make(kind, source), make(kind, target)
+    prefill, decode = make(kind), make(kind)
     address = await decode.listen("127.0.0.1", 0)
     made = Ends(prefill, decode, source, target, address)
     yield made
@@ -178,7 +219,7 @@ class TestTransfers:
 
     async def test_a_message_larger_than_all_buffers(self, kind: str) -> None:
         source, target = HostMemory(2, 24 << 20, seed=2), HostMemory(2, 24 << 20)
-        prefill, decode = make(kind, source), make(kind, target)
+        prefill, decode = make(kind), make(kind)
         made = Ends(prefill, decode, source, target, await decode.listen("127.0.0.1", 0))
         pair = await made.link()
         received = pair.receiver.post_receive(1, [1])
@@ -195,6 +236,53 @@ class TestTransfers:
         await within(asyncio.gather(second.sender.send(1, [2]), first.sender.send(1, [1]), *received))  # type: ignore[arg-type]
         assert ends.target.page(10) == ends.source.page(1)
         assert ends.target.page(20) == ends.source.page(2)
+
+
+class TestParts:
+    """Pools that differ in block size, or in the heads that they hold, over links of several parts."""
+
+    TOKENS = 256
+
+    @pytest.mark.parametrize(("ours", "theirs"), [(64, 16), (16, 64)])
+    async def test_block_sizes_may_differ(self, kind: str, ours: int, theirs: int) -> None:
+        source, target = kv(ours, self.TOKENS, seed=1), kv(theirs, self.TOKENS)
+        prefill, decode = make(kind), make(kind)
+        address = await decode.listen("127.0.0.1", 0)
+        pairs = [await linked(prefill, decode, address, source.part(16), target.part(16))]
+        # Messages that share pages at the end with the larger ones.
+        await move(pairs, [[0, 1, 2], [3, 4, 5, 6, 7, 8], [9], [10, 11, 12, 13, 15]])
+        for tokens in (slice(0, 14 * 16), slice(15 * 16, 16 * 16)):
+            assert torch.equal(logical(target)[..., tokens, :], logical(source)[..., tokens, :])
+        assert not logical(target)[..., 14 * 16 : 15 * 16, :].any(), "a block that was not sent changed"
+        await closed(pairs, prefill, decode)
+
+    async def test_one_sender_feeds_two_receivers_of_half_the_heads(self, kind: str) -> None:
+        source = kv(16, self.TOKENS, seed=1)
+        targets = [kv(16, self.TOKENS, heads=2) for _ in range(2)]
+        prefill, receivers = make(kind), [make(kind) for _ in targets]
+        pairs = []
+        for decode, target, heads in zip(receivers, targets, (range(2), range(2, 4)), strict=True):
+            address = await decode.listen("127.0.0.1", 0)
+            pairs.append(await linked(prefill, decode, address, source.part(16, heads), target.part(16)))
+        await move(pairs, [[0, 1, 2, 3], [9, 8, 5, 6]])
+        for block in (0, 1, 2, 3, 9, 8, 5, 6):
+            halves = [target.pool[block] for target in targets]
+            assert torch.equal(torch.cat(halves), source.pool[block])
+        await closed(pairs, prefill, *receivers)
+
+    async def test_two_senders_of_half_the_heads_feed_one_receiver(self, kind: str) -> None:
+        sources = [kv(64, self.TOKENS, heads=2, seed=seed) for seed in (1, 2)]
+        target = kv(16, self.TOKENS)
+        decode, senders = make(kind), [make(kind) for _ in sources]
+        address = await decode.listen("127.0.0.1", 0)
+        pairs = [
+            await linked(prefill, decode, address, source.part(16), target.part(16, heads))
+            for prefill, source, heads in zip(senders, sources, (range(2), range(2, 4)), strict=True)
+        ]
+        await move(pairs, [[0, 1, 2, 3], [9, 8, 5, 6, 4, 7]])
+        whole = torch.cat([logical(source) for source in sources])
+        assert torch.equal(logical(target)[..., : 10 * 16, :], whole[..., : 10 * 16, :])
+        await closed(pairs, *senders, decode)
 
 
 class TestCancel:
@@ -246,8 +334,8 @@ class TestFailure:
 
     async def test_a_token_admits_one_peer_once(self, ends: Ends) -> None:
         token = os.urandom(32)
-        receiver = ends.decode.expect(token, lambda: None)
-        first = await ends.prefill.connect(ends.address, token, lambda: None)
+        receiver = ends.decode.expect(token, ends.target, lambda: None)
+        first = await ends.prefill.connect(ends.address, token, ends.source, lambda: None)
         received = receiver.post_receive(1, [1])
         await within(asyncio.gather(first.send(1, [1]), received))  # type: ignore[arg-type]
         await refused(ends, token)
@@ -256,7 +344,7 @@ class TestFailure:
 
     async def test_a_token_is_worth_nothing_after_the_close(self, ends: Ends) -> None:
         token = os.urandom(32)
-        receiver = ends.decode.expect(token, lambda: None)
+        receiver = ends.decode.expect(token, ends.target, lambda: None)
         await receiver.close()
         await refused(ends, token)
 
@@ -277,7 +365,7 @@ class TestFailure:
         with socket.create_server(("127.0.0.1", 0)) as unused:
             port = unused.getsockname()[1]
         with pytest.raises(OSError):
-            await ends.prefill.connect(f"127.0.0.1:{port}", bytes(32), lambda: None)
+            await ends.prefill.connect(f"127.0.0.1:{port}", bytes(32), ends.source, lambda: None)
 
     async def test_blocks_go_one_way_only(self, ends: Ends) -> None:
         pair = await ends.link()
@@ -311,7 +399,7 @@ class TestFence:
             await within(pair.receiver.post_receive(1, [1]))
 
     async def test_a_link_nobody_came_to_can_be_closed(self, ends: Ends) -> None:
-        receiver = ends.decode.expect(os.urandom(32), lambda: None)
+        receiver = ends.decode.expect(os.urandom(32), ends.target, lambda: None)
         received = asyncio.ensure_future(receiver.post_receive(1, [1]))
         await within(asyncio.ensure_future(receiver.close()))
         assert isinstance(received.exception(), TransferError)
@@ -360,9 +448,9 @@ LARGE = 256 << 20
 @pytest.fixture
 async def other(kind: str) -> AsyncIterator[Other]:
     memory, lost, token = HostMemory(1, LARGE), list[str](), os.urandom(32)
-    decode = make(kind, memory)
+    decode = make(kind)
     address = await decode.listen("127.0.0.1", 0)
-    receiver = decode.expect(token, lambda: lost.append("receiver"))
+    receiver = decode.expect(token, memory, lambda: lost.append("receiver"))
     received = asyncio.ensure_future(receiver.post_receive(1, [0]))
     argv = (sys.executable, "-m", "tests.unit.test_connectors", kind, address, token.hex())
     process = await asyncio.create_subprocess_exec(*argv)
@@ -375,7 +463,7 @@ async def send_to(kind: str, address: str, token: str) -> None:
     """What the other process does."""
     memory = HostMemory(1, LARGE)
     memory.bytes[:] = b"\1" * LARGE
-    link = await make(kind, memory).connect(address, bytes.fromhex(token), lambda: None)
+    link = await make(kind).connect(address, bytes.fromhex(token), memory, lambda: None)
     await asyncio.wait([asyncio.ensure_future(link.send(1, [0]))])
     await asyncio.sleep(60)
 
@@ -419,8 +507,7 @@ class TestOtherProcess:
 
 class TestChoice:
     def test_the_best_that_both_have(self) -> None:
-        memory = HostMemory(1)
-        ours = {name: GroupConnector(memory, name) for name in ("a", "b", "c")}
+        ours = {name: GroupConnector(name) for name in ("a", "b", "c")}
         chosen = choice.first_common(["x", "c", "a"], ours)
         assert chosen is ours["c"]
         assert choice.first_common(["x"], ours) is None
@@ -429,11 +516,11 @@ class TestChoice:
         monkeypatch.setitem(sys.modules, "ucxx", None)
         monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
         with pytest.raises(choice.ConnectorMissingError, match="pip install"):
-            choice.available("ucx", HostMemory(1), on_cuda=False)
-        assert list(choice.available("auto", HostMemory(1), on_cuda=False)) == ["tcp", "gloo"]
+            choice.available("ucx", on_cuda=False)
+        assert list(choice.available("auto", on_cuda=False)) == ["tcp", "gloo"]
 
     async def test_nccl_is_gloo_on_a_cpu(self) -> None:
-        assert list(choice.available("nccl", HostMemory(1), on_cuda=False)) == ["gloo"]
+        assert list(choice.available("nccl", on_cuda=False)) == ["gloo"]
 
 
 if __name__ == "__main__":

@@ -26,17 +26,13 @@ class HostMemory:
     """``PageMemory`` over plain bytes."""
 
     def __init__(self, num_pages: int, page_bytes: int = PAGE_BYTES, seed: int | None = None) -> None:
-        self._page_bytes = page_bytes
+        self.block_bytes = page_bytes
         size = num_pages * page_bytes
         self.bytes = bytearray(size if seed is None else random.Random(seed).randbytes(size))
 
-    @property
-    def page_bytes(self) -> int:
-        return self._page_bytes
-
     def source(self, pages: Sequence[int]) -> list[memoryview]:
         view = memoryview(self.bytes)
-        return [view[page * self._page_bytes : (page + 1) * self._page_bytes] for page in pages]
+        return [view[page * self.block_bytes : (page + 1) * self.block_bytes] for page in pages]
 
     def target(self, pages: Sequence[int]) -> list[memoryview]:
         return self.source(pages)
@@ -76,8 +72,8 @@ class Ends:
     async def link(self) -> Pair:
         token = os.urandom(32)
         lost: list[str] = []
-        receiver = self.decode.expect(token, lambda: lost.append("receiver"))
-        sender = await self.prefill.connect(self.address, token, lambda: lost.append("sender"))
+        receiver = self.decode.expect(token, self.target, lambda: lost.append("receiver"))
+        sender = await self.prefill.connect(self.address, token, self.source, lambda: lost.append("sender"))
         assert isinstance(receiver, ReceivingLink)
         assert isinstance(sender, SendingLink)
         pair = Pair(self.source, self.target, sender, receiver, lost)
@@ -102,7 +98,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
     source, target = HostMemory(64, seed=1), HostMemory(64)
-    prefill, decode = TcpConnector(source), TcpConnector(target)
+    prefill, decode = TcpConnector(), TcpConnector()
     address = await decode.listen("127.0.0.1", 0)
     made = Ends(prefill, decode, source, target, address)
     yield made
@@ -116,7 +112,7 @@ async def ends() -> AsyncIterator[Ends]:
 async def raw_peer(ends: Ends, lost: list[str]) -> tuple[ReceivingLink, socket.socket]:
     """A receiving link whose peer is a bare socket, to send it what no connector would."""
     token = os.urandom(32)
-    receiver = ends.decode.expect(token, lambda: lost.append("receiver"))
+    receiver = ends.decode.expect(token, ends.target, lambda: lost.append("receiver"))
     assert isinstance(receiver, ReceivingLink)
     host, _, port = ends.address.rpartition(":")
     peer = await asyncio.to_thread(socket.create_connection, (host, int(port)))
@@ -243,10 +239,10 @@ class TestFence:
 
     async def test_close_ends_a_send_that_nobody_reads(self, ends: Ends) -> None:
         big = HostMemory(2, 32 << 20)
-        prefill = TcpConnector(big)
+        prefill = TcpConnector()
         with socket.create_server(("127.0.0.1", 0)) as deaf:
             port = deaf.getsockname()[1]
-            sender = await prefill.connect(f"127.0.0.1:{port}", bytes(32), lambda: None)
+            sender = await prefill.connect(f"127.0.0.1:{port}", bytes(32), big, lambda: None)
             sent = [asyncio.ensure_future(sender.send(tag, [tag])) for tag in (0, 1)]
             await asyncio.sleep(0.05)
             assert not sent[0].done()

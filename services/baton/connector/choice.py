@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from baton.connector.group import GroupConnector
 from baton.connector.tcp import TcpConnector
-from baton.connector.transport import Connector, PageMemory
+from baton.connector.transport import Connector
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ class ConnectorMissingError(Exception):
     """A connector was asked for by name and cannot be had; says what to do."""
 
 
-def available(wanted: str, memory: PageMemory, *, on_cuda: bool) -> dict[str, Connector]:
+def available(wanted: str, *, on_cuda: bool) -> dict[str, Connector]:
     """The connectors that ``wanted`` (of worker.config.CONNECTORS) means, the best first.
 
     ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested, and
@@ -24,11 +24,11 @@ def available(wanted: str, memory: PageMemory, *, on_cuda: bool) -> dict[str, Co
     """
     group = "nccl" if on_cuda else "gloo"
     if wanted in ("nccl", "gloo"):
-        return {group: GroupConnector(memory, group)}
+        return {group: GroupConnector(group)}
     if wanted == "tcp":
-        return {"tcp": TcpConnector(memory)}
+        return {"tcp": TcpConnector()}
     try:
-        ucx = _ucx(memory)
+        ucx = _ucx()
     except ConnectorMissingError as error:
         if wanted == "ucx":
             raise
@@ -36,17 +36,17 @@ def available(wanted: str, memory: PageMemory, *, on_cuda: bool) -> dict[str, Co
         ucx = None
     if wanted == "ucx" and ucx is not None:
         return {"ucx": ucx}
-    order: list[Connector] = [TcpConnector(memory), GroupConnector(memory, group)]
+    order: list[Connector] = [TcpConnector(), GroupConnector(group)]
     if on_cuda:
         order.reverse()
     return {connector.name: connector for connector in ([ucx] if ucx is not None else []) + order}
 
 
-def _ucx(memory: PageMemory) -> Connector:
+def _ucx() -> Connector:
     try:
         from baton.connector.ucx import UcxConnector
 
-        return UcxConnector(memory)
+        return UcxConnector()
     except ImportError as error:
         reason = f"the connector ucx needs ucxx: pip install 'baton[ucx]' ({error})"
         raise ConnectorMissingError(reason) from error

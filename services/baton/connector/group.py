@@ -236,10 +236,9 @@ class GroupConnector:
 
     drained_is_proof = False
 
-    def __init__(self, memory: PageMemory, backend: str) -> None:
+    def __init__(self, backend: str) -> None:
         """``backend``: nccl or gloo."""
         self.name = backend
-        self._memory = memory
         self._host = "127.0.0.1"
         self._store: Store | None = None
         self._store_port = 0
@@ -253,11 +252,11 @@ class GroupConnector:
         self._store, self._store_port = store, store.port
         return self._door.open(host, port)
 
-    def expect(self, token: bytes, on_lost: Callable[[], None]) -> Link:
+    def expect(self, token: bytes, memory: PageMemory, on_lost: Callable[[], None]) -> Link:
         def forget() -> None:
             self._expected.pop(token, None)
 
-        link = _GroupReceivingLink(self._memory, on_lost, forget)
+        link = _GroupReceivingLink(memory, on_lost, forget)
         self._expected[token] = link
         return link
 
@@ -271,7 +270,9 @@ class GroupConnector:
         sock.sendall(_PORT.pack(self._store_port))
         link.attach(sock)
 
-    async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
+    async def connect(
+        self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
+    ) -> Link:
         sock = await dial(address, _MAGIC, token)
         try:
             (port,) = _PORT.unpack(await receive_exactly(sock, _PORT.size))
@@ -287,7 +288,7 @@ class GroupConnector:
             store = TCPStore(store_host, port, None, False, timedelta(seconds=_MEET_S))
             return _Pair(backend, _room(store, name), _PREFILL, own_host)
 
-        return _GroupSendingLink(self._memory, sock, on_lost, make_pair)
+        return _GroupSendingLink(memory, sock, on_lost, make_pair)
 
     async def close(self) -> None:
         await self._door.close()

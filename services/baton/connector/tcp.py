@@ -31,8 +31,7 @@ _SOCKET_BUFFER_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class _Receive:
-    pages: tuple[int, ...]
-    views: list[memoryview]
+    blocks: tuple[int, ...]
     done: asyncio.Future[None]
 
 
@@ -137,8 +136,8 @@ class ReceivingLink(_SocketThread):
         """The peer has connected and shown its token."""
         self._start(sock)
 
-    def post_receive(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
-        receive = _Receive(tuple(pages), self._memory.target(pages), self._loop.create_future())
+    def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
+        receive = _Receive(tuple(blocks), self._loop.create_future())
         with self._lock:
             if self._closed:
                 receive.done.set_exception(TransferError("the link is closed"))
@@ -154,7 +153,7 @@ class ReceivingLink(_SocketThread):
         _settle(receive.done, TransferError("cancelled before anything arrived"))
         return True
 
-    def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+    def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         raise TransferError("KV blocks travel from prefill to decode only")
 
     def _run(self, sock: socket.socket) -> None:
@@ -167,11 +166,13 @@ class ReceivingLink(_SocketThread):
             if receive is None:  # cancelled: the sender had posted it before it heard so
                 self._discard(sock, size)
                 continue
-            expected = len(receive.pages) * self._memory.page_bytes
+            expected = len(receive.blocks) * self._memory.block_bytes
             if size != expected:
                 raise TransferError(f"message {tag} has {size} bytes, {expected} were posted")
-            self._fill(sock, receive.views)
-            self._memory.landed(receive.pages, receive.views)
+            views = self._memory.target(receive.blocks)
+            self._fill(sock, views)
+            self._memory.landed(receive.blocks, views)
+            del views
             self._matched = None
             self._post(_settle, receive.done, None)
 
@@ -201,7 +202,7 @@ class ReceivingLink(_SocketThread):
 @dataclass(slots=True)
 class _Message:
     tag: int
-    pages: tuple[int, ...]
+    blocks: tuple[int, ...]
     done: asyncio.Future[None]
 
 
@@ -217,7 +218,7 @@ class SendingLink(_SocketThread):
         self._loop.add_reader(sock, self._readable, sock)
         sock.setblocking(True)  # uvloop makes what it watches non-blocking; the thread is to wait
 
-    def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+    def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
         with self._lock:
             if self._closed or self._over.is_set():
@@ -225,10 +226,10 @@ class SendingLink(_SocketThread):
                 return done
             self._unsent.add(done)
         done.add_done_callback(self._unsent.discard)
-        self._queue.put(_Message(tag, tuple(pages), done))
+        self._queue.put(_Message(tag, tuple(blocks), done))
         return done
 
-    def post_receive(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+    def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         raise TransferError("KV blocks travel from prefill to decode only")
 
     def cancel_receive(self, tag: int) -> bool:
@@ -247,7 +248,7 @@ class SendingLink(_SocketThread):
 
     def _run(self, sock: socket.socket) -> None:
         while (message := self._queue.get()) is not None:
-            views = self._memory.source(message.pages)
+            views = self._memory.source(message.blocks)
             sock.sendall(_HEADER.pack(message.tag, sum(view.nbytes for view in views)))
             self._write(sock, views)
             self._post(_settle, message.done, None)
@@ -271,19 +272,18 @@ class TcpConnector:
     name = "tcp"
     drained_is_proof = False
 
-    def __init__(self, memory: PageMemory) -> None:
-        self._memory = memory
+    def __init__(self) -> None:
         self._expected: dict[bytes, ReceivingLink] = {}
         self._door = Door(_MAGIC, self._expected, self._admitted)
 
     async def listen(self, host: str, port: int) -> str:
         return self._door.open(host, port)
 
-    def expect(self, token: bytes, on_lost: Callable[[], None]) -> Link:
+    def expect(self, token: bytes, memory: PageMemory, on_lost: Callable[[], None]) -> Link:
         def forget() -> None:
             self._expected.pop(token, None)
 
-        link = ReceivingLink(self._memory, on_lost, forget)
+        link = ReceivingLink(memory, on_lost, forget)
         self._expected[token] = link
         return link
 
@@ -292,10 +292,12 @@ class TcpConnector:
         _tune(sock)
         self._expected.pop(token).attach(sock)
 
-    async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
+    async def connect(
+        self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
+    ) -> Link:
         sock = await dial(address, _MAGIC, token)
         _tune(sock)
-        return SendingLink(self._memory, sock, on_lost)
+        return SendingLink(memory, sock, on_lost)
 
     async def close(self) -> None:
         await self._door.close()

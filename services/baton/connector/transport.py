@@ -15,27 +15,42 @@ class TransferError(Exception):
 
 
 class PageMemory(Protocol):
-    """The KV pool as host bytes; a pool on a device stages through host memory (``source``, ``landed``)."""
+    """What one link sees of a KV pool: *wire blocks* of equal size, as host bytes.
+
+    Where both ends have pages of one size, a wire block is a page. Otherwise it is as many tokens as the
+    smaller page holds, and, of the heads, those that both ends hold.
+    """
 
     @property
-    def page_bytes(self) -> int:
-        """Size of one KV block in bytes."""
+    def block_bytes(self) -> int:
+        """Size of one wire block."""
 
-    def source(self, pages: Sequence[int]) -> list[memoryview]:
-        """The bytes of these pages in order, adjacent ones merged, to be read until the send is over."""
+    def source(self, blocks: Sequence[int]) -> list[memoryview]:
+        """The bytes of these wire blocks in order, to be read until the send is over: in place, adjacent
+        ones merged, or a copy."""
 
-    def target(self, pages: Sequence[int]) -> list[memoryview]:
-        """Memory for these pages' bytes in order."""
+    def target(self, blocks: Sequence[int]) -> list[memoryview]:
+        """Memory for these wire blocks' bytes in order. It may be as large as the message: ask for it when
+        the message is there, not when it is expected."""
 
-    def landed(self, pages: Sequence[int], views: list[memoryview]) -> None:
-        """``views``, from ``target``, are filled: make them the pages' content."""
+    def landed(self, blocks: Sequence[int], views: list[memoryview]) -> None:
+        """``views``, from ``target``, are filled: make them the content of these blocks, and of nothing else
+        in their pages."""
+
+
+class KVMemory(Protocol):
+    """A worker's KV pool, of which each link has a part."""
+
+    def part(self, block_size: int, heads: range | None = None) -> PageMemory:
+        """Wire blocks of ``block_size`` tokens, which divides the pool's block size, and these of its KV
+        heads (None: all). Raises ValueError for what the pool cannot be divided into."""
 
 
 class Link(Protocol):
-    """One prefill-decode pair's data connection. Its close is the fence."""
+    """One prefill-decode pair's data connection, over the memory it was made with. Its close is the fence."""
 
-    def post_receive(self, tag: int, pages: Sequence[int]) -> Awaitable[None]:
-        """Accept the message ``tag`` into ``pages``. Done when every byte is there.
+    def post_receive(self, tag: int, blocks: Sequence[int]) -> Awaitable[None]:
+        """Accept the message ``tag`` into these wire blocks. Done when every byte is there.
 
         Raises TransferError (from the awaitable) if that will never be: cancelled, or the link is gone.
         """
@@ -43,15 +58,15 @@ class Link(Protocol):
     def cancel_receive(self, tag: int) -> bool:
         """Withdraw a receive that nothing has matched. False: it is matched (or over) and will complete."""
 
-    def send(self, tag: int, pages: Sequence[int]) -> Awaitable[None]:
-        """Send ``pages`` as the message ``tag``. Done when the pages may be overwritten."""
+    def send(self, tag: int, blocks: Sequence[int]) -> Awaitable[None]:
+        """Send these wire blocks as the message ``tag``. Done when they may be overwritten."""
 
     async def close(self) -> None:
         """The fence: when this returns, no byte moves into or out of our pages through this link."""
 
 
 class Connector(Protocol):
-    """One transport in one process, over one registered pool."""
+    """One transport in one process."""
 
     @property
     def name(self) -> str: ...
@@ -63,10 +78,13 @@ class Connector(Protocol):
     async def listen(self, host: str, port: int) -> str:
         """Accept data connections; returns host:port to hand to peers."""
 
-    def expect(self, token: bytes, on_lost: Callable[[], None]) -> Link:
-        """Decode's end of a link, before the peer has connected. ``token`` admits that peer, once."""
+    def expect(self, token: bytes, memory: PageMemory, on_lost: Callable[[], None]) -> Link:
+        """Decode's end of a link, before the peer has connected. ``token`` admits that peer, once.
+        ``on_lost`` is called once if the link ends by itself."""
 
-    async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
+    async def connect(
+        self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
+    ) -> Link:
         """Prefill's end of a link. Raises OSError or TransferError when there is no peer to be had."""
 
     async def close(self) -> None: ...

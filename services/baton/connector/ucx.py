@@ -349,7 +349,7 @@ class _Receive:
 
     link: ReceivingLink
     tag: int
-    pages: tuple[int, ...]
+    blocks: tuple[int, ...]
     size: int
     done: asyncio.Future[None]
     views: list[memoryview] = field(default_factory=list)
@@ -434,9 +434,9 @@ class ReceivingLink(_UcxLink):
         self._token = token
         self._mine: dict[int, _Receive] = {}
 
-    def post_receive(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+    def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
-        receive = _Receive(self, tag, tuple(pages), len(pages) * self._memory.page_bytes, done)
+        receive = _Receive(self, tag, tuple(blocks), len(blocks) * self._memory.block_bytes, done)
         if self._closed or self._ended:
             done.set_exception(TransferError("the link is closed"))
         elif not self._table.post(_wire_tag(self._token, tag), receive):
@@ -455,13 +455,13 @@ class ReceivingLink(_UcxLink):
         _settle(receive.done, TransferError("cancelled before anything arrived"))
         return True
 
-    def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+    def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         raise TransferError("KV blocks travel from prefill to decode only")
 
     def take(self, driver: _Driver, receive: _Receive, start: int, size: int, probe: _Probe) -> None:
         """On the driver's thread: a message was matched with ``receive``; get its bytes."""
         if not receive.views:
-            receive.views = self._memory.target(receive.pages)
+            receive.views = self._memory.target(receive.blocks)
         place = receive.place(start, size)
         piece = memoryview(bytearray(size)) if place is None else place
         self._started()
@@ -486,7 +486,7 @@ class ReceivingLink(_UcxLink):
             if status != _OK:
                 self.fail_on_thread(f"a receive ended with ucx status {status}")
         elif receive.landed == receive.size:
-            self._memory.landed(receive.pages, receive.views)
+            self._memory.landed(receive.blocks, receive.views)
             self.post(_settle, receive.done, None)
 
     def _fail_idle(self, error: TransferError) -> None:
@@ -498,7 +498,7 @@ class ReceivingLink(_UcxLink):
 @dataclass(slots=True)
 class _Message:
     tag: int
-    pages: tuple[int, ...]
+    blocks: tuple[int, ...]
     size: int
     done: asyncio.Future[None]
     running: int = 0
@@ -515,16 +515,16 @@ class SendingLink(_UcxLink):
         self._window = 0
         """Bytes handed to UCX. Of the driver's thread."""
 
-    def send(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+    def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
         if self._closed or self._ended or self._driver is None:
             done.set_exception(TransferError("the link is closed"))
             return done
-        self._waiting.append(_Message(tag, tuple(pages), len(pages) * self._memory.page_bytes, done))
+        self._waiting.append(_Message(tag, tuple(blocks), len(blocks) * self._memory.block_bytes, done))
         self._driver.call(self._pump)
         return done
 
-    def post_receive(self, tag: int, pages: Sequence[int]) -> asyncio.Future[None]:
+    def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         raise TransferError("KV blocks travel from prefill to decode only")
 
     def cancel_receive(self, tag: int) -> bool:
@@ -542,7 +542,7 @@ class SendingLink(_UcxLink):
         assert driver is not None
         tag = driver.ucp.UCXXTag(_wire_tag(self._token, message.tag))
         self._window += message.size
-        views = self._memory.source(message.pages)
+        views = self._memory.source(message.blocks)
         message.running = len(views)
         for view in views:
             self._started()
@@ -583,10 +583,9 @@ class UcxConnector:
     drained_is_proof = False
     """This process copies, so its own requests' ends are the proof; see the module's text."""
 
-    def __init__(self, memory: PageMemory, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, options: Mapping[str, str] | None = None) -> None:
         """``options``: of UCX, without their prefix ``UCX_``. Raises ImportError without ucxx."""
         extra = dict(options or {})
-        self._memory = memory
         self._table = _Table()
         self._expected: dict[bytes, ReceivingLink] = {}
         self._door = Door(_MAGIC, self._expected, self._admitted)
@@ -600,8 +599,8 @@ class UcxConnector:
     async def listen(self, host: str, port: int) -> str:
         return self._door.open(host, port)
 
-    def expect(self, token: bytes, on_lost: Callable[[], None]) -> Link:
-        link = _ExpectedLink(self._memory, self._table, token, on_lost, self._expected)
+    def expect(self, token: bytes, memory: PageMemory, on_lost: Callable[[], None]) -> Link:
+        link = _ExpectedLink(memory, self._table, token, on_lost, self._expected)
         self._expected[token] = link
         return link
 
@@ -639,9 +638,11 @@ class UcxConnector:
     def _place(self) -> bytes:
         return _place() if self._has_cma else bytes(32)
 
-    async def connect(self, address: str, token: bytes, on_lost: Callable[[], None]) -> Link:
+    async def connect(
+        self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
+    ) -> Link:
         loop = asyncio.get_running_loop()
-        link = SendingLink(self._memory, token, on_lost)
+        link = SendingLink(memory, token, on_lost)
         sock = await dial(address, _MAGIC, token)
         attached = False
         try:

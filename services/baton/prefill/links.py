@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import grpc
 
 from baton.connector.liveness import Pulse
 from baton.connector.messages import LinkId
-from baton.connector.transport import Connector, Link, TransferError
+from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.wiring import Wiring
+from baton.telemetry.handoff import BusyTime, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 
@@ -34,6 +37,8 @@ class LinkRefusedError(Exception):
 class DecodePeer:
     """One decode process: the control stream, the data connection and the link's name.
 
+    What decode's answer settles (``memory``, ``block_size``, ``verify``, ``pair``, ``busy``) is there once
+    ``open`` has returned.
     ``on_message`` gets every message after the greeting; ``on_lost`` is called once, when either connection
     has ended and the data connection is closed, so that no send can read a page any more.
     """
@@ -41,16 +46,20 @@ class DecodePeer:
     def __init__(
         self,
         address: str,
-        connectors: Mapping[str, Connector],
+        wiring: Wiring,
         on_message: Callable[[LinkId, pb.DecodeMessage], None],
         on_lost: Callable[[DecodePeer], None],
     ) -> None:
         self.address = address
         self.link: LinkId | None = None
         self.data: Link | None = None
+        self.memory: PageMemory
+        self.block_size: int
+        self.verify: bool
+        self.pair: Pair
+        self.busy: BusyTime
         self.pulse = Pulse()
-        self._connectors = connectors
-        self.connector = ""
+        self._wiring = wiring
         self._on_message = on_message
         self._on_lost = on_lost
         self._outbound: asyncio.Queue[pb.PrefillMessage | None] = asyncio.Queue()
@@ -72,11 +81,7 @@ class DecodePeer:
                 if not answer.HasField("accept"):
                     raise TransferError("decode answered neither accept nor refuse")
                 accept = answer.accept
-                self.connector = accept.connector
-                connector = self._connectors.get(accept.connector)
-                if connector is None:
-                    raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
-                self.data = await connector.connect(accept.data_address, accept.data_token, self.close)
+                self.data = await self._connect(accept)
         except BaseException:
             if self.data is not None:
                 await self.data.close()
@@ -86,6 +91,25 @@ class DecodePeer:
         self.link = link
         self._task = asyncio.create_task(self._read(channel, stream, link), name=f"link {self.address}")
         return link
+
+    async def _connect(self, accept: pb.LinkAccept) -> Link:
+        """Take decode's terms and make the data connection."""
+        connector = self._wiring.connectors.get(accept.connector)
+        if connector is None:
+            raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
+        try:
+            self.memory = self._wiring.memory.part(accept.block_size)
+        except ValueError as error:
+            raise LinkRefusedError(f"decode chose wire blocks that cannot be: {error}") from error
+        self.block_size, self.verify = accept.block_size, accept.verify
+        self.pair = Pair(self.address, accept.connector)
+        self.busy = BusyTime(partial(self._wiring.metrics.sending, self.pair))
+        return await connector.connect(accept.data_address, accept.data_token, self.memory, self.close)
+
+    @property
+    def connector(self) -> str:
+        """What carries the blocks."""
+        return self.pair.connector
 
     def send(self, message: pb.PrefillMessage) -> None:
         self._outbound.put_nowait(message)

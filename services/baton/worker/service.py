@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from baton.connector.messages import Name
+from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import FinishReason, Sequence
@@ -152,8 +152,12 @@ class WorkerService(pb_grpc.WorkerServicer):
             prefix_queried_tokens=load.prefix_queried_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
             handoffs_completed=prefill.completed + decode.committed,
-            handoffs_aborted=prefill.aborted + decode.aborted,
+            handoffs_aborted={
+                reason.value: prefill.aborted[reason] + decode.aborted[reason] for reason in AbortReason
+            },
             handoff_stale_messages=prefill.stale + decode.stale,
+            handoff_fences=decode.fences,
+            handoff_holds=(self._prefill.holds(), self._decode.holds()),
         )
 
     def load(self) -> worker_pb2.Load:
