@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tests.support.chaos import connections
 from tests.support.chaos.campaign import Plan, Report, percentile, run
 from tests.support.chaos.catalogue import record
 
@@ -82,6 +83,8 @@ def main() -> int:
     kinds = options.connector.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--connector: {', '.join(unknown)}; allowed: {', '.join(KINDS)}")
+    if reason := connections.why_not():
+        parser.error(reason)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     console = Console()
     torch.set_num_threads(1)  # the oracle is tiny, and the cores are needed elsewhere

@@ -83,6 +83,7 @@ class DecodePeer:
                 accept = answer.accept
                 self.data = await self._connect(accept)
         except BaseException:
+            self._outbound.put_nowait(None)
             if self.data is not None:
                 await self.data.close()
             await channel.close(None)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
-from tests.support.chaos import connections
 from tests.support.chaos.catalogue import Catalogue, Question
 from tests.support.chaos.client import ChaosClient, Reply
 from tests.support.chaos.faults import FaultError, Faults
-from tests.support.chaos.fleet import EXIT_RETIRED, PER_ROLE, READY_S, ROLES, Fleet, Usage, running_fleet
+from tests.support.chaos.fleet import EXIT_RETIRED, READY_S, ROLES, Fleet, Usage, running_fleet
 from tests.support.chaos.load import MOMENTS, Load
 
 ZERO_WITHIN_S = 45.0
@@ -26,7 +27,7 @@ CANCELS_FOR_P99 = 200
 SERVES_WITHIN_S = 30.0
 MORE_FDS, MORE_THREADS = 24, 12
 """What a worker may have open more at a later rest than at the first: links come and go."""
-SHARES = {"kill": 20, "freeze": 25, "leave": 25, "cut": 30}
+SHARES = MappingProxyType({"kill": 20, "freeze": 25, "leave": 25, "cut": 30})
 ENOUGH_VIOLATIONS = 10
 
 
@@ -41,6 +42,8 @@ class Plan:
     clients: int = 12
     rounds_between_rests: int = 25
     longest_wait_s: float = 0.8
+    faults: Mapping[str, int] = field(default_factory=lambda: SHARES)
+    """How often each kind is drawn."""
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Report:
     completed: int = 0
     tokens: int = 0
     failed: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
     slowest_s: float = 0.0
     to_zero_s: list[float] = field(default_factory=list)
     cancels_s: list[float] = field(default_factory=list)
@@ -94,9 +98,6 @@ class Campaign:
             client, catalogue.questions, random.Random(plan.seed + 1), plan.clients, self._on_wrong
         )
         self._faults = Faults(fleet, client, catalogue.long, self._on_wrong)
-        self._shares = dict(SHARES)
-        if reason := connections.why_not():
-            raise FaultError(reason)
 
     async def run(self) -> Report:
         began = time.monotonic()
@@ -109,6 +110,7 @@ class Campaign:
             await self._cancels()
         tally, report = self._load.tally, self.report
         report.completed, report.tokens, report.failed = tally.completed, tally.tokens, dict(tally.failed)
+        report.reasons = dict(tally.reasons.most_common())
         report.slowest_s, report.seconds = tally.slowest_s, time.monotonic() - began
         return report
 
@@ -121,10 +123,9 @@ class Campaign:
     async def _rounds(self) -> None:
         began = time.monotonic()
         self._load.start()
-        for number in range(1, self._plan.rounds + 1):
+        for number, kind in enumerate(self._kinds(), start=1):
             self._where = f"round {number}"
             await self._wait()
-            kind = self._rng.choices(list(self._shares), list(self._shares.values()))[0]
             await self._inject(kind)
             self.report.rounds = number
             await self._bury()
@@ -135,6 +136,12 @@ class Campaign:
         await self._load.stop()
         await self._faults.settle()
         self.report.round_s = (time.monotonic() - began) / max(1, self.report.rounds)
+
+    def _kinds(self) -> list[str]:
+        """Of each round: every kind once, in any order, and then as they are drawn."""
+        kinds, shares = list(self._plan.faults), list(self._plan.faults.values())
+        first = self._rng.sample(kinds, len(kinds))
+        return (first + self._rng.choices(kinds, shares, k=self._plan.rounds))[: self._plan.rounds]
 
     async def _wait(self) -> None:
         """Until any moment, or until just after something has happened to some request."""
@@ -227,11 +234,11 @@ class Campaign:
 
     def _read_logs(self) -> None:
         for name, log in self._fleet.logs.items():
-            lines = log.news().splitlines()
-            for index, line in enumerate(lines):
-                if line.startswith("Traceback") or " ERROR " in line:
-                    excerpt = lines[max(0, index - 1) : index + 12]
-                    self._violation(f"{name} logged an error", excerpt)
+            for record in log.records():
+                if re.search(r" ERROR |^Traceback", record, re.MULTILINE):
+                    self._violation(f"{name} logged an error", record.splitlines()[:20])
+                if "checksum differs" in record:
+                    self._violation(f"{name}: a page changed during its transfer", [record])
 
     # --- restarts
 
@@ -240,7 +247,8 @@ class Campaign:
         self._load.start()
         for number in range(self._plan.restarts * len(ROLES)):
             role = ROLES[number % len(ROLES)]
-            member = self._fleet.of_role(role)[number // len(ROLES) % PER_ROLE]
+            members = self._fleet.of_role(role)
+            member = members[number // len(ROLES) % len(members)]
             how = self._rng.choice((signal.SIGKILL, signal.SIGTERM))
             self._where = f"restart {number + 1}"
             self._history.append(f"{self._where}: {how.name} to {member.name}")

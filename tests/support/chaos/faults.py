@@ -85,8 +85,8 @@ class Faults:
     # --- processes
 
     async def kill(self) -> str:
-        """SIGKILL a worker whose colleague lives, stopped or not; it comes back by and by."""
-        victims = [m for m in self._fleet.in_state("up", "frozen") if self._fleet.colleague(m).state == "up"]
+        """SIGKILL a worker, stopped or not, but never the last of its role; it comes back by and by."""
+        victims = [m for m in self._fleet.in_state("up", "frozen") if self._fleet.spare(m)]
         if not victims:
             return await self.freeze()
         member = self._rng.choice(victims)
@@ -110,8 +110,8 @@ class Faults:
         await member.restart()
 
     async def freeze(self) -> str:
-        """SIGSTOP a worker for a while. Never all of a role."""
-        victims = [m for m in self._fleet.in_state("up") if self._fleet.colleague(m).state == "up"]
+        """SIGSTOP a worker for a while, but never the last of its role."""
+        victims = [m for m in self._fleet.in_state("up") if self._fleet.spare(m)]
         if not victims:
             return await self.leave()
         member = self._rng.choice(victims)
@@ -206,7 +206,7 @@ class Faults:
         found: dict[CutKind, list[tuple[Connection, Member]]] = {kind: [] for kind in CUT_KINDS}
         for connection in connections.between({**running, router: None}):
             members = [running[pid] for pid in connection.pids if pid in running]
-            server = next((m for m in members if connection.ports & {m.grpc_port, m.data_port}), None)
+            server = next((m for m in members if connection.ports & m.ports), None)
             if router in connection.pids:
                 found["router"].append((connection, members[0]))
             elif server is None:
@@ -246,4 +246,4 @@ class Faults:
             name, line = self._fleet.ring.router.name, f"worker 127.0.0.1:{server.grpc_port} is lost"
         else:
             name, line = server.name, "is fenced"
-        return line in self._fleet.logs[name].since(marks[name])
+        return line.encode() in self._fleet.logs[name].since(marks[name])

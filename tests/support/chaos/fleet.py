@@ -1,4 +1,4 @@
-"""A ring of two prefill and two decode workers that are killed, stopped and started again where they were."""
+"""A ring of several prefill and decode workers that are killed, stopped and started again where they were."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import asyncio
 import random
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from baton.worker.config import WorkerConfig
 from tests.support.ring import Ring, Service, scrape
 
 EXIT_RETIRED = 75
 ROLES = ("prefill", "decode")
 PER_ROLE = 2
-PORTS = range(12_000, 32_000)
+DATA_PORTS = 3
+"""As many as a worker without CUDA has connectors."""
+PORTS = range(12_000, 32_000, DATA_PORTS)
 """Below those that the system gives to outgoing connections: one of these could sit on a dead worker's."""
 READY_S = 60.0
 NUM_BLOCKS = 128
@@ -52,7 +53,7 @@ class Member:
     service: Service
     role: str
     grpc_port: int
-    data_port: int
+    data_ports: range
     state: State = "up"
     at_first_rest: Usage | None = None
     """Of this process, when the ring was first at rest. None: it has started since."""
@@ -69,6 +70,11 @@ class Member:
         """Start the process again at its address; it must be dead."""
         await asyncio.to_thread(self.service.restart)
         self.state, self.at_first_rest = "up", None
+
+    @property
+    def ports(self) -> set[int]:
+        """Those it listens on for peers."""
+        return {self.grpc_port, *self.data_ports}
 
     def handoffs(self) -> int:
         """Completed by this process."""
@@ -95,16 +101,16 @@ class Log:
     def size(self) -> int:
         return self.service.log.stat().st_size
 
-    def since(self, position: int) -> str:
+    def since(self, position: int) -> bytes:
         with self.service.log.open("rb") as file:
             file.seek(position)
-            return file.read().decode(errors="replace")
+            return file.read()
 
-    def news(self) -> str:
-        """What was written since this was last asked."""
+    def records(self) -> list[str]:
+        """What was written since this was last asked; a record may have several lines."""
         text = self.since(self.position)
-        self.position += len(text.encode())
-        return text
+        self.position += len(text)
+        return re.split(r"\n(?=\d{4}-\d\d-\d\d )", text.decode(errors="replace"))
 
 
 @dataclass
@@ -123,48 +129,30 @@ class Fleet:
     def in_state(self, *states: State) -> list[Member]:
         return [m for m in self.members if m.state in states]
 
-    def colleague(self, member: Member) -> Member:
-        """The other worker of the role."""
-        return next(m for m in self.of_role(member.role) if m is not member)
+    def spare(self, member: Member) -> bool:
+        """Whether another worker of the role is up."""
+        return any(m is not member and m.state == "up" for m in self.of_role(member.role))
 
     def router_metrics(self) -> dict[str, float]:
         return scrape(f"{self.ring.url}/metrics")
 
 
-def verify_option() -> tuple[str, ...]:
-    """``--verify-handoff`` where workers have it."""
-    known = {f.name for f in fields(WorkerConfig)}
-    return ("--verify-handoff",) if "verify_handoff" in known else ()
-
-
 @contextmanager
-def running_fleet(
-    tmp: Path, model: Path, kind: str, rng: random.Random, extra: Sequence[str] = ()
-) -> Iterator[Fleet]:
-    """``kind``: a connector, or ``ucx-shm`` or ``ucx-tcp`` for UCX over that alone."""
-    connector, _, transport = kind.partition("-")
-    environment = {"UCX_TLS": {"shm": "posix,self", "tcp": "tcp"}[transport]} if transport else {}
+def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iterator[Fleet]:
+    """``kind``: a connector, or ``ucx-shm`` or ``ucx-tcp`` for UCX over that alone. Several, as in tcp+gloo:
+    one prefill worker for each, and decode workers that have them all."""
     tmp.mkdir(parents=True, exist_ok=True)
     ports = _free_ports(rng)
-    members = []
-    for role in ROLES:
-        for index in range(PER_ROLE):
-            grpc, data, metrics = next(ports), next(ports), next(ports)
-            where = ("--port", str(grpc), "--data-port", str(data), "--metrics-port", str(metrics))
-            argv: tuple[str, ...] = (
-                role,
-                "--model",
-                str(model),
-                "--dtype",
-                "float32",
-                "--threads",
-                "1",
-                *where,
-            )
-            options = ("--connector", connector, *OPTIONS, *verify_option(), *extra)
-            name = f"{role}-{index}"
-            service = Service(name, (*argv, *options), tmp / f"{name}.log", environment)
-            members.append(Member(service, role, grpc, data))
+    several = kind.split("+")
+    connectors = {
+        "prefill": several if len(several) > 1 else several * PER_ROLE,
+        "decode": ["auto" if len(several) > 1 else kind] * PER_ROLE,
+    }
+    members = [
+        _member(f"{role}-{index}", role, connector, model, tmp, ports)
+        for role in ROLES
+        for index, connector in enumerate(connectors[role])
+    ]
     workers = [flag for m in members for flag in ("--worker", f"127.0.0.1:{m.grpc_port}")]
     argv = ("router", "--model", str(model), "--port", str(next(ports)), "--grpc-port", "-1", *workers)
     router = Service("router", argv, tmp / "router.log")
@@ -180,10 +168,23 @@ def running_fleet(
         yield Fleet(ring, members, rng)
 
 
+def _member(name: str, role: str, kind: str, model: Path, tmp: Path, ports: Iterator[int]) -> Member:
+    connector, _, transport = kind.partition("-")
+    environment = {"UCX_TLS": {"shm": "posix,self", "tcp": "tcp"}[transport]} if transport else {}
+    grpc, data, metrics = next(ports), next(ports), next(ports)
+    where = ("--port", str(grpc), "--data-port", str(data), "--metrics-port", str(metrics))
+    options = ("--dtype", "float32", "--threads", "1", "--connector", connector, "--verify-handoff", *OPTIONS)
+    argv = (role, "--model", str(model), *where, *options)
+    service = Service(name, argv, tmp / f"{name}.log", environment)
+    return Member(service, role, grpc, range(data, data + DATA_PORTS))
+
+
 def _free_ports(rng: random.Random) -> Iterator[int]:
-    for port in rng.sample(PORTS, len(PORTS)):
+    """Each with those that follow it."""
+    for first in rng.sample(PORTS, len(PORTS)):
         try:
-            socket.create_server(("127.0.0.1", port)).close()
+            for port in range(first, first + DATA_PORTS):
+                socket.create_server(("127.0.0.1", port)).close()
         except OSError:
             continue
-        yield port
+        yield first

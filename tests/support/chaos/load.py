@@ -26,6 +26,7 @@ class Tally:
     tokens: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     """By the error's name."""
+    reasons: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
 
 
@@ -96,6 +97,7 @@ class Load:
             self.tally.tokens += len(reply.token_ids)
         else:
             self.tally.failed[reply.code or "unnamed"] += 1
+            self.tally.reasons[reply.failure] += 1
         wrong = verdict(question, reply)
         if wrong is not None:
             self._on_wrong(question, reply, wrong)
