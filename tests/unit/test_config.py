@@ -144,6 +144,7 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         connector="tcp",
         verify_handoff=True,
         handoff_patience=9.5,
+        drain_timeout=8,
         data_port=2,
         block_size=32,
         kv_cache_memory=1 << 30,

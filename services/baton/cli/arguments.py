@@ -206,6 +206,15 @@ UpLogLevel = Annotated[
         help="What to show of the processes' logs: debug, info, warning or error.", rich_help_panel=_PROCESS
     ),
 ]
+DrainTimeout = Annotated[
+    int | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Longest time that a worker told to stop waits for its open requests. Default: no limit. "
+        "A second signal ends it at once.",
+        rich_help_panel=_PROCESS,
+    ),
+]
 ExitWithParent = Annotated[
     int | None,
     typer.Option(

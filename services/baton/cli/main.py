@@ -140,6 +140,7 @@ def _worker_command(role: RoleName, what: str) -> None:
         chunked_prefill: arg.ChunkedPrefill = True,
         prefix_caching: arg.PrefixCaching = True,
         threads: arg.Threads = None,
+        drain_timeout: arg.DrainTimeout = None,
         log_level: arg.LogLevel = _WORKER.log_level,
         exit_with_parent: arg.ExitWithParent = None,
     ) -> int:

@@ -16,7 +16,7 @@ from baton.connector import wire
 from baton.connector.checksum import checksum
 from baton.connector.decode import Counters, DecodeHandoffs
 from baton.connector.identity import handle_is_valid, tokens_digest
-from baton.connector.liveness import Pulse
+from baton.connector.liveness import TEMPO, TICK_S, Pulse, Tempo
 from baton.connector.messages import (
     Action,
     Ask,
@@ -49,7 +49,6 @@ from baton.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
 _STAGES = (
     ("room", Stage.ASKED, Stage.CREDITED),
     ("prefill", Stage.CREDITED, Stage.READY),
@@ -68,9 +67,9 @@ class _Peer:
     terms: Terms
     memory: PageMemory
     data: Link
+    pulse: Pulse
     outbound: asyncio.Queue[pb.DecodeMessage | None] = field(default_factory=asyncio.Queue)
     fenced: asyncio.Event = field(default_factory=asyncio.Event)
-    pulse: Pulse = field(default_factory=Pulse)
 
 
 class DecodeRole(pb_grpc.HandoffServicer):
@@ -88,6 +87,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         outlet: Outlet,
         on_retire: Callable[[], None],
         on_crash: Callable[[], None],
+        tempo: Tempo = TEMPO,
     ) -> None:
         self._engine = engine
         self._wiring = wiring
@@ -95,6 +95,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._outlet = outlet
         self._on_retire = on_retire
         self._on_crash = on_crash
+        self._tempo = tempo
         self._room = PoolRoom(engine)
         drained_is_proof = all(connector.drained_is_proof for connector in wiring.connectors.values())
         self._machine = DecodeHandoffs(wiring.incarnation, self._room, drained_is_proof=drained_is_proof)
@@ -120,6 +121,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
             pages = self._machine.pinned_pages()
         return Holds(len(pages), since)
 
+    @property
+    def open_links(self) -> int:
+        """Links over which prefill workers may still ask, and those being fenced."""
+        return len(self._peers)
+
     async def run_timers(self) -> None:
         """Listen for silence, resend and escalate, for as long as the worker lives."""
         before = time.monotonic()
@@ -135,7 +141,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def _check_pulse(self, peer: _Peer, elapsed: float) -> None:
         if peer.pulse.tick(elapsed):
             peer.outbound.put_nowait(pb.DecodeMessage(heartbeat=pb.Heartbeat()))
-        if peer.pulse.lost(busy=self._machine.busy(peer.id)):
+        if peer.pulse.lost(partial(self._machine.busy, peer.id)):
             log.warning("prefill %s is silent: its link is fenced", peer.id.prefill)
             self._do(lambda now: self._machine.link_lost(peer.id, now))
 
@@ -156,6 +162,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
     def cancel(self, name: Name) -> None:
         self._do(lambda now: self._machine.cancel(name, now))
+
+    def has_any_of(self, owner: str) -> bool:
+        return bool(self._room.owned_by(owner))
 
     def cancel_all_of(self, owner: str) -> None:
         """The router ``owner`` is gone."""
@@ -227,7 +236,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         data = terms.connector.expect(
             token, memory, lambda: self._do(lambda now: self._machine.link_lost(link, now))
         )
-        peer = _Peer(link, Pair(address, terms.connector.name), terms, memory, data)
+        peer = _Peer(link, Pair(address, terms.connector.name), terms, memory, data, Pulse(self._tempo))
         self._peers[link] = peer
         return peer, token
 

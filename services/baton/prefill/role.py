@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-import grpc
 
 from baton.connector import wire
 from baton.connector.checksum import checksum
 from baton.connector.identity import tokens_digest
+from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Action, Ask, Compute, Fail, LinkId, Name, Ready, Send, SendBlocks, Stop
 from baton.connector.prefill import Computed, Counters, PrefillHandoffs
 from baton.connector.timeline import Stage, Timeline
@@ -21,14 +20,13 @@ from baton.connector.wiring import Wiring
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
-from baton.prefill.links import DecodePeer, LinkRefusedError
+from baton.prefill.links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
+from baton.prefill.peers import Peer
 from baton.telemetry.handoff import Holds
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
-
-TICK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -67,7 +65,7 @@ class _SequencePages:
 
 
 class PrefillRole:
-    """Dials ``Handoff.Link`` of decode workers and carries out what the state machine decides.
+    """Hands requests on over links to decode workers and carries out what the state machine decides.
 
     Everything here runs on the event loop's thread. The machine and the pool are touched under the engine's
     lock, which the engine's thread holds only between forwards.
@@ -79,6 +77,7 @@ class PrefillRole:
         wiring: Wiring,
         outlet: Outlet,
         on_crash: Callable[[], None],
+        tempo: Tempo = TEMPO,
     ) -> None:
         self._engine = engine
         self._wiring = wiring
@@ -87,8 +86,8 @@ class PrefillRole:
         self._requests: dict[Name, _Request] = {}
         self._machine = PrefillHandoffs(_SequencePages(engine, self._requests))
         self._timelines: dict[Name, Timeline] = {}
-        self._peers: dict[LinkId, DecodePeer] = {}
-        self._opening: dict[tuple[str, str], asyncio.Task[LinkId]] = {}
+        self._tempo = tempo
+        self._links = DecodeLinks(self._dial, self._on_opened, self._on_lost, self._machine.busy)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -107,23 +106,28 @@ class PrefillRole:
             pages = set(self._machine.pinned_pages())
         return Holds(len(pages), since)
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that wait for a link or room, or are being computed, to be handed on."""
+        return len(self._requests)
+
     async def run_timers(self) -> None:
         """Listen for silence, for as long as the worker lives."""
         before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            for link, peer in list(self._peers.items()):
-                self._check_pulse(link, peer, now - before)
+            self._links.tick(now - before)
             before = now
             self._do(self._machine.tick)
 
-    def _check_pulse(self, link: LinkId, peer: DecodePeer, elapsed: float) -> None:
-        if peer.pulse.tick(elapsed):
-            peer.send(pb.PrefillMessage(heartbeat=pb.Heartbeat()))
-        if peer.pulse.lost(busy=self._machine.busy(link)):
-            log.warning("decode at %s is silent: the link is closed", peer.address)
-            peer.close()
+    async def close(self) -> None:
+        """End every link; before the connectors are closed."""
+        await self._links.close()
+
+    def know_peers(self, router_id: str, peers: Iterable[Peer]) -> None:
+        """Link to the decode workers that a router names, before it hands any request to them."""
+        self._links.know(router_id, peers)
 
     def submit(self, sequence: Sequence, target: worker_pb2.DecodeTarget) -> None:
         """Take a request to prefill here and decode at ``target``. Failures go to the outlet."""
@@ -132,7 +136,7 @@ class PrefillRole:
             return
         sequence.hold_after_prefill = True
         self._requests[name] = _Request(sequence, target.handle)
-        task = asyncio.create_task(self._ask(name, target.handoff_address, target.incarnation))
+        task = asyncio.create_task(self._ask(name, Peer(target.handoff_address, target.incarnation)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -140,8 +144,12 @@ class PrefillRole:
         self._do(lambda now: self._machine.cancel(name, now))
         self._requests.pop(name, None)
 
+    def has_any_of(self, owner: str) -> bool:
+        return any(request.sequence.owner == owner for request in self._requests.values())
+
     def cancel_all_of(self, owner: str) -> None:
         """The router ``owner`` is gone."""
+        self._links.forget(owner)
         for name in [n for n, request in self._requests.items() if request.sequence.owner == owner]:
             self.cancel(name)
 
@@ -173,67 +181,54 @@ class PrefillRole:
 
     # --- links
 
-    async def _ask(self, name: Name, address: str, decode: str) -> None:
+    async def _ask(self, name: Name, peer: Peer) -> None:
         try:
-            link = await self._link_to(address, decode)
+            link = await self._links.to(peer)
         except LinkRefusedError as error:
-            self._fail(name, f"decode refused the link: {error}")
+            self._refuse(name, f"decode refused the link: {error}")
             return
-        except (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError) as error:
-            log.warning("no link to decode at %s: %r", address, error)
-            self._fail(name, "decode cannot be reached")
+        except UNREACHABLE as error:
+            log.warning("no link to decode at %s: %r", peer.address, error)
+            self._refuse(name, "decode cannot be reached")
             return
         request = self._requests.get(name)
         if request is None:  # cancelled meanwhile
             return
-        peer = self._peers.get(link)
-        if peer is None:
+        connection = self._links.at(link)
+        if connection is None:
             self._fail(name, "the link to decode was lost")
             return
-        num_blocks = -(-request.sequence.num_tokens // peer.block_size)
-        self._timelines[name] = Timeline(time.monotonic(), peer.connector)
+        num_blocks = -(-request.sequence.num_tokens // connection.block_size)
+        self._timelines[name] = Timeline(time.monotonic(), connection.connector)
         self._do(lambda now: self._machine.ask(name, link, num_blocks, now))
 
-    async def _link_to(self, address: str, decode: str) -> LinkId:
-        for link in self._peers:
-            if link.decode == decode:
-                return link
-        key = (address, decode)
-        task = self._opening.get(key)
-        if task is None:
-            task = asyncio.create_task(self._open(address, decode))
-            self._opening[key] = task
-            task.add_done_callback(lambda _: self._opening.pop(key, None))
-        return await asyncio.shield(task)
-
-    async def _open(self, address: str, decode: str) -> LinkId:
+    async def _dial(self, peer: Peer, on_lost: Callable[[DecodePeer], None]) -> DecodePeer:
         greeting = pb.LinkOpen(
             prefill_incarnation=self._wiring.incarnation,
-            decode_incarnation=decode,
+            decode_incarnation=peer.incarnation,
             compatibility=self._wiring.compatibility,
             connectors=list(self._wiring.connectors),
             prefill_address=self._wiring.address,
             verify=self._wiring.verify,
         )
-        peer = DecodePeer(address, self._wiring, self._on_message, self._on_lost)
-        link = await peer.open(greeting)
-        self._peers[link] = peer
+        connection = DecodePeer(peer.address, self._wiring, self._on_message, on_lost, self._tempo)
+        await connection.open(greeting)
+        return connection
+
+    def _on_opened(self, connection: DecodePeer) -> None:
+        assert connection.link is not None
+        per_page = self._engine.pool.block_size // connection.block_size
         with self._engine.lock:
-            self._machine.link_opened(link, self._engine.pool.block_size // peer.block_size)
-        self._wiring.metrics.linked(peer.pair)
-        log.info("linked to decode at %s, epoch %d, connector %s", address, link.epoch, peer.connector)
-        return link
+            self._machine.link_opened(connection.link, per_page)
+        self._wiring.metrics.linked(connection.pair)
+
+    def _on_lost(self, link: LinkId) -> None:
+        self._do(lambda now: self._machine.link_lost(link, now))
 
     def _on_message(self, link: LinkId, message: pb.DecodeMessage) -> None:
         known = wire.from_decode(message)
         if known is not None:
             self._do(lambda now: self._machine.receive(link, known, now))
-
-    def _on_lost(self, peer: DecodePeer) -> None:
-        link = peer.link
-        if link is not None:
-            self._peers.pop(link, None)
-            self._do(lambda now: self._machine.link_lost(link, now))
 
     # --- carrying out
 
@@ -281,7 +276,7 @@ class PrefillRole:
     def _send(self, link: LinkId, message: wire.FromPrefill | Ask) -> None:
         if isinstance(message, Ready):
             self._reach(message.name, Stage.READY)
-        peer = self._peers.get(link)
+        peer = self._links.at(link)
         if peer is None:
             return
         if not isinstance(message, Ask):
@@ -300,7 +295,7 @@ class PrefillRole:
         peer.send(pb.PrefillMessage(ask=ask))
 
     def _send_blocks(self, action: SendBlocks) -> None:
-        peer = self._peers.get(action.link)
+        peer = self._links.at(action.link)
         if peer is None or peer.data is None:
             self._do(lambda now: self._machine.sent(action.link, action.tag, False, now))
             return
@@ -357,3 +352,10 @@ class PrefillRole:
         request = self._requests.pop(name, None)
         if request is not None:
             self._outlet.fail(request.sequence.owner, name.request_id, name.attempt, reason)
+
+    def _refuse(self, name: Name, reason: str) -> None:
+        """Nothing was begun: the router may ask another worker."""
+        log.warning("request %s (attempt %d) is refused: %s", name.request_id, name.attempt, reason)
+        request = self._requests.pop(name, None)
+        if request is not None:
+            self._outlet.refuse(request.sequence.owner, name.request_id, name.attempt, reason)
