@@ -104,9 +104,9 @@ def main() -> int:
         reports.append(report)
         for violation in report.violations:
             print(f"{kind}, seed {options.seed}, {violation}\n", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps([dataclasses.asdict(r) for r in reports], indent=2))
     console.print(table(reports))
-    if options.json:
-        options.json.write_text(json.dumps([dataclasses.asdict(r) for r in reports], indent=2))
     return int(any(report.violations for report in reports))
 
 

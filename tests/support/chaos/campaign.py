@@ -65,7 +65,7 @@ class Report:
     rounds: int = 0
     round_s: float = 0.0
     """On average."""
-    faults: Counter[str] = field(default_factory=Counter)
+    faults: dict[str, int] = field(default_factory=dict)
     completed: int = 0
     tokens: int = 0
     failed: dict[str, int] = field(default_factory=dict)
@@ -76,6 +76,8 @@ class Report:
     restarts_s: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
     """From the start of a process to its first handoff."""
     retired: int = 0
+    events: dict[str, int] = field(default_factory=dict)
+    """What workers counted, as far as they lived to tell at a rest."""
     most_fds: int = 0
     most_threads: int = 0
     """Of any worker at rest, above what it had at its first."""
@@ -94,6 +96,8 @@ class Campaign:
         self._rng = fleet.rng
         self._where = "before the first round"
         self._history: list[str] = []
+        self._events: dict[int, Counter[str]] = {}
+        """By process."""
         self._load = Load(
             client, catalogue.questions, random.Random(plan.seed + 1), plan.clients, self._on_wrong
         )
@@ -111,6 +115,7 @@ class Campaign:
         tally, report = self._load.tally, self.report
         report.completed, report.tokens, report.failed = tally.completed, tally.tokens, dict(tally.failed)
         report.reasons = dict(tally.reasons.most_common())
+        report.events = dict(sum(self._events.values(), Counter()))
         report.slowest_s, report.seconds = tally.slowest_s, time.monotonic() - began
         return report
 
@@ -155,7 +160,7 @@ class Campaign:
     async def _inject(self, kind: str) -> None:
         try:
             what = await getattr(self._faults, kind)()
-            self.report.faults[kind] += 1
+            self.report.faults[kind] = self.report.faults.get(kind, 0) + 1
         except FaultError as error:
             what = f"{kind}: NO EFFECT: {error}"
             self._violation(f"a fault had no effect: {error}")
@@ -224,6 +229,7 @@ class Campaign:
 
     def _measure(self) -> None:
         for member in self._fleet.members:
+            self._events[member.pid] = member.events()
             now = Usage.of(member.pid)
             first = member.at_first_rest = member.at_first_rest or now
             fds, threads = now.fds - first.fds, now.threads - first.threads

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ DATA_PORTS = 3
 PORTS = range(12_000, 32_000, DATA_PORTS)
 """Below those that the system gives to outgoing connections: one of these could sit on a dead worker's."""
 READY_S = 60.0
-NUM_BLOCKS = 128
-"""Two or three of the longest requests: there is never room for all."""
+NUM_BLOCKS = 80
+"""One or two of the longest requests: there is never room for all."""
 OPTIONS = ("--num-blocks", str(NUM_BLOCKS), "--prefill-chunk", "64", "--max-num-batched-tokens", "192")
 
 State = Literal["up", "frozen", "down"]
@@ -80,6 +81,17 @@ class Member:
         """Completed by this process."""
         found = [v for k, v in self.service.metrics().items() if k.startswith("baton_handoffs_completed")]
         return int(found[0])
+
+    def events(self) -> Counter[str]:
+        """Of this process: what it counts that is out of the ordinary."""
+        found: Counter[str] = Counter()
+        for name, value in self.service.metrics().items():
+            reason = re.search(r'reason="(\w+)"', name)
+            if reason:
+                found[f"{reason[1]} ({self.role})"] += int(value)
+            elif name.startswith(("baton_preemptions", "baton_handoff_stale_messages")):
+                found[f"{name.partition('_total')[0].removeprefix('baton_')} ({self.role})"] += int(value)
+        return +found
 
     def held(self) -> dict[str, int]:
         """What is not given back: blocks, handoffs and sequences, those that are not zero."""
