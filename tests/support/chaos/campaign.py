@@ -241,7 +241,7 @@ class Campaign:
     def _read_logs(self) -> None:
         for name, log in self._fleet.logs.items():
             for record in log.records():
-                if re.search(r" ERROR |^Traceback", record, re.MULTILINE):
+                if re.search(r"^\S+ \S+ ERROR |^Traceback", record, re.MULTILINE):
                     self._violation(f"{name} logged an error", record.splitlines()[:20])
                 if "checksum differs" in record:
                     self._violation(f"{name}: a page changed during its transfer", [record])
