@@ -17,6 +17,7 @@ from baton.connector.messages import (
     Credit,
     Drained,
     Fail,
+    Failure,
     Grant,
     LinkId,
     Manifest,
@@ -159,7 +160,7 @@ class DrainedAfterFailure(PrefillHandoffs):
         self._source.unpin(handoff.sending.pop(tag))
         if handoff.state is PrefillState.STOPPED:
             return self._drained_if_quiet(handoff, now)
-        return [Fail(handoff.name, "failed"), *self.withdraw(handoff.name, "transfer", now)]
+        return [Fail(handoff.name, "failed", Failure.LOST), *self.withdraw(handoff.name, "transfer", now)]
 
 
 class DrainedAtOnce(PrefillHandoffs):

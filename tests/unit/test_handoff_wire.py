@@ -53,7 +53,8 @@ TO_DECODE: list[wire.FromPrefill] = [
 ]
 TO_PREFILL: list[ToPrefill] = [
     Credit(NAME),
-    Decline(NAME, "no room"),
+    Decline(NAME, "no room", elsewhere=True),
+    Decline(NAME, "never"),
     Grant(NAME, (Segment(2**63, 0, 16), Segment(1, 16, 1))),
     Grant(NAME, ()),
     Release(NAME),

@@ -38,6 +38,7 @@ from baton.connector.messages import (
     Decline,
     Drained,
     Fail,
+    Failure,
     Fence,
     Grant,
     LinkId,
@@ -282,14 +283,17 @@ class DecodeHandoffs:
             self.counters.stale += 1
             return [Send(link, Decline(name, "this attempt is over"))]
         if self._tombstones.full:
-            return [Send(link, Decline(name, "decode has too many ended attempts to remember"))]
+            reason = "decode has too many ended attempts to remember"
+            return [Send(link, Decline(name, reason, elsewhere=True))]
         if not self._room.fits(self._pages(link, ask.num_blocks)):
-            return [Send(link, Decline(name, f"{ask.num_blocks} KV blocks never fit in this decode worker"))]
+            reason = f"{ask.num_blocks} KV blocks never fit in this decode worker"
+            return [Send(link, Decline(name, reason, elsewhere=True))]
         actions = self._supersede(name, now)
         if len(self._queue) >= self._max_queued:
             # Prefill may have asked twice, and there may be room when the second one comes.
             self._tombstones.bury(name, now)
-            return [*actions, Send(link, Decline(name, "decode has no room and its queue is full"))]
+            reason = "decode has no room and its queue is full"
+            return [*actions, Send(link, Decline(name, reason, elsewhere=True))]
         self._handoffs[name] = Handoff(name, link, ask.num_blocks, State.QUEUED)
         self._newest[name.request_id] = name
         self._queue.append(name)
@@ -318,7 +322,7 @@ class DecodeHandoffs:
         num_tokens, digest = self._room.manifest(handoff.name)
         if message.manifest != Manifest(num_tokens, digest, len(handoff.segments)):
             reason = "prefill's manifest does not match the request"
-            return [Fail(handoff.name, reason), *self._abort(handoff, AbortReason.MANIFEST, now)]
+            return self._fail(handoff, reason, AbortReason.MANIFEST, now)
         handoff.complete = message
         return self._commit_if_whole(handoff, now)
 
@@ -349,7 +353,7 @@ class DecodeHandoffs:
             return [] if handoff.receiving else self._over(handoff, now) + self.pump(now)
         if not ok:
             reason = "the KV transfer from prefill was lost"
-            return [Fail(handoff.name, reason), *self._abort(handoff, AbortReason.TRANSFER, now)]
+            return self._fail(handoff, reason, AbortReason.TRANSFER, now)
         if checksum is not None:
             handoff.checksums[tag] = checksum
         return self._commit_if_whole(handoff, now)
@@ -361,7 +365,7 @@ class DecodeHandoffs:
             return []
         changed = self._changed(handoff, complete)
         if changed is not None:
-            return [Fail(handoff.name, changed), *self._abort(handoff, AbortReason.CHECKSUM, now)]
+            return self._fail(handoff, changed, AbortReason.CHECKSUM, now)
         self._room.unpin(handoff.pinned)
         self._forget(handoff, now)
         self.counters.committed += 1
@@ -393,7 +397,10 @@ class DecodeHandoffs:
         handoff = self._handoffs.get(name)
         if handoff is None or handoff.state is State.DRAINING:
             return []
-        return [Fail(name, reason), *self._abort(handoff, AbortReason.STALLED, now)]
+        return self._fail(handoff, reason, AbortReason.STALLED, now)
+
+    def _fail(self, handoff: Handoff, text: str, reason: AbortReason, now: float) -> list[Action]:
+        return [Fail(handoff.name, text, Failure.LOST), *self._abort(handoff, reason, now)]
 
     def _give_up(self, name: Name, reason: AbortReason, now: float) -> list[Action]:
         handoff = self._handoffs.get(name)
@@ -422,7 +429,8 @@ class DecodeHandoffs:
         elif handoff.state is State.RESERVED:
             self._room.unreserve(handoff.name)
         self._forget(handoff, now)
-        return [*([Fail(handoff.name, failure)] if failed and failure else []), Stop(handoff.name)]
+        failures = [Fail(handoff.name, failure, Failure.LOST)] if failed and failure else []
+        return [*failures, Stop(handoff.name)]
 
     def _forget(self, handoff: Handoff, now: float) -> None:
         name = handoff.name

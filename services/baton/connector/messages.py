@@ -34,6 +34,17 @@ class AbortReason(Enum):
     """Nothing happened for too long on a healthy link."""
 
 
+class Failure(Enum):
+    """What the router may do about an attempt that failed."""
+
+    REFUSED = "refused"
+    """Nothing was begun: ask another worker."""
+    LOST = "lost"
+    """The handoff broke: go on from the tokens delivered, with another attempt."""
+    FINAL = "final"
+    """Another attempt would end in the same way."""
+
+
 class Name(NamedTuple):
     """One try at one request. The router mints both parts and never reuses an attempt."""
 
@@ -130,6 +141,8 @@ class Credit:
 class Decline:
     name: Name
     reason: str
+    elsewhere: bool = False
+    """The request may be welcome at another decode worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +243,7 @@ class Fail:
 
     name: Name
     reason: str
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from baton.connector.messages import (
     Decline,
     Drained,
     Fail,
+    Failure,
     Grant,
     LinkId,
     Manifest,
@@ -156,7 +157,7 @@ class PrefillHandoffs:
         actions: list[Action] = []
         for handoff in [h for h in self._handoffs.values() if h.link == link]:
             if handoff.state in (State.ASKED, State.COMPUTING):
-                actions.append(Fail(handoff.name, "the link to decode was lost"))
+                actions.append(Fail(handoff.name, "the link to decode was lost", Failure.LOST))
             handoff.owes_drained = False
             actions += self._stop(handoff, AbortReason.LINK_LOST, now)
         return actions
@@ -166,14 +167,14 @@ class PrefillHandoffs:
     def ask(self, name: Name, link: LinkId, num_blocks: int, now: float) -> list[Action]:
         """A request arrived for handing on over this link, in so many of the link's blocks."""
         if self._links.get(link.decode) != link:
-            return [Fail(name, "the link to decode was lost")]
+            return [Fail(name, "the link to decode was lost", Failure.LOST)]
         if name in self._handoffs:
             return []
         if self._tombstones.covers(name):
             self.counters.stale += 1
-            return [Fail(name, "this attempt is over")]
+            return [Fail(name, "this attempt is over", Failure.FINAL)]
         if self._tombstones.full:
-            return [Fail(name, "prefill has too many ended attempts to remember")]
+            return [Fail(name, "prefill has too many ended attempts to remember", Failure.REFUSED)]
         self._handoffs[name] = Handoff(name, link, num_blocks, self._blocks_per_page[link])
         return [Send(link, Ask(name, num_blocks))]
 
@@ -271,7 +272,8 @@ class PrefillHandoffs:
                 return self._on_credit(handoff)
             case Decline() if handoff.state is State.ASKED:
                 self._forget(handoff, now)
-                return [Fail(handoff.name, message.reason), Stop(handoff.name)]
+                failure = Failure.REFUSED if message.elsewhere else Failure.FINAL
+                return [Fail(handoff.name, message.reason, failure), Stop(handoff.name)]
             case Grant():
                 return self._on_grant(handoff, message)
             case Release() if handoff.state is State.SENT:

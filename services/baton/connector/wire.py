@@ -80,7 +80,8 @@ def to_prefill(message: ToPrefill) -> pb.DecodeMessage:
         case Credit():
             return pb.DecodeMessage(credit=pb.Credit(name=name))
         case Decline():
-            return pb.DecodeMessage(decline=pb.Decline(name=name, reason=message.reason))
+            decline = pb.Decline(name=name, reason=message.reason, elsewhere=message.elsewhere)
+            return pb.DecodeMessage(decline=decline)
         case Grant():
             segments = [
                 pb.Segment(tag=s.tag, first_block=s.first_block, num_blocks=s.num_blocks)
@@ -99,7 +100,8 @@ def from_decode(message: pb.DecodeMessage) -> ToPrefill | None:
         case "credit":
             return Credit(name_of(message.credit.name))
         case "decline":
-            return Decline(name_of(message.decline.name), message.decline.reason)
+            decline = message.decline
+            return Decline(name_of(decline.name), decline.reason, decline.elsewhere)
         case "grant":
             segments = tuple(Segment(s.tag, s.first_block, s.num_blocks) for s in message.grant.segments)
             return Grant(name_of(message.grant.name), segments)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -258,7 +259,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         sequence = Sequence(
             request_id=name.request_id,
             attempt=name.attempt,
-            prompt_ids=tuple(ask.prompt_ids),
+            prompt_ids=array("I", ask.prompt_ids),
             output_ids=list(ask.output_ids),
             params=SamplingParams.from_proto(ask.params),
             owner=ask.router_id,
@@ -332,7 +333,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             case Stop(name=name):
                 self._forget(name)
             case Fail(name=name, reason=reason):
-                self._fail(name, reason)
+                self._lose(name, reason)
             case Fence(link=link):
                 self._spawn(self._fence(link))
             case Retire(link=link):
@@ -430,11 +431,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
         )
         self._outlet.deliver(sequence.owner, first)
 
-    def _fail(self, name: Name, reason: str) -> None:
+    def _lose(self, name: Name, reason: str) -> None:
         log.warning("handoff of %s (attempt %d) failed: %s", name.request_id, name.attempt, reason)
         owner = self._room.owner(name)
         if owner is not None:
-            self._outlet.fail(owner, name.request_id, name.attempt, reason)
+            self._outlet.lose(owner, name.request_id, name.attempt, reason)
 
     async def _fence(self, link: LinkId) -> None:
         peer = self._peers.get(link)

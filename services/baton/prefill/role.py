@@ -12,7 +12,19 @@ from baton.connector import wire
 from baton.connector.checksum import checksum
 from baton.connector.identity import tokens_digest
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
-from baton.connector.messages import Action, Ask, Compute, Fail, LinkId, Name, Ready, Send, SendBlocks, Stop
+from baton.connector.messages import (
+    Action,
+    Ask,
+    Compute,
+    Fail,
+    Failure,
+    LinkId,
+    Name,
+    Ready,
+    Send,
+    SendBlocks,
+    Stop,
+)
 from baton.connector.prefill import Computed, Counters, PrefillHandoffs
 from baton.connector.timeline import Stage, Timeline
 from baton.connector.transport import Link, TransferError
@@ -185,18 +197,18 @@ class PrefillRole:
         try:
             link = await self._links.to(peer)
         except LinkRefusedError as error:
-            self._refuse(name, f"decode refused the link: {error}")
+            self._fail(name, f"decode refused the link: {error}", Failure.REFUSED)
             return
         except UNREACHABLE as error:
             log.warning("no link to decode at %s: %r", peer.address, error)
-            self._refuse(name, "decode cannot be reached")
+            self._fail(name, "decode cannot be reached", Failure.REFUSED)
             return
         request = self._requests.get(name)
         if request is None:  # cancelled meanwhile
             return
         connection = self._links.at(link)
         if connection is None:
-            self._fail(name, "the link to decode was lost")
+            self._fail(name, "the link to decode was lost", Failure.REFUSED)
             return
         num_blocks = -(-request.sequence.num_tokens // connection.block_size)
         self._timelines[name] = Timeline(time.monotonic(), connection.connector)
@@ -258,8 +270,8 @@ class PrefillRole:
                 self._engine.cancel(*name)
                 self._requests.pop(name, None)
                 self._record(name)
-            case Fail(name=name, reason=reason):
-                self._fail(name, reason)
+            case Fail(name=name, reason=reason, failure=failure):
+                self._fail(name, reason, failure)
             case _:
                 raise AssertionError(f"not an action of prefill: {action}")
 
@@ -270,7 +282,7 @@ class PrefillRole:
         try:
             self._engine.add(request.sequence)
         except ValueError as error:  # a newer attempt of the request is here already
-            self._fail(name, str(error))
+            self._fail(name, str(error), Failure.FINAL)
             self._do(lambda now: self._machine.withdraw(name, "refused by the engine", now))
 
     def _send(self, link: LinkId, message: wire.FromPrefill | Ask) -> None:
@@ -346,16 +358,17 @@ class PrefillRole:
             self._wiring.metrics.stage(timeline.connector, "flush", flush)
             log.debug("handoff %s", timeline.line(name))
 
-    def _fail(self, name: Name, reason: str) -> None:
-        log.warning("handoff of %s (attempt %d) failed: %s", name.request_id, name.attempt, reason)
+    def _fail(self, name: Name, reason: str, failure: Failure) -> None:
+        log.warning("request %s (attempt %d) cannot be handed on (%s): %s", *name, failure.value, reason)
         self._timelines.pop(name, None)
         request = self._requests.pop(name, None)
-        if request is not None:
-            self._outlet.fail(request.sequence.owner, name.request_id, name.attempt, reason)
-
-    def _refuse(self, name: Name, reason: str) -> None:
-        """Nothing was begun: the router may ask another worker."""
-        log.warning("request %s (attempt %d) is refused: %s", name.request_id, name.attempt, reason)
-        request = self._requests.pop(name, None)
-        if request is not None:
-            self._outlet.refuse(request.sequence.owner, name.request_id, name.attempt, reason)
+        if request is None:
+            return
+        owner = request.sequence.owner
+        match failure:
+            case Failure.REFUSED:
+                self._outlet.refuse(owner, *name, reason)
+            case Failure.LOST:
+                self._outlet.lose(owner, *name, reason)
+            case Failure.FINAL:
+                self._outlet.fail(owner, *name, reason)

@@ -359,7 +359,10 @@ class Decline(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
+    elsewhere: _builtins.bool
+    """the request may be welcome at another decode worker"""
     @_builtins.property
     def name(self) -> Global___Name: ...
     def __init__(
@@ -367,10 +370,11 @@ class Decline(_message.Message):
         *,
         name: Global___Name | None = ...,
         reason: _builtins.str = ...,
+        elsewhere: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elsewhere", b"elsewhere", "name", b"name", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -148,7 +149,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         sequence = Sequence(
             request_id=submit.request_id,
             attempt=submit.attempt,
-            prompt_ids=tuple(submit.prompt_ids),
+            prompt_ids=array("I", submit.prompt_ids),
             output_ids=list(submit.output_ids),
             params=SamplingParams.from_proto(submit.params),
             owner=router_id,
