@@ -187,7 +187,7 @@ def _member(name: str, role: str, kind: str, model: Path, tmp: Path, ports: Iter
     where = ("--port", str(grpc), "--data-port", str(data), "--metrics-port", str(metrics))
     options = ("--dtype", "float32", "--threads", "1", "--connector", connector, "--verify-handoff", *OPTIONS)
     argv = (role, "--model", str(model), *where, *options)
-    service = Service(name, argv, tmp / f"{name}.log", environment)
+    service = Service(name, argv, tmp / f"{name}.log", environment=environment)
     return Member(service, role, grpc, range(data, data + DATA_PORTS))
 
 
