@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -80,6 +82,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="where the workers' logs go; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stop the workers
     kinds = options.connector.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--connector: {', '.join(unknown)}; allowed: {', '.join(KINDS)}")
