@@ -102,6 +102,7 @@ class DecodePeer:
                 if self._closing:
                     raise TransferError("the data connection ended as soon as it was made")
         except BaseException:
+            self._outbound.put_nowait(None)
             if self.data is not None:
                 await self.data.close()
             await channel.close(None)
