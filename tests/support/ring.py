@@ -27,13 +27,15 @@ class Service:
     name: str
     argv: tuple[str, ...]
     log: Path
+    program: str = "baton"
+    """The module to run: Baton, or something that makes a fault of it."""
     process: subprocess.Popen[str] = field(init=False)
     ready: ready.WorkerReady | ready.RouterReady = field(init=False)
 
     def start(self) -> None:
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "baton", *self.argv],
+                [sys.executable, "-m", self.program, *self.argv],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -167,6 +169,7 @@ def running_ring(
     prefill_options: Sequence[str] = (),
     decode_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
+    decode_program: str = "baton",
 ) -> Iterator[Ring]:
     """Start workers and a router on ports the system picks; stop them all at the end."""
     tmp.mkdir(parents=True, exist_ok=True)
@@ -179,7 +182,8 @@ def running_ring(
         for index in range(count):
             name = f"{role}-{index}"
             argv = (role, "--model", model, "--dtype", dtype, "--threads", "1", "--port", "0")
-            workers.append(Service(name, (*argv, *options, *extra), tmp / f"{name}.log"))
+            program = decode_program if role == "decode" else "baton"
+            workers.append(Service(name, (*argv, *options, *extra), tmp / f"{name}.log", program))
     with ExitStack() as stack:
         for worker in workers:
             worker.start()

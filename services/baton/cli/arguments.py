@@ -150,6 +150,21 @@ Connector = Annotated[
         rich_help_panel=_NETWORK,
     ),
 ]
+VerifyHandoff = Annotated[
+    bool,
+    typer.Option(
+        "--verify-handoff",
+        help="Compare a checksum of every transfer of KV blocks; one that differs fails the handoff.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+HandoffPatience = Annotated[
+    float,
+    typer.Option(
+        help="Seconds that decode waits for a sign of life of one handoff on a healthy link.",
+        rich_help_panel=_NETWORK,
+    ),
+]
 HttpPort = Annotated[int, typer.Option(help="Port of the HTTP API; 0 picks one.", rich_help_panel=_NETWORK)]
 GrpcPort = Annotated[
     int,

@@ -46,6 +46,7 @@ def to_decode(message: FromPrefill) -> pb.PrefillMessage:
                 num_segments=manifest.num_segments,
                 first_token=message.first_token,
                 cached_tokens=message.cached_tokens,
+                checksums=message.checksums,
             )
             return pb.PrefillMessage(send_complete=complete)
         case Drained():
@@ -62,7 +63,8 @@ def from_prefill(message: pb.PrefillMessage, link: LinkId) -> ToDecode | None:
         case "send_complete":
             body = message.send_complete
             manifest = Manifest(body.num_tokens, body.tokens_digest, body.num_segments)
-            return SendComplete(name_of(body.name), manifest, body.first_token, body.cached_tokens)
+            name, checksums = name_of(body.name), tuple(body.checksums)
+            return SendComplete(name, manifest, body.first_token, body.cached_tokens, checksums)
         case "drained":
             of = LinkId(link.prefill, link.decode, message.drained.epoch)
             return Drained(name_of(message.drained.name), of)
@@ -78,7 +80,8 @@ def to_prefill(message: ToPrefill) -> pb.DecodeMessage:
         case Credit():
             return pb.DecodeMessage(credit=pb.Credit(name=name))
         case Decline():
-            return pb.DecodeMessage(decline=pb.Decline(name=name, reason=message.reason))
+            decline = pb.Decline(name=name, reason=message.reason, elsewhere=message.elsewhere)
+            return pb.DecodeMessage(decline=decline)
         case Grant():
             segments = [
                 pb.Segment(tag=s.tag, first_block=s.first_block, num_blocks=s.num_blocks)
@@ -97,7 +100,8 @@ def from_decode(message: pb.DecodeMessage) -> ToPrefill | None:
         case "credit":
             return Credit(name_of(message.credit.name))
         case "decline":
-            return Decline(name_of(message.decline.name), message.decline.reason)
+            decline = message.decline
+            return Decline(name_of(decline.name), decline.reason, decline.elsewhere)
         case "grant":
             segments = tuple(Segment(s.tag, s.first_block, s.num_blocks) for s in message.grant.segments)
             return Grant(name_of(message.grant.name), segments)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 
 import grpc
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.connector.messages import LinkId
-from baton.connector.transport import Connector, KVMemory, Link, TransferError
+from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.wiring import Wiring
 from baton.prefill.peers import LONGEST_PAUSE_S, MAX_PEERS, Backoff, KnownPeers, Peer
+from baton.telemetry.handoff import BusyTime, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 
@@ -43,6 +45,8 @@ UNREACHABLE = (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError)
 class DecodePeer:
     """One decode process: the control stream, the data connection and the link's name.
 
+    What decode's answer settles (``memory``, ``block_size``, ``verify``, ``pair``, ``busy``) is there once
+    ``open`` has returned.
     ``on_message`` gets every message after the greeting; ``on_lost`` is called once, when either connection
     has ended and the data connection is closed, so that no send can read a page any more.
     """
@@ -50,8 +54,7 @@ class DecodePeer:
     def __init__(
         self,
         address: str,
-        connectors: Mapping[str, Connector],
-        memory: KVMemory,
+        wiring: Wiring,
         on_message: Callable[[LinkId, pb.DecodeMessage], None],
         on_lost: Callable[[DecodePeer], None],
         tempo: Tempo = TEMPO,
@@ -59,12 +62,15 @@ class DecodePeer:
         self.address = address
         self.link: LinkId | None = None
         self.data: Link | None = None
+        self.memory: PageMemory
+        self.block_size: int
+        self.verify: bool
+        self.pair: Pair
+        self.busy: BusyTime
+        self._wiring = wiring
         self.pulse = Pulse(tempo)
         self.ended = asyncio.Event()
         """Set when ``on_lost`` has been called."""
-        self._connectors = connectors
-        self._memory = memory
-        self.connector = ""
         self._on_message = on_message
         self._on_lost = on_lost
         self._outbound: asyncio.Queue[pb.PrefillMessage | None] = asyncio.Queue()
@@ -87,14 +93,7 @@ class DecodePeer:
                 if not answer.HasField("accept"):
                     raise TransferError("decode answered neither accept nor refuse")
                 accept = answer.accept
-                self.connector = accept.connector
-                connector = self._connectors.get(accept.connector)
-                if connector is None:
-                    raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
-                memory = self._memory.part(greeting.compatibility.block_size)
-                self.data = await connector.connect(
-                    accept.data_address, accept.data_token, memory, self.close
-                )
+                self.data = await self._connect(accept)
                 if self._closing:
                     raise TransferError("the data connection ended as soon as it was made")
         except BaseException:
@@ -106,6 +105,25 @@ class DecodePeer:
         self.link = link
         self._task = asyncio.create_task(self._read(channel, stream, link), name=f"link {self.address}")
         return link
+
+    async def _connect(self, accept: pb.LinkAccept) -> Link:
+        """Take decode's terms and make the data connection."""
+        connector = self._wiring.connectors.get(accept.connector)
+        if connector is None:
+            raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
+        try:
+            self.memory = self._wiring.memory.part(accept.block_size)
+        except ValueError as error:
+            raise LinkRefusedError(f"decode chose wire blocks that cannot be: {error}") from error
+        self.block_size, self.verify = accept.block_size, accept.verify
+        self.pair = Pair(self.address, accept.connector)
+        self.busy = BusyTime(partial(self._wiring.metrics.sending, self.pair))
+        return await connector.connect(accept.data_address, accept.data_token, self.memory, self.close)
+
+    @property
+    def connector(self) -> str:
+        """What carries the blocks."""
+        return self.pair.connector
 
     @property
     def closing(self) -> bool:
@@ -163,7 +181,7 @@ class DecodeLinks:
     def __init__(
         self,
         dial: Callable[[Peer, Callable[[DecodePeer], None]], Awaitable[DecodePeer]],
-        opened: Callable[[LinkId], None],
+        opened: Callable[[DecodePeer], None],
         lost: Callable[[LinkId], None],
         busy: Callable[[LinkId], bool],
     ) -> None:
@@ -280,7 +298,7 @@ class DecodeLinks:
             raise
         assert connection.link is not None
         self._open[peer.incarnation] = connection
-        self._opened(connection.link)
+        self._opened(connection)
         epoch = connection.link.epoch
         log.info("linked to decode at %s, epoch %d, connector %s", peer.address, epoch, connection.connector)
         return connection

@@ -22,6 +22,9 @@ from baton.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+MAX_LOST = 3
+"""Attempts of one request whose handoff may break; a request that breaks more is given up on."""
+
 
 @dataclass(slots=True)
 class _Active:
@@ -34,7 +37,9 @@ class _Active:
     prefill: WorkerClient | None
     entry: Entry = field(default_factory=Entry)
     avoided: set[str] = field(default_factory=set)
-    """Decode workers that prefill could not link to."""
+    """Decode workers that prefill could not link to, or that have no room."""
+    lost: int = 0
+    """Attempts whose handoff broke."""
     arrived: asyncio.Queue[TokenChunk | RingError] = field(default_factory=asyncio.Queue)
 
     @property
@@ -151,6 +156,7 @@ class WorkerRing:
             request_id=name.request_id,
             attempt=name.attempt,
             prompt_ids=active.prompt_ids,
+            output_ids=active.entry.output_ids,
             params=active.params.to_proto(),
         )
         prefill, decode = active.prefill, active.decode
@@ -159,7 +165,8 @@ class WorkerRing:
             return
         hello = decode.hello
         assert hello is not None
-        handle = sign_handle(self._cluster_key, name, hello.incarnation, len(active.prompt_ids))
+        num_tokens = len(active.prompt_ids) + len(active.entry.output_ids)
+        handle = sign_handle(self._cluster_key, name, hello.incarnation, num_tokens)
         submit.decode.handoff_address = hello.handoff_address
         submit.decode.incarnation = hello.incarnation
         submit.decode.handle = handle
@@ -175,11 +182,24 @@ class WorkerRing:
         self._forget_elsewhere(active, refused_by)
         if not refused_by.draining:
             active.avoided.add(active.decode.address)
-        placed = self._place(active.avoided)
+        self._attempt_again(active, self._place(active.avoided), reason)
+
+    def _go_on(self, active: _Active, failed_at: WorkerClient, reason: str) -> None:
+        """The handoff of an attempt broke, and with it what was computed: the next attempt goes on from the
+        tokens that the client has."""
+        self._forget_elsewhere(active, failed_at)
+        active.lost += 1
+        placed = self._place(active.avoided) if active.lost < MAX_LOST else None
+        self._attempt_again(active, placed, reason)
+
+    def _attempt_again(
+        self, active: _Active, placed: tuple[WorkerClient, WorkerClient | None] | None, reason: str
+    ) -> None:
         if placed is None:
             active.entry.finished = True
             active.arrived.put_nowait(RingError(503, "worker_error", reason))
             return
+        log.warning("request %s: attempt %d ended: %s", active.request_id, active.entry.attempt, reason)
         active.entry.attempt += 1
         active.decode, active.prefill = placed
         self._submit(active)
@@ -210,6 +230,9 @@ class WorkerRing:
                 continue
             if active.entry.refused(delta):
                 self._place_again(active, worker, delta.error)
+                continue
+            if active.entry.lost(delta):
+                self._go_on(active, worker, delta.error)
                 continue
             if worker is active.decode and delta.attempt == active.entry.attempt:
                 active.prefill = None  # the baton has been passed: prefill's fate matters no more

@@ -414,6 +414,7 @@ class TokenDelta(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_seq: _builtins.int
@@ -425,6 +426,8 @@ class TokenDelta(_message.Message):
     """prompt tokens that were not computed, set with the first token"""
     refused: _builtins.bool
     """with FINISH_REASON_ERROR: nothing was begun, and another worker may be asked"""
+    lost: _builtins.bool
+    """with FINISH_REASON_ERROR: the handoff failed; another attempt may go on from the tokens"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -438,10 +441,11 @@ class TokenDelta(_message.Message):
         error: _builtins.str = ...,
         cached_tokens: _builtins.int = ...,
         refused: _builtins.bool = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

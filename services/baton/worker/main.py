@@ -8,17 +8,20 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from prometheus_client import CollectorRegistry
 
 from baton import hub, logs, options
 from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
 from baton.connector.transport import Connector
+from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -26,7 +29,8 @@ from baton.errors import ModelError
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import Progress, WorkerReady, announce
-from baton.telemetry.worker import serve_metrics
+from baton.telemetry.handoff import HandoffMetrics
+from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
@@ -177,33 +181,29 @@ class Worker:
         for connector in connectors.values():
             stack.push_async_callback(connector.close)
         routers = Routers()
-        compatibility = self._compatibility()
-        memory = PoolMemory(engine.runner.pool)
-        prefill = PrefillRole(
-            engine, connectors, memory, compatibility, self._incarnation, routers, self._crash
-        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        address = options.join_address(config.advertised_host, self._bind(server))
+        registry = CollectorRegistry()
+        wiring = self._wiring(address, connectors, registry)
+        prefill = PrefillRole(engine, wiring, routers, self._crash)
         stack.push_async_callback(prefill.close)
         decode = DecodeRole(
             engine,
-            connectors,
-            memory,
-            compatibility,
-            self._incarnation,
+            wiring,
             config.cluster_key.encode(),
             routers,
             on_retire=lambda: self._end(EXIT_RETIRED),
             on_crash=self._crash,
         )
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        address = options.join_address(config.advertised_host, self._bind(server))
         service = WorkerService(engine, self._hello(address), routers, prefill, decode)
+        registry.register(WorkerCollector(config.role, service.stats))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)
         try:
             decode.data_addresses = await self._listen(connectors)
-            metrics_port = serve_metrics(config.host, config.metrics_port, config.role, service.stats, stack)
+            metrics_port = serve_metrics(config.host, config.metrics_port, registry, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
         engine_loop.start()
@@ -228,6 +228,20 @@ class Worker:
             raise StartError(str(error)) from error
         log.info("connectors, the best first: %s", ", ".join(connectors))
         return connectors
+
+    def _wiring(
+        self, address: str, connectors: Mapping[str, Connector], registry: CollectorRegistry
+    ) -> Wiring:
+        return Wiring(
+            incarnation=self._incarnation,
+            address=address,
+            connectors=connectors,
+            memory=PoolMemory(self._engine.runner.pool),
+            compatibility=self._compatibility(),
+            metrics=HandoffMetrics(registry, self._config.role),
+            verify=self._config.verify_handoff,
+            patience_s=self._config.handoff_patience,
+        )
 
     async def _listen(self, connectors: dict[str, Connector]) -> dict[str, str]:
         """Connector → the address to hand to peers. Only decode is called."""

@@ -84,6 +84,9 @@ class Routers:
     def refuse(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         self.deliver(owner, _failure(request_id, attempt, reason, refused=True))
 
+    def lose(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
+        self.deliver(owner, _failure(request_id, attempt, reason, lost=True))
+
     def report_loads(self) -> None:
         """Tell every router how the worker is; to them it is the worker's heartbeat."""
         for stream in self._streams.values():
@@ -112,11 +115,14 @@ class Routers:
             stream.end()
 
 
-def _failure(request_id: str, attempt: int, reason: str, *, refused: bool = False) -> worker_pb2.TokenDelta:
+def _failure(
+    request_id: str, attempt: int, reason: str, *, refused: bool = False, lost: bool = False
+) -> worker_pb2.TokenDelta:
     return worker_pb2.TokenDelta(
         request_id=request_id,
         attempt=attempt,
         finish_reason=inference_pb2.FINISH_REASON_ERROR,
         error=reason,
         refused=refused,
+        lost=lost,
     )

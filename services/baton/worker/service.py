@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from array import array
 from collections.abc import AsyncIterator
 from dataclasses import astuple, dataclass
 
 import grpc
 
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
-from baton.connector.messages import Name
+from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import FinishReason, Sequence
@@ -150,7 +151,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         sequence = Sequence(
             request_id=submit.request_id,
             attempt=submit.attempt,
-            prompt_ids=tuple(submit.prompt_ids),
+            prompt_ids=array("I", submit.prompt_ids),
             output_ids=list(submit.output_ids),
             params=SamplingParams.from_proto(submit.params),
             owner=router_id,
@@ -250,8 +251,12 @@ class WorkerService(pb_grpc.WorkerServicer):
             prefix_queried_tokens=load.prefix_queried_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
             handoffs_completed=prefill.completed + decode.committed,
-            handoffs_aborted=prefill.aborted + decode.aborted,
+            handoffs_aborted={
+                reason.value: prefill.aborted[reason] + decode.aborted[reason] for reason in AbortReason
+            },
             handoff_stale_messages=prefill.stale + decode.stale,
+            handoff_fences=decode.fences,
+            handoff_holds=(self._prefill.holds(), self._decode.holds()),
         )
 
     def load(self) -> worker_pb2.Load:
