@@ -9,15 +9,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc
 from grpc_health.v1._async import HealthServicer
+from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from baton.connector.identity import new_incarnation
 from baton.connector.liveness import TEMPO, Tempo
 from baton.connector.tcp import TcpConnector
+from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.prefill.role import PrefillRole
 from baton.router.ring import WorkerRing
 from baton.sampling_params import SamplingParams
+from baton.telemetry.handoff import HandoffMetrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
@@ -52,19 +55,18 @@ class LocalWorker:
         self.incarnation = new_incarnation()
         self.crashed = asyncio.Event()
         self._tempo = tempo
+        self._revision = revision
         self._stack = AsyncExitStack()
-        connector = TcpConnector()
-        self._connector = connector
-        compatibility = handoff_pb2.Compatibility(protocol=1, block_size=4, revision=revision)
-        shared = ({"tcp": connector}, PoolMemory(self.engine.runner.pool), compatibility, self.incarnation)
-        crash = self.crashed.set
-        self.prefill = PrefillRole(self.engine, *shared, self.routers, crash, tempo)
-        self.decode = DecodeRole(self.engine, *shared, KEY, self.routers, crash, crash, tempo)
+        self._connector = TcpConnector()
         self.address = ""
 
     async def start(self) -> None:
         server = grpc.aio.server()
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        wiring = self._wiring()
+        crash = self.crashed.set
+        self.prefill = PrefillRole(self.engine, wiring, self.routers, crash, self._tempo)
+        self.decode = DecodeRole(self.engine, wiring, KEY, self.routers, crash, crash, self._tempo)
         hello = worker_pb2.WorkerHello(
             incarnation=self.incarnation,
             role=worker_pb2.Role.Value(f"ROLE_{self.role.upper()}"),
@@ -73,7 +75,7 @@ class LocalWorker:
             handoff_address=self.address,
         )
         self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
-        loop = EngineLoop(self.engine, self.service.on_outputs, self.crashed.set)
+        loop = EngineLoop(self.engine, self.service.on_outputs, crash)
         self.drain = Drain(self.service, loop, HealthServicer())
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
@@ -87,6 +89,16 @@ class LocalWorker:
         self._stack.callback(self.routers.close)
         for timer in (self.service.run_timers(), self.prefill.run_timers(), self.decode.run_timers()):
             self._stack.callback(asyncio.create_task(timer).cancel)
+
+    def _wiring(self) -> Wiring:
+        return Wiring(
+            incarnation=self.incarnation,
+            address=self.address,
+            connectors={"tcp": self._connector},
+            memory=PoolMemory(self.engine.runner.pool),
+            compatibility=handoff_pb2.Compatibility(protocol=1, block_size=4, revision=self._revision),
+            metrics=HandoffMetrics(CollectorRegistry(), self.role),
+        )
 
     async def stop(self) -> None:
         await self._stack.aclose()

@@ -69,8 +69,9 @@ class World:
         self.made.append(Connection(peer, 1 + len(self.made), on_lost))
         return cast(DecodePeer, self.made[-1])
 
-    def opened(self, link: LinkId) -> None:
-        self.open.append(link)
+    def opened(self, connection: DecodePeer) -> None:
+        assert connection.link is not None
+        self.open.append(connection.link)
 
     def lost(self, link: LinkId) -> None:
         self.open.remove(link)

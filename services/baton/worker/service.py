@@ -56,7 +56,8 @@ class OpenWork:
     def __str__(self) -> str:
         return (
             f"{self.sequences} sequences, {self.requests} requests to hand on, {self.handoffs} handoffs, "
-            f"{self.blocks} blocks held, {self.links} links from prefill, {self.routers} routers that may submit"
+            f"{self.blocks} blocks held, {self.links} links from prefill, "
+            f"{self.routers} routers that may submit"
         )
 
 
