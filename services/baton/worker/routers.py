@@ -106,9 +106,8 @@ class Routers:
         return sum(not stream.drain_noted for stream in self._streams.values())
 
     def say_drained(self) -> None:
-        """The last word on every stream, after all tokens."""
+        """The last word on every stream; all tokens have been delivered and left in frames."""
         for stream in self._streams.values():
-            stream.flush()
             stream.frames.put_nowait(worker_pb2.WorkerMessage(drain_done=worker_pb2.DrainDone()))
 
     def close(self) -> None:

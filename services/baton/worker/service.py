@@ -7,7 +7,7 @@ import logging
 import time
 from array import array
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import grpc
 
@@ -43,18 +43,21 @@ class OpenWork:
     requests: int
     """To be handed on, and not computed yet."""
     handoffs: int
+    blocks: int
+    """Held by a sequence or a transfer."""
     links: int
     """To this worker, over which prefill workers may still ask for room."""
     routers: int
     """Those that may still submit."""
 
     def __bool__(self) -> bool:
-        return any((self.sequences, self.requests, self.handoffs, self.links, self.routers))
+        return any(astuple(self))
 
     def __str__(self) -> str:
         return (
             f"{self.sequences} sequences, {self.requests} requests to hand on, {self.handoffs} handoffs, "
-            f"{self.links} links from prefill, {self.routers} routers that may submit"
+            f"{self.blocks} blocks held, {self.links} links from prefill, "
+            f"{self.routers} routers that may submit"
         )
 
 
@@ -227,6 +230,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             sequences=load.running + load.waiting + load.held,
             requests=self._prefill.open_requests,
             handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
+            blocks=load.blocks_held,
             links=self._decode.open_links,
             routers=self._routers.unaware_of_drain,
         )

@@ -1,0 +1,139 @@
+"""Workers inside the test's own process: the real services and roles over real sockets, on a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import grpc
+from grpc_health.v1._async import HealthServicer
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+
+from baton.connector.identity import new_incarnation
+from baton.connector.liveness import TEMPO, Tempo
+from baton.connector.tcp import TcpConnector
+from baton.connector.wiring import Wiring
+from baton.decode.role import DecodeRole
+from baton.prefill.role import PrefillRole
+from baton.router.ring import WorkerRing
+from baton.sampling_params import SamplingParams
+from baton.telemetry.handoff import HandoffMetrics
+from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.worker.drain import Drain
+from baton.worker.engine_loop import EngineLoop
+from baton.worker.memory import PoolMemory
+from baton.worker.routers import Routers
+from baton.worker.service import WorkerService
+from baton_kernels.paged import PagedBatch
+from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
+
+KEY = b"tests"
+
+
+class SlowModel(FakeModel):
+    """Takes its time over every step, so that a test can act while a request runs."""
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__(VOCAB_SIZE)
+        self.step_s = step_s
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        time.sleep(self.step_s)
+        return super().forward(token_ids, batch, pool)
+
+
+class LocalWorker:
+    """One worker. ``revision`` is part of what must be equal for two workers to link."""
+
+    def __init__(self, role: str, *, step_s: float = 0.0, tempo: Tempo = TEMPO, revision: str = "1") -> None:
+        self.role = role
+        self.engine = fake_engine(model=SlowModel(step_s))
+        self.routers = Routers()
+        self.incarnation = new_incarnation()
+        self.crashed = asyncio.Event()
+        self._tempo = tempo
+        self._revision = revision
+        self._stack = AsyncExitStack()
+        self._connector = TcpConnector()
+        self.address = ""
+
+    async def start(self) -> None:
+        server = grpc.aio.server()
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        wiring = self._wiring()
+        crash = self.crashed.set
+        self.prefill = PrefillRole(self.engine, wiring, self.routers, crash, self._tempo)
+        self.decode = DecodeRole(self.engine, wiring, KEY, self.routers, crash, crash, self._tempo)
+        hello = worker_pb2.WorkerHello(
+            incarnation=self.incarnation,
+            role=worker_pb2.Role.Value(f"ROLE_{self.role.upper()}"),
+            max_model_len=256,
+            vocab_size=VOCAB_SIZE,
+            handoff_address=self.address,
+        )
+        self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
+        loop = EngineLoop(self.engine, self.service.on_outputs, crash)
+        self.drain = Drain(self.service, loop, HealthServicer())
+        worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
+        handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
+        self._stack.push_async_callback(self._connector.close)
+        self._stack.push_async_callback(self.prefill.close)
+        self.decode.data_addresses = {"tcp": await self._connector.listen("127.0.0.1", 0)}
+        loop.start()
+        self._stack.callback(loop.stop)
+        await server.start()
+        self._stack.push_async_callback(server.stop, 0.2)
+        self._stack.callback(self.routers.close)
+        for timer in (self.service.run_timers(), self.prefill.run_timers(), self.decode.run_timers()):
+            self._stack.callback(asyncio.create_task(timer).cancel)
+
+    def _wiring(self) -> Wiring:
+        return Wiring(
+            incarnation=self.incarnation,
+            address=self.address,
+            connectors={"tcp": self._connector},
+            memory=PoolMemory(self.engine.runner.pool),
+            compatibility=handoff_pb2.Compatibility(protocol=1, block_size=4, revision=self._revision),
+            metrics=HandoffMetrics(CollectorRegistry(), self.role),
+        )
+
+    async def stop(self) -> None:
+        await self._stack.aclose()
+
+    @property
+    def held(self) -> int:
+        """KV blocks that a sequence or a transfer holds."""
+        return self.engine.load().blocks_held
+
+
+@asynccontextmanager
+async def local_ring(workers: Sequence[LocalWorker], tempo: Tempo = TEMPO) -> AsyncIterator[WorkerRing]:
+    """Start the workers and a router's ring before them, and end them all."""
+    async with AsyncExitStack() as stack:
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.stop)
+        ring = WorkerRing([worker.address for worker in workers], "fake", KEY, tempo)
+        ring.start()
+        stack.push_async_callback(ring.close)
+        await until(lambda: all(client.ready for client in ring.workers))
+        yield ring
+
+
+async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Wait until ``condition()`` is true; TimeoutError when it does not become so."""
+    async with asyncio.timeout(seconds):
+        for _ in iter(lambda: bool(condition()), True):
+            await asyncio.sleep(0.005)
+
+
+async def answer(ring: WorkerRing, request_id: str, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """The tokens of one greedy request. Raises RingError."""
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    tokens: list[int] = []
+    async for chunk in ring.generate(request_id, list(prompt), params):
+        tokens += chunk.token_ids
+    return tokens

@@ -1,0 +1,318 @@
+"""Links to known decode workers are made in the background, others on demand, refused ones once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from baton.connector.liveness import Pulse
+from baton.connector.messages import LinkId
+from baton.prefill import links
+from baton.prefill.links import DecodeLinks, DecodePeer, LinkRefusedError
+from baton.prefill.peers import Backoff, KnownPeers, Peer
+from baton.v1 import handoff_pb2 as pb
+
+A, B = Peer("10.0.0.1:9", "a"), Peer("10.0.0.2:9", "b")
+
+
+class Connection:
+    """What ``DecodeLinks`` needs of a DecodePeer, without a network."""
+
+    connector = "tcp"
+
+    def __init__(self, peer: Peer, epoch: int, on_lost: Callable[[DecodePeer], None]) -> None:
+        self.address = peer.address
+        self.link = LinkId("prefill", peer.incarnation, epoch)
+        self.pulse = Pulse()
+        self.ended = asyncio.Event()
+        self.closing = False
+        self.sent: list[pb.PrefillMessage] = []
+        self._on_lost = on_lost
+
+    def send(self, message: pb.PrefillMessage) -> None:
+        self.sent.append(message)
+
+    def close(self) -> None:
+        self.closing = True
+
+    def lose(self) -> None:
+        self.closing = True
+        self._on_lost(cast(DecodePeer, self))
+        self.ended.set()
+
+
+class World:
+    """Decode workers that accept, refuse or cannot be reached; and what prefill heard of its links."""
+
+    def __init__(self) -> None:
+        self.links = DecodeLinks(self.dial, self.opened, self.lost, lambda link: link in self.busy)
+        self.busy: set[LinkId] = set()
+        self.dials: list[Peer] = []
+        self.made: list[Connection] = []
+        self.open: list[LinkId] = []
+        self.refuse: dict[Peer, str] = {}
+        self.absent: set[Peer] = set()
+        self.answer = asyncio.Event()
+        self.answer.set()
+
+    async def dial(self, peer: Peer, on_lost: Callable[[DecodePeer], None]) -> DecodePeer:
+        self.dials.append(peer)
+        await self.answer.wait()
+        if peer in self.refuse:
+            raise LinkRefusedError(self.refuse[peer])
+        if peer in self.absent:
+            raise OSError("connection refused")
+        self.made.append(Connection(peer, 1 + len(self.made), on_lost))
+        return cast(DecodePeer, self.made[-1])
+
+    def opened(self, connection: DecodePeer) -> None:
+        assert connection.link is not None
+        self.open.append(connection.link)
+
+    def lost(self, link: LinkId) -> None:
+        self.open.remove(link)
+
+    async def settle(self) -> None:
+        """Let every task go on until all of them wait for time or each other."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            for _ in iter(condition, True):
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+# --- known peers and backoff
+
+
+def test_a_peer_is_known_while_one_router_names_it() -> None:
+    known = KnownPeers()
+    known.tell("r1", [A, B])
+    known.tell("r2", [B])
+    known.tell("r1", [A])
+    assert known.by_incarnation() == {"a": A, "b": B}
+    known.forget("r2")
+    assert known.by_incarnation() == {"a": A}
+    assert "a" in known and "b" not in known
+    known.forget("r1")
+    known.forget("r1")
+    assert known.by_incarnation() == {}
+
+
+def test_the_number_of_peers_is_bounded_whoever_spoke_first() -> None:
+    many = [Peer(f"10.0.0.1:{port}", f"i{port}") for port in range(1000, 1010)]
+    forward, backward = KnownPeers(limit=4), KnownPeers(limit=4)
+    for known, order in ((forward, (many[:5], many[5:])), (backward, (many[5:], many[:5]))):
+        known.tell("r1", order[0])
+        known.tell("r2", order[1])
+    assert forward.by_incarnation() == backward.by_incarnation()
+    assert len(forward.by_incarnation()) == 4
+
+
+def test_pauses_double_up_to_the_longest_and_jitter() -> None:
+    least, most = Backoff(draw=lambda: 0.0), Backoff(draw=lambda: 1.0)
+    assert [most.pause() for _ in range(8)] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert [least.pause() for _ in range(3)] == [0.025, 0.05, 0.1]
+    most.reset()
+    assert most.pause() == 0.05
+
+
+# --- links
+
+
+async def test_known_peers_are_linked_without_a_request(world: World) -> None:
+    world.links.know("r", [A, B])
+    await world.settle()
+    assert sorted(world.dials) == [A, B]
+    link = await world.links.to(A)
+    assert link in world.open
+    assert len(world.dials) == 2
+
+
+async def test_a_lost_link_to_a_known_peer_is_made_again(world: World) -> None:
+    world.links.know("r", [A])
+    await world.settle()
+    world.made[0].lose()
+    assert world.open == []
+    await world.until(lambda: len(world.open) == 1)
+    assert world.open[0].epoch == 2
+
+
+async def test_an_absent_known_peer_is_called_again_until_it_is_there(world: World) -> None:
+    world.absent.add(A)
+    world.links.know("r", [A])
+    await world.until(lambda: len(world.dials) >= 3)
+    world.absent.clear()
+    await world.until(lambda: len(world.open) == 1)
+    await world.settle()
+    calls = len(world.dials)
+    await asyncio.sleep(0.1)
+    assert len(world.dials) == calls
+
+
+async def test_a_peer_that_is_known_no_more_is_called_no_more(world: World) -> None:
+    world.absent.add(A)
+    world.links.know("r", [A])
+    await world.until(lambda: len(world.dials) >= 2)
+    world.links.know("r", [])
+    await world.settle()
+    calls = len(world.dials)
+    await asyncio.sleep(0.1)
+    assert len(world.dials) == calls
+
+
+async def test_a_link_that_keeps_breaking_is_not_made_without_pause(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    pause = Backoff.pause
+
+    def record(backoff: Backoff) -> float:
+        pauses.append(pause(backoff))
+        return 0.0
+
+    monkeypatch.setattr(Backoff, "pause", record)
+    world.links.know("r", [A])
+    for _ in range(5):
+        await world.settle()
+        world.made[-1].lose()
+    await world.settle()
+    assert pauses[-1] > 4 * pauses[0]
+
+
+async def test_all_who_ask_at_once_share_one_dial(world: World) -> None:
+    world.answer.clear()
+    asking = [asyncio.create_task(world.links.to(A)) for _ in range(5)]
+    await world.settle()
+    world.links.know("r", [A])
+    await world.settle()
+    world.answer.set()
+    assert len(set(await asyncio.gather(*asking))) == 1
+    assert world.dials == [A]
+
+
+async def test_one_who_stops_waiting_takes_the_dial_from_nobody(world: World) -> None:
+    world.answer.clear()
+    first, second = (asyncio.create_task(world.links.to(A)) for _ in range(2))
+    await world.settle()
+    first.cancel()
+    await world.settle()
+    world.answer.set()
+    assert await second in world.open
+
+
+async def test_a_refused_peer_is_asked_once_and_requests_fail_with_the_reason(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.refuse[A] = "kv_dtype differs: prefill float32, decode bfloat16"
+    world.links.know("r", [A])
+    await world.settle()
+    for _ in range(3):
+        with pytest.raises(LinkRefusedError, match="kv_dtype differs"):
+            await world.links.to(A)
+    await asyncio.sleep(0.1)
+    assert world.dials == [A]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warnings == [f"decode at {A.address} refused the link: {world.refuse[A]}"]
+
+    again = Peer(A.address, "a2")  # started again, with another configuration
+    world.links.know("r", [again])
+    await world.settle()
+    assert world.open == [LinkId("prefill", "a2", 1)]
+
+
+async def test_refusals_are_remembered_of_a_bounded_number(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MAX_PEERS", 2)
+    for number in range(4):
+        peer = Peer("10.0.0.1:9", f"i{number}")
+        world.refuse[peer] = "model differs"
+        with pytest.raises(LinkRefusedError):
+            await world.links.to(peer)
+    with pytest.raises(LinkRefusedError):
+        await world.links.to(Peer("10.0.0.1:9", "i3"))
+    assert len(world.dials) == 4, "the latest is remembered"
+    with pytest.raises(LinkRefusedError):
+        await world.links.to(Peer("10.0.0.1:9", "i0"))
+    assert len(world.dials) == 5, "the oldest is not"
+
+
+async def test_a_link_to_nobody_known_is_closed_when_no_handoff_is_open_on_it(world: World) -> None:
+    link = await world.links.to(A)
+    world.busy.add(link)
+    world.links.tick(0.1)
+    assert not world.made[0].closing
+    world.busy.clear()
+    world.links.tick(0.1)
+    assert world.made[0].closing
+
+
+async def test_a_forgotten_peers_link_is_closed_and_one_still_known_stays(world: World) -> None:
+    world.links.know("r1", [A, B])
+    world.links.know("r2", [B])
+    await world.settle()
+    world.links.forget("r1")
+    world.links.tick(0.1)
+    assert {c.address for c in world.made if c.closing} == {A.address}
+
+
+async def test_a_link_is_not_closed_before_those_who_wait_for_it_have_it(world: World) -> None:
+    world.answer.clear()
+    asking = asyncio.create_task(world.links.to(A))
+    await world.settle()
+    world.answer.set()
+    for _ in iter(lambda: bool(world.made), True):
+        await asyncio.sleep(0)
+    world.links.tick(0.1)
+    assert not world.made[0].closing
+    assert await asking in world.open
+
+
+async def test_nobody_is_given_a_link_that_is_closing(world: World) -> None:
+    old = await world.links.to(A)
+    world.links.tick(0.1)
+    assert world.made[0].closing
+    asking = asyncio.create_task(world.links.to(A))
+    await world.settle()
+    assert not asking.done()
+    world.made[0].lose()
+    new = await asking
+    assert new != old
+    assert world.open == [new]
+
+
+async def test_silence_closes_a_busy_link_long_before_an_idle_one(world: World) -> None:
+    world.links.know("r", [A, B])
+    await world.settle()
+    busy, idle = world.made
+    world.busy.add(busy.link)
+    for _ in range(25):
+        world.links.tick(0.1)
+    assert busy.closing and not idle.closing
+    assert len(idle.sent) >= 4, "heartbeats"
+    for _ in range(80):
+        world.links.tick(0.1)
+    assert idle.closing
+
+
+async def test_close_ends_links_and_dials(world: World) -> None:
+    world.links.know("r", [A])
+    await world.settle()
+    closing = asyncio.create_task(world.links.close())
+    await world.settle()
+    assert world.made[0].closing
+    world.made[0].lose()
+    await closing
+    await asyncio.sleep(0.05)
+    assert world.dials == [A]

@@ -1,0 +1,300 @@
+"""Routers and workers that drain, fall silent, come back or refuse: nobody's request is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from baton.connector.liveness import Tempo
+from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.sequence import Sequence
+from baton.router.ring import WorkerRing
+from baton.router.types import RingError
+from baton.router.workers import WorkerClient
+from baton.sampling_params import SamplingParams
+from baton.v1 import worker_pb2 as pb
+from baton.v1 import worker_pb2_grpc as pb_grpc
+from baton.worker.engine_loop import EngineLoop
+from tests.support.fake_engine import fake_engine
+from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
+
+IDLE = Tempo(heartbeat_s=0.1, busy_silence_s=0.3, idle_silence_s=1.0)
+BUSY = Tempo(heartbeat_s=0.1, busy_silence_s=0.3, idle_silence_s=60.0)
+"""Only what is busy is found in time for a test."""
+PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
+TOKENS = 12
+
+
+async def expected(prompt: list[int] = PROMPT, max_tokens: int = TOKENS) -> list[int]:
+    """What one worker answers alone."""
+    async with local_ring([LocalWorker("both")]) as ring:
+        return await answer(ring, "alone", prompt, max_tokens)
+
+
+# --- links
+
+
+async def test_a_link_idle_for_longer_than_its_silence_bound_stays_and_carries_a_handoff(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "baton.prefill.links")
+    prefill, decode = LocalWorker("prefill", tempo=IDLE), LocalWorker("decode", tempo=IDLE)
+    async with local_ring([prefill, decode], IDLE) as ring:
+        await until(lambda: decode.decode.open_links)
+        await asyncio.sleep(4 * IDLE.idle_silence_s)
+        assert await answer(ring, "r", PROMPT, TOKENS) == await expected()
+        assert decode.engine.generated_tokens == TOKENS - 1, "the first token is prefill's"
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == 1 and "epoch 1" in said[0], said
+
+
+async def test_a_mismatch_is_the_clients_reason_and_is_not_dialled_again() -> None:
+    prefill, decode = LocalWorker("prefill", revision="1"), LocalWorker("decode", revision="2")
+    async with local_ring([prefill, decode]) as ring:
+        for number in range(2):
+            with pytest.raises(RingError, match="revision differs: prefill 1, decode 2") as refused:
+                await answer(ring, f"r{number}", PROMPT, TOKENS)
+            assert refused.value.status == 503
+
+
+async def test_a_decode_worker_that_prefill_cannot_link_to_is_avoided() -> None:
+    prefill = LocalWorker("prefill")
+    decodes = [LocalWorker("decode", revision="2"), LocalWorker("decode")]
+    async with local_ring([prefill, *decodes]) as ring:
+        answers = [await answer(ring, f"r{number}", PROMPT, TOKENS) for number in range(4)]
+        assert answers == 4 * [await expected()]
+        assert decodes[1].engine.generated_tokens == 4 * (TOKENS - 1)
+
+
+# --- drains
+
+
+@pytest.mark.parametrize("roles", [("decode", "decode"), ("prefill", "prefill", "decode"), ("both", "both")])
+async def test_a_request_that_meets_a_drain_is_placed_elsewhere(roles: tuple[str, ...]) -> None:
+    workers = [LocalWorker(role) for role in roles]
+    async with local_ring(workers) as ring:
+        draining = [min(workers[:2], key=lambda worker: worker.address)]  # whom an idle ring chooses
+        draining[0].service.drain()
+        # In the same turn of the event loop: the router cannot know yet.
+        assert await answer(ring, "r", PROMPT, TOKENS) == await expected()
+        assert draining[0].engine.generated_tokens == 0
+        assert next(c for c in ring.workers if c.address == draining[0].address).draining
+
+
+async def test_a_worker_does_not_end_before_its_routers_have_heard_of_it() -> None:
+    workers = [LocalWorker("both"), LocalWorker("both")]
+    async with local_ring(workers) as ring:
+        first = min(workers, key=lambda worker: worker.address)
+
+        async def end() -> None:
+            await first.drain.run(None)
+            await first.stop()
+
+        ended = asyncio.create_task(end())
+        await asyncio.sleep(0)  # it drains now, and the router has not heard of it
+        answers = await asyncio.gather(*(answer(ring, f"r{n}", PROMPT, TOKENS) for n in range(8)))
+        assert answers == 8 * [await expected()]
+        await ended
+
+
+def stand_still_until_idle(engine: Engine) -> None:
+    while engine.has_work:
+        time.sleep(0.001)
+
+
+async def test_what_was_computed_is_published_before_a_worker_is_settled() -> None:
+    engine, published = fake_engine(), list[SequenceOutput]()
+    loop = EngineLoop(engine, published.extend, on_crash=lambda: pytest.fail("crashed"))
+    loop.start()
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    engine.add(Sequence("r", 0, tuple(PROMPT), params))
+    stand_still_until_idle(engine)  # nothing can be published meanwhile
+    await loop.settled()
+    assert sum(output.new_token is not None for output in published) == 3
+    loop.stop()
+
+
+async def test_without_another_worker_the_client_hears_of_the_drain() -> None:
+    worker = LocalWorker("both")
+    async with local_ring([worker]) as ring:
+        worker.service.drain()
+        with pytest.raises(RingError, match="this worker is draining") as refused:
+            await answer(ring, "r", PROMPT, TOKENS)
+        assert refused.value.status == 503
+        assert not ring.ready
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_drain_waits_for_what_is_open_and_the_end_loses_nothing(role: str) -> None:
+    workers = [LocalWorker("prefill", step_s=0.02), LocalWorker("decode", step_s=0.005)]
+    draining = next(worker for worker in workers if worker.role == role)
+    async with local_ring(workers) as ring:
+        prompts = [[*PROMPT, number] for number in range(4)]
+        asked = [asyncio.create_task(answer(ring, f"r{p[-1]}", p, 40)) for p in prompts]
+        await until(lambda: draining.service.open_work().sequences)
+        drained = asyncio.create_task(draining.drain.run(None))
+        await asyncio.sleep(0.05)
+        assert not drained.done()
+        assert await drained
+        assert not draining.service.open_work()
+        assert draining.held == 0
+        await draining.stop()
+        assert await asyncio.gather(*asked) == [await expected(prompt, 40) for prompt in prompts]
+
+
+async def test_prefill_may_be_gone_before_decode_has_said_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode = LocalWorker("prefill", step_s=0.05), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        late: list[pb.Frame] = []
+        on_frame = ring.on_frame
+
+        def delay_decode(worker: WorkerClient, frame: pb.Frame) -> None:
+            if worker.address == decode.address:
+                late.append(frame)
+            else:
+                on_frame(worker, frame)
+
+        monkeypatch.setattr(ring, "on_frame", delay_decode)
+        asked = asyncio.create_task(answer(ring, "r", PROMPT, TOKENS))
+        await until(lambda: prefill.service.open_work().requests)
+        assert await prefill.drain.run(None)
+        await prefill.stop()
+        clients = {client.address: client for client in ring.workers}
+        await until(lambda: not clients[prefill.address].ready)
+        monkeypatch.undo()
+        for frame in late:
+            on_frame(clients[decode.address], frame)
+        assert await asked == await expected()
+
+
+async def test_a_drain_that_takes_too_long_is_cut_short() -> None:
+    worker = LocalWorker("both", step_s=0.02)
+    async with local_ring([worker]) as ring:
+        asked = asyncio.create_task(answer(ring, "r", PROMPT, 100))
+        await until(lambda: worker.service.open_work().sequences)
+        assert not await worker.drain.run(0.1)
+        await worker.stop()
+        with pytest.raises(RingError, match="lost"):
+            await asked
+
+
+async def test_a_decode_worker_drains_when_no_prefill_worker_can_ask_any_more() -> None:
+    prefills, decodes = (
+        [LocalWorker("prefill"), LocalWorker("prefill")],
+        [LocalWorker("decode") for _ in "ab"],
+    )
+    async with local_ring([*prefills, *decodes]):
+        await until(lambda: all(worker.decode.open_links == 2 for worker in decodes))
+        assert await decodes[0].drain.run(5)
+        assert decodes[0].decode.open_links == 0
+        assert decodes[1].decode.open_links == 2
+
+
+# --- silence
+
+
+class SilentRouter:
+    """A router that connects and submits, and then says nothing, not even a heartbeat."""
+
+    def __init__(self, worker: LocalWorker, *messages: pb.RouterMessage, router_id: str = "silent") -> None:
+        self._worker = worker
+        self._messages = [pb.RouterMessage(hello=pb.RouterHello(router_id=router_id)), *messages]
+        self.reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async with grpc.aio.insecure_channel(self._worker.address) as channel:
+            stream = pb_grpc.WorkerStub(channel).Connect(self._say())
+            while isinstance(await stream.read(), pb.WorkerMessage):
+                pass
+
+    async def _say(self) -> AsyncIterator[pb.RouterMessage]:
+        for message in self._messages:
+            yield message
+        await asyncio.Event().wait()
+
+
+def submit(request_id: str, max_tokens: int) -> pb.RouterMessage:
+    message = pb.RouterMessage(submit=pb.Submit(request_id=request_id, prompt_ids=PROMPT))
+    message.submit.params.max_tokens = max_tokens
+    message.submit.params.ignore_eos = True
+    return message
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[LocalWorker]:
+    worker = LocalWorker("both", step_s=0.02, tempo=BUSY)
+    await worker.start()
+    yield worker
+    await worker.stop()
+
+
+async def test_a_silent_routers_requests_are_cancelled_and_their_blocks_freed(slow: LocalWorker) -> None:
+    router = SilentRouter(slow, submit("r", 200))
+    await until(lambda: slow.held)
+    await until(lambda: not slow.held)
+    assert 0 < slow.engine.generated_tokens < 200
+    assert not slow.routers.connected("silent")
+    await asyncio.wait_for(router.reading, 5)
+
+
+async def test_an_idle_silent_router_is_parted_with_later() -> None:
+    worker = LocalWorker("both", tempo=IDLE)
+    await worker.start()
+    router = SilentRouter(worker)
+    await until(lambda: worker.routers.connected("silent"))
+    began = time.monotonic()
+    await until(lambda: not worker.routers.connected("silent"))
+    assert time.monotonic() - began > 2 * IDLE.busy_silence_s
+    await asyncio.wait_for(router.reading, 5)
+    await worker.stop()
+
+
+async def test_a_router_that_connects_again_has_given_up_its_old_requests(slow: LocalWorker) -> None:
+    old = SilentRouter(slow, submit("r", 200))
+    await until(lambda: slow.held)
+    new = SilentRouter(slow)
+    await asyncio.wait_for(old.reading, 5)
+    await until(lambda: not slow.held)
+    assert slow.engine.generated_tokens < 200
+    assert slow.routers.connected("silent")
+    new.reading.cancel()
+
+
+class SilentWorker(pb_grpc.WorkerServicer):
+    """Greets, and says nothing more."""
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    async def Connect(  # noqa: N802 (the name is the contract's)
+        self, request_iterator: AsyncIterator[pb.RouterMessage], context: object
+    ) -> AsyncIterator[pb.WorkerMessage]:
+        self.streams += 1
+        yield pb.WorkerMessage(hello=pb.WorkerHello(role=pb.ROLE_BOTH, max_model_len=256, vocab_size=97))
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_silent_worker_is_given_up_and_dialled_again(busy: bool) -> None:
+    worker, server = SilentWorker(), grpc.aio.server()
+    pb_grpc.add_WorkerServicer_to_server(worker, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    ring = WorkerRing([address], "fake", KEY, BUSY if busy else IDLE)
+    ring.start()
+    await until(lambda: ring.ready)
+    began = time.monotonic()
+    if busy:
+        with pytest.raises(RingError, match="lost"):
+            await asyncio.wait_for(answer(ring, "r", PROMPT, TOKENS), 5)
+    else:
+        await until(lambda: not ring.ready)
+        assert time.monotonic() - began > 2 * IDLE.busy_silence_s
+    await until(lambda: worker.streams == 2)
+    await ring.close()
+    await server.stop(None)
