@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ class Service:
     log: Path
     program: str = "baton"
     """The module to run: Baton, or something that makes a fault of it."""
+    environment: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[str] = field(init=False)
     ready: ready.WorkerReady | ready.RouterReady = field(init=False)
 
@@ -40,7 +41,7 @@ class Service:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY},
+                env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY, **self.environment},
             )
 
     def wait_ready(self) -> None:

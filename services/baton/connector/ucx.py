@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"baton-ucx-1\n"
 _OK = 0
-_WINDOW_BYTES = 256 << 20
+_WINDOW_BYTES = 32 << 20
 """What one link has handed to UCX at a time, and so how much of a device's pages is staged in host memory."""
 _BUSY_WAIT_MS = 1
 _IDLE_WAIT_S = 1.0

@@ -256,6 +256,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if peer is None:  # fenced meanwhile
             return
         name = wire.name_of(ask.name)
+        num_blocks = -(-(len(ask.prompt_ids) + len(ask.output_ids)) // peer.terms.block_size)
+        if self._machine.state_of(name) is not None:  # asked again: what it carries is here
+            self._do(lambda now: self._machine.receive(link, Ask(name, num_blocks), now))
+            return
         sequence = Sequence(
             request_id=name.request_id,
             attempt=name.attempt,
@@ -270,14 +274,12 @@ class DecodeRole(pb_grpc.HandoffServicer):
             return
         # Hashed here, as it takes a while for a long prompt and the machine runs under the engine's lock.
         manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids))
-        num_blocks = -(-sequence.num_tokens // peer.terms.block_size)
         if self._engine.scheduler.limits.shares(sequence):
             sequence.extend_hashes(self._engine.pool.block_size)
 
         def receive(now: float) -> list[Action]:
-            if self._machine.state_of(name) is None:
-                self._room.expect(name, sequence, manifest)
-                self._timelines[name] = Timeline(now, peer.pair.connector)
+            self._room.expect(name, sequence, manifest)
+            self._timelines[name] = Timeline(now, peer.pair.connector)
             actions = self._machine.receive(link, Ask(name, num_blocks), now)
             if self._machine.state_of(name) is None:
                 self._forget(name)

@@ -42,6 +42,11 @@ UNREACHABLE = (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError)
 """What a dial raises when nobody is there, or nobody who answers."""
 
 
+LateMessage = Callable[[], pb.PrefillMessage | None]
+"""Makes a message when the stream has come to it, or None if it is no longer wanted. For what is long: a
+queue of prompts would hold each of them once more."""
+
+
 class DecodePeer:
     """One decode process: the control stream, the data connection and the link's name.
 
@@ -73,7 +78,7 @@ class DecodePeer:
         """Set when ``on_lost`` has been called."""
         self._on_message = on_message
         self._on_lost = on_lost
-        self._outbound: asyncio.Queue[pb.PrefillMessage | None] = asyncio.Queue()
+        self._outbound: asyncio.Queue[pb.PrefillMessage | LateMessage | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -97,6 +102,7 @@ class DecodePeer:
                 if self._closing:
                     raise TransferError("the data connection ended as soon as it was made")
         except BaseException:
+            self._outbound.put_nowait(None)
             if self.data is not None:
                 await self.data.close()
             await channel.close(None)
@@ -130,7 +136,7 @@ class DecodePeer:
         """The link is ending, and nothing may be begun on it."""
         return self._closing
 
-    def send(self, message: pb.PrefillMessage) -> None:
+    def send(self, message: pb.PrefillMessage | LateMessage) -> None:
         self._outbound.put_nowait(message)
 
     def close(self) -> None:
@@ -141,7 +147,9 @@ class DecodePeer:
 
     async def _outgoing(self) -> AsyncIterator[pb.PrefillMessage]:
         while (message := await self._outbound.get()) is not None:
-            yield message
+            made = message() if callable(message) else message
+            if made is not None:
+                yield made
 
     async def _read(
         self,

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from baton.connector import wire
 from baton.connector.checksum import checksum
@@ -291,10 +292,16 @@ class PrefillRole:
         peer = self._links.at(link)
         if peer is None:
             return
-        if not isinstance(message, Ask):
+        if isinstance(message, Ask):
+            peer.send(partial(self._asking, message.name))
+        else:
             peer.send(wire.to_decode(message))
-            return
-        request = self._requests[message.name]
+
+    def _asking(self, name: Name) -> pb.PrefillMessage | None:
+        """``Ask`` with the request whole; None if it was given up before this could be said."""
+        request = self._requests.get(name)
+        if request is None:
+            return None
         sequence = request.sequence
         ask = pb.Ask(
             name=pb.Name(request_id=sequence.request_id, attempt=sequence.attempt),
@@ -304,7 +311,7 @@ class PrefillRole:
             params=sequence.params.to_proto(),
             handle=request.handle,
         )
-        peer.send(pb.PrefillMessage(ask=ask))
+        return pb.PrefillMessage(ask=ask)
 
     def _send_blocks(self, action: SendBlocks) -> None:
         peer = self._links.at(action.link)

@@ -65,7 +65,7 @@ class WorkerClient:
         self._watcher = watcher
         self._tempo = tempo
         self._pulse = Pulse(tempo)
-        self._outbound: asyncio.Queue[pb.RouterMessage] = asyncio.Queue()
+        self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
         self._named: pb.DecodePeers | None = None
         """The decode workers named on this stream."""
@@ -137,6 +137,8 @@ class WorkerClient:
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
                 log.log(logging.WARNING if self.ready else logging.DEBUG, "%s: %s", self.address, reason)
+            finally:
+                self._outbound.put_nowait(None)  # grpc waits for the next message even if the stream is over
             if self.ready:
                 pause = FIRST_RETRY_S
                 self.hello = None
@@ -196,6 +198,6 @@ class WorkerClient:
         self._watcher.on_frame(self, frame)
 
 
-async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage]) -> AsyncIterator[pb.RouterMessage]:
-    while True:
-        yield await outbound.get()
+async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIterator[pb.RouterMessage]:
+    while (message := await outbound.get()) is not None:
+        yield message

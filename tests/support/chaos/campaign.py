@@ -1,0 +1,344 @@
+"""A campaign of chaos over one connector: rounds of faults, restarts in turn, and ordinary cancels."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from tests.support.chaos.catalogue import Catalogue, Question
+from tests.support.chaos.client import ChaosClient, Reply
+from tests.support.chaos.faults import FaultError, Faults
+from tests.support.chaos.fleet import EXIT_RETIRED, READY_S, ROLES, Fleet, Usage, running_fleet
+from tests.support.chaos.load import MOMENTS, Load
+
+ZERO_WITHIN_S = 45.0
+CANCEL_WITHIN_S = 1.0
+CANCELS_FOR_P99 = 200
+"""Fewer say nothing of a 99th percentile: they must only be over within ZERO_WITHIN_S."""
+SERVES_WITHIN_S = 30.0
+MORE_FDS, MORE_THREADS = 24, 12
+"""What a worker may have open more at a later rest than at the first: links come and go."""
+SHARES = MappingProxyType({"kill": 20, "freeze": 25, "leave": 25, "cut": 30})
+ENOUGH_VIOLATIONS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    kind: str
+    seed: int
+    rounds: int
+    restarts: int = 0
+    """Of each role."""
+    cancels: int = 0
+    clients: int = 12
+    rounds_between_rests: int = 25
+    longest_wait_s: float = 0.8
+    faults: Mapping[str, int] = field(default_factory=lambda: SHARES)
+    """How often each kind is drawn."""
+
+
+@dataclass
+class Violation:
+    """Something that must not be, and what had been done until then."""
+
+    round: str
+    what: str
+    details: list[str]
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.round}: {self.what}", *self.details])
+
+
+@dataclass
+class Report:
+    kind: str
+    seed: int
+    rounds: int = 0
+    round_s: float = 0.0
+    """On average."""
+    faults: dict[str, int] = field(default_factory=dict)
+    completed: int = 0
+    tokens: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    slowest_s: float = 0.0
+    to_zero_s: list[float] = field(default_factory=list)
+    cancels_s: list[float] = field(default_factory=list)
+    restarts_s: dict[str, list[float]] = field(default_factory=lambda: {role: [] for role in ROLES})
+    """From the start of a process to its first handoff."""
+    retired: int = 0
+    events: dict[str, int] = field(default_factory=dict)
+    """What workers counted, as far as they lived to tell at a rest."""
+    most_fds: int = 0
+    most_threads: int = 0
+    """Of any worker at rest, above what it had at its first."""
+    seconds: float = 0.0
+    violations: list[Violation] = field(default_factory=list)
+
+
+class Campaign:
+    """Runs a plan on a fleet and writes down what it finds. Random choices follow the plan's seed; how the
+    processes interleave, nobody decides."""
+
+    def __init__(self, fleet: Fleet, catalogue: Catalogue, plan: Plan, client: ChaosClient) -> None:
+        self.report = Report(plan.kind, plan.seed)
+        self._fleet = fleet
+        self._plan = plan
+        self._rng = fleet.rng
+        self._where = "before the first round"
+        self._history: list[str] = []
+        self._events: dict[int, Counter[str]] = {}
+        """By process."""
+        self._load = Load(
+            client, catalogue.questions, random.Random(plan.seed + 1), plan.clients, self._on_wrong
+        )
+        self._faults = Faults(fleet, client, catalogue.long, self._on_wrong)
+
+    async def run(self) -> Report:
+        began = time.monotonic()
+        await self._rest()
+        if self._plan.rounds:
+            await self._rounds()
+        if self._plan.restarts:
+            await self._restarts()
+        if self._plan.cancels:
+            await self._cancels()
+        tally, report = self._load.tally, self.report
+        report.completed, report.tokens, report.failed = tally.completed, tally.tokens, dict(tally.failed)
+        report.reasons = dict(tally.reasons.most_common())
+        report.events = dict(sum(self._events.values(), Counter()))
+        report.slowest_s, report.seconds = tally.slowest_s, time.monotonic() - began
+        return report
+
+    @property
+    def _over(self) -> bool:
+        return len(self.report.violations) >= ENOUGH_VIOLATIONS
+
+    # --- rounds
+
+    async def _rounds(self) -> None:
+        began = time.monotonic()
+        self._load.start()
+        for number, kind in enumerate(self._kinds(), start=1):
+            self._where = f"round {number}"
+            await self._wait()
+            await self._inject(kind)
+            self.report.rounds = number
+            await self._bury()
+            if self._over:
+                break
+            if number % self._plan.rounds_between_rests == 0 or number == self._plan.rounds:
+                await self._pause()
+        await self._load.stop()
+        await self._faults.settle()
+        self.report.round_s = (time.monotonic() - began) / max(1, self.report.rounds)
+
+    def _kinds(self) -> list[str]:
+        """Of each round: every kind once, in any order, and then as they are drawn."""
+        kinds, shares = list(self._plan.faults), list(self._plan.faults.values())
+        first = self._rng.sample(kinds, len(kinds))
+        return (first + self._rng.choices(kinds, shares, k=self._plan.rounds))[: self._plan.rounds]
+
+    async def _wait(self) -> None:
+        """Until any moment, or until just after something has happened to some request."""
+        longest = self._plan.longest_wait_s
+        if self._rng.random() < 0.4:
+            await asyncio.sleep(self._rng.uniform(0, longest))
+        else:
+            await self._load.moment(self._rng.choice(MOMENTS), longest)
+            await asyncio.sleep(self._rng.uniform(0, 0.03))
+
+    async def _inject(self, kind: str) -> None:
+        try:
+            what = await getattr(self._faults, kind)()
+            self.report.faults[kind] = self.report.faults.get(kind, 0) + 1
+        except FaultError as error:
+            what = f"{kind}: NO EFFECT: {error}"
+            self._violation(f"a fault had no effect: {error}")
+        self._history.append(f"{self._where}: {what}")
+
+    async def _bury(self) -> None:
+        """Look after workers that ended by themselves, as a supervisor would."""
+        for member in self._fleet.in_state("up", "frozen"):
+            status = member.service.process.poll()
+            if status is None:
+                continue
+            member.state = "down"
+            self._history.append(f"{self._where}: {member.name} ended by itself with {status}")
+            if status == EXIT_RETIRED:
+                self.report.retired += 1
+            else:
+                self._violation(f"{member.name} ended by itself with {status}")
+            await member.restart()
+
+    # --- rest
+
+    async def _pause(self) -> None:
+        """Stop the load for a rest, and go on."""
+        await self._load.stop()
+        await self._faults.settle()
+        await self._rest()
+        self._load.start()
+
+    async def _rest(self) -> None:
+        """Without load, everything must be given back, and every request must be answered."""
+        await self._bury()
+        await self._until_zero()
+        await self._in_calm()
+        await self._until_zero()
+        self._measure()
+        self._read_logs()
+
+    async def _until_zero(self) -> None:
+        began = time.monotonic()
+        while accounts := await self._held():
+            if time.monotonic() - began > ZERO_WITHIN_S:
+                self._violation(f"{ZERO_WITHIN_S:.0f} s after the last request there is still {accounts}")
+                return
+            await asyncio.sleep(0.02)
+        self.report.to_zero_s.append(time.monotonic() - began)
+
+    async def _held(self) -> dict[str, dict[str, int]]:
+        members = self._fleet.in_state("up")
+        accounts = await asyncio.gather(*(asyncio.to_thread(m.held) for m in members))
+        return {m.name: account for m, account in zip(members, accounts, strict=True) if account}
+
+    async def _in_calm(self) -> None:
+        """Nothing is done to anybody: no request may fail, and every worker must take part."""
+        try:
+            await asyncio.to_thread(self._fleet.ring.wait_workers, READY_S)
+        except TimeoutError as error:
+            self._violation(str(error))
+            return
+        before = {m.name: m.handoffs() for m in self._fleet.members}
+        for reply in await self._load.once():
+            if reply.failure is not None:
+                self._violation(f"in calm a request failed: {reply.failure}")
+        idle = [m.name for m in self._fleet.members if m.handoffs() == before[m.name]]
+        if idle:
+            self._violation(f"no request in calm went through {', '.join(idle)}")
+
+    def _measure(self) -> None:
+        for member in self._fleet.members:
+            self._events[member.pid] = member.events()
+            now = Usage.of(member.pid)
+            first = member.at_first_rest = member.at_first_rest or now
+            fds, threads = now.fds - first.fds, now.threads - first.threads
+            self.report.most_fds = max(self.report.most_fds, fds)
+            self.report.most_threads = max(self.report.most_threads, threads)
+            if fds > MORE_FDS or threads > MORE_THREADS:
+                self._violation(f"{member.name} has {fds} more files and {threads} more threads open")
+
+    def _read_logs(self) -> None:
+        for name, log in self._fleet.logs.items():
+            for record in log.records():
+                if re.search(r"^\S+ \S+ ERROR |^Traceback", record, re.MULTILINE):
+                    self._violation(f"{name} logged an error", record.splitlines()[:20])
+                if "checksum differs" in record:
+                    self._violation(f"{name}: a page changed during its transfer", [record])
+
+    # --- restarts
+
+    async def _restarts(self) -> None:
+        """Each worker in turn ends under load, by SIGKILL or SIGTERM, and starts again where it was."""
+        self._load.start()
+        for number in range(self._plan.restarts * len(ROLES)):
+            role = ROLES[number % len(ROLES)]
+            members = self._fleet.of_role(role)
+            member = members[number // len(ROLES) % len(members)]
+            how = self._rng.choice((signal.SIGKILL, signal.SIGTERM))
+            self._where = f"restart {number + 1}"
+            self._history.append(f"{self._where}: {how.name} to {member.name}")
+            await self._wait()
+            try:
+                await self._faults.end(member, how)
+            except FaultError as error:
+                self._violation(str(error))
+            began = time.monotonic()
+            await member.restart()
+            if await self._serves(member.handoffs):
+                self.report.restarts_s[role].append(time.monotonic() - began)
+            else:
+                self._violation(f"{member.name} handed nothing on in {SERVES_WITHIN_S} s after its restart")
+            await self._bury()
+            if self._over:
+                break
+            if (number + 1) % self._plan.rounds_between_rests == 0:
+                await self._pause()
+        await self._load.stop()
+        await self._rest()
+
+    @staticmethod
+    async def _serves(handoffs: Callable[[], int]) -> bool:
+        deadline = time.monotonic() + SERVES_WITHIN_S
+        while not await asyncio.to_thread(handoffs):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    # --- cancels
+
+    async def _cancels(self) -> None:
+        """Clients leave an undisturbed ring; how long until it has its blocks back."""
+        while len(self.report.cancels_s) < self._plan.cancels and not self._over:
+            self._where = f"cancel {len(self.report.cancels_s) + 1}"
+            try:
+                left = await self._faults.leave_together(self._rng.choice((1, 1, 3)))
+            except FaultError as error:
+                self._violation(str(error))
+                continue
+            if not left:
+                continue
+            since = max(talk.at for talk in left)
+            while accounts := await self._held():
+                if time.monotonic() - since > ZERO_WITHIN_S:
+                    self._violation(f"{ZERO_WITHIN_S:.0f} s after a cancel there is still {accounts}")
+                    break
+            self.report.cancels_s += [time.monotonic() - since] * len(left)
+        if len(self.report.cancels_s) >= CANCELS_FOR_P99:
+            p99 = percentile(self.report.cancels_s, 99)
+            if p99 > CANCEL_WITHIN_S:
+                self._violation(f"the 99th percentile of cancels is {p99:.2f} s")
+        await self._rest()
+
+    # --- findings
+
+    def _on_wrong(self, question: Question, reply: Reply, what: str) -> None:
+        details = [
+            f"request: {question.name}: {question.body}",
+            f"expected: {list(question.answer)}",
+            f"got:      {reply.token_ids} ({reply.finish_reason}, {reply.failure})",
+        ]
+        self._violation(f"{what} for {question.name}", details)
+
+    def _violation(self, what: str, details: Sequence[str] = ()) -> None:
+        recent = self._history[-8:]
+        self.report.violations.append(Violation(self._where, what, [*details, "after:", *recent]))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The least value that ``percent`` of all are not above."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+async def _campaign(fleet: Fleet, catalogue: Catalogue, plan: Plan) -> Report:
+    async with ChaosClient(fleet.ring.url, catalogue.model) as client:
+        return await Campaign(fleet, catalogue, plan, client).run()
+
+
+def run(tmp: Path, catalogue: Catalogue, plan: Plan) -> Report:
+    """Start a fleet, with its logs in ``tmp``, and carry the plan out."""
+    rng = random.Random(plan.seed)
+    with running_fleet(tmp, catalogue.path, plan.kind, rng) as fleet:
+        return asyncio.run(_campaign(fleet, catalogue, plan))

@@ -1,0 +1,127 @@
+"""Questions with known answers: what an undisturbed worker says, where nothing hangs on rounding.
+
+A batch of another size adds float32 numbers in another order, and a token may then rightly differ where two
+choices are as close as that. Such questions are not asked: a difference is then always a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from baton.engine.philox import uniforms
+from tests.support.chaos.client import ChaosClient
+from tests.support.ring import running_ring
+from tests.support.tiny_models import TINY_MODELS, oracle_logits
+
+MODEL = "llama-wide-heads"
+"""Small to compute, and with the largest blocks of the tiny ones: 36 KiB."""
+LENGTHS = (1, 2, 15, 16, 17, 64, 130, 260, 333, 600, 700)
+FAMILIES, MEMBERS, COMMON = 3, 2, 300
+"""Prompts that begin alike: so many groups, of so many each, with so many tokens in common."""
+SHORTEST, LONGEST = 8, 72
+LONG_ANSWERS, LONG_ANSWER = 4, 400
+LEAST_LOGIT_MARGIN = 2e-4
+LEAST_MASS_MARGIN = 5e-5
+TEMPERATURE = 0.8
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request's body, and the tokens that answer it. ``chat``: asked of the chat endpoint."""
+
+    name: str
+    body: dict[str, object]
+    chat: bool = False
+    prompt_ids: tuple[int, ...] = ()
+    answer: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """``questions`` are asked and answered in full; those of ``long`` by clients that leave."""
+
+    path: Path
+    questions: tuple[Question, ...]
+    long: tuple[Question, ...]
+
+    @property
+    def model(self) -> str:
+        return self.path.name
+
+
+def record(tmp: Path, seed: int) -> Catalogue:
+    """Make the model, ask one worker of role ``both`` every candidate, and keep those whose answers are
+    safe. The oracle must agree with the worker: ValueError if it does not."""
+    path = TINY_MODELS[MODEL](tmp / MODEL)
+    rng = random.Random(seed)
+    with running_ring(tmp / "undisturbed", model=str(path), prefill=0, decode=0, both=1) as ring:
+        questions = asyncio.run(_answered(ring.url, path, list(_candidates(rng))))
+    return Catalogue(
+        path,
+        tuple(q for q in questions if not q.chat),
+        tuple(q for q in questions if q.chat)[:LONG_ANSWERS],
+    )
+
+
+def _candidates(rng: random.Random) -> Iterator[Question]:
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(256) for _ in range(count)]
+
+    families = [tokens(COMMON) for _ in range(FAMILIES)]
+    prompts = {f"{length} tokens": tokens(length) for length in LENGTHS}
+    for family, common in enumerate(families):
+        for member in range(MEMBERS):
+            prompts[f"family {family}, member {member}"] = [*common, *tokens(rng.randint(1, 300))]
+    for name, prompt in prompts.items():
+        length = rng.randint(SHORTEST, LONGEST)
+        body = {"prompt": prompt, "max_tokens": length}
+        yield Question(f"{name}, greedy", {**body, "temperature": 0})
+        drawn = {"temperature": TEMPERATURE, "seed": rng.getrandbits(63)}
+        yield Question(f"{name}, drawn", {**body, **drawn})
+    for number in range(2 * LONG_ANSWERS):
+        text = "".join(chr(rng.randint(97, 122)) for _ in range(rng.randint(20, 250)))
+        messages = [{"role": "user", "content": text}]
+        body = {"messages": messages, "max_tokens": LONG_ANSWER, "temperature": 0}
+        yield Question(f"chat {number}", body, chat=True)
+
+
+async def _answered(url: str, path: Path, candidates: Sequence[Question]) -> list[Question]:
+    async with ChaosClient(url, path.name) as client:
+        replies = await asyncio.gather(*(client.ask(q, stream=False) for q in candidates))
+    kept = []
+    for question, reply in zip(candidates, replies, strict=True):
+        if reply.failure is not None:
+            raise ValueError(f"{question.name}: {reply.failure}")
+        question = replace(question, prompt_ids=tuple(reply.prompt_ids), answer=tuple(reply.token_ids))
+        if _is_safe(path, question):
+            kept.append(question)
+    return kept
+
+
+def _is_safe(path: Path, question: Question) -> bool:
+    """Whether no token of the answer hangs on rounding. ValueError if one is not the oracle's."""
+    answer = torch.tensor(question.answer)
+    logits = oracle_logits(path, [*question.prompt_ids, *question.answer])
+    logits = logits[len(question.prompt_ids) - 1 : -1]
+    seed = question.body.get("seed")
+    if seed is None:
+        best = logits.topk(2).values
+        margins = best[:, 0] - best[:, 1]
+        wrong, least = logits.argmax(-1) != answer, LEAST_LOGIT_MARGIN
+    else:
+        assert isinstance(seed, int)
+        mass = (logits / TEMPERATURE).softmax(-1, dtype=torch.float64).cumsum(-1)
+        draws = torch.from_numpy(uniforms([seed] * len(answer), list(range(len(answer)))))
+        chosen = torch.searchsorted(mass, draws[:, None], right=True)[:, 0]
+        margins = (mass - draws[:, None]).abs().amin(-1)
+        wrong, least = chosen != answer, LEAST_MASS_MARGIN
+    safe = bool(margins.min() > least)
+    if safe and bool(wrong.any()):
+        raise ValueError(f"{question.name}: the undisturbed worker and transformers disagree")
+    return safe

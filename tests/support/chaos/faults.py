@@ -1,0 +1,249 @@
+"""What is done to a running fleet. Every fault proves that it took effect, or raises FaultError."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.support.chaos import connections
+from tests.support.chaos.catalogue import Question
+from tests.support.chaos.client import ChaosClient, Reply, verdict
+from tests.support.chaos.connections import MANNERS, Connection
+from tests.support.chaos.fleet import Fleet, Member
+
+CutKind = Literal["control", "data", "library", "router"]
+CUT_KINDS: tuple[CutKind, ...] = ("control", "data", "library", "router")
+"""Prefill to decode: the gRPC stream, the connector's socket, other sockets of its library (UCX over TCP,
+gloo); router to worker."""
+LONGEST_FREEZE_S = 6.0
+LONGEST_ABSENCE_S = 2.0
+CUT_SHOWS_S = 15.0
+LEAVING_SHOWS_S = 15.0
+FIND_S = 15.0
+CHAT = 'endpoint="/v1/chat/completions"'
+
+
+class FaultError(Exception):
+    """A fault did not take effect."""
+
+
+@dataclass
+class Left:
+    """A client that left, and when."""
+
+    question: Question
+    reply: Reply
+    at: float
+
+
+@dataclass(frozen=True)
+class _Chats:
+    """How requests to the chat endpoint ended, as the router counts them. Only those ask there who leave."""
+
+    ended: int
+    finished: int
+    failed: int
+
+    def __sub__(self, other: _Chats) -> _Chats:
+        ended, finished, failed = (
+            getattr(self, f.name) - getattr(other, f.name) for f in dataclasses.fields(self)
+        )
+        return _Chats(ended, finished, failed)
+
+
+class Faults:
+    """Injects faults of every kind; what must happen later (thaw, restart) runs in ``tails``."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: ChaosClient,
+        long: tuple[Question, ...],
+        on_wrong: Callable[[Question, Reply, str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._rng = fleet.rng
+        self._client = client
+        self._long = long
+        self._on_wrong = on_wrong
+        self.tails: set[asyncio.Task[None]] = set()
+
+    async def settle(self) -> None:
+        """Wait until every worker runs again."""
+        while self.tails:
+            await asyncio.gather(*self.tails)
+
+    def _later(self, work: asyncio.Task[None]) -> None:
+        self.tails.add(work)
+        work.add_done_callback(self.tails.discard)
+
+    # --- processes
+
+    async def kill(self) -> str:
+        """SIGKILL a worker, stopped or not, but never the last of its role; it comes back by and by."""
+        victims = [m for m in self._fleet.in_state("up", "frozen") if self._fleet.spare(m)]
+        if not victims:
+            return await self.freeze()
+        member = self._rng.choice(victims)
+        was = member.state
+        await self.end(member, signal.SIGKILL)
+        absence = self._rng.choice((0.0, self._rng.uniform(0, LONGEST_ABSENCE_S)))
+        self._later(asyncio.create_task(self._come_back(member, absence)))
+        return f"kill -9 {member.name} ({was}), back after {absence:.1f} s"
+
+    @staticmethod
+    async def end(member: Member, number: signal.Signals) -> None:
+        """End a worker by a signal, and see that it ended as it should."""
+        member.state = "down"
+        await asyncio.to_thread(member.service.kill, number)
+        status = member.service.process.returncode
+        if status != (-number if number == signal.SIGKILL else 0):
+            raise FaultError(f"{member.name} ended with {status} after {number.name}")
+
+    async def _come_back(self, member: Member, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await member.restart()
+
+    async def freeze(self) -> str:
+        """SIGSTOP a worker for a while, but never the last of its role."""
+        victims = [m for m in self._fleet.in_state("up") if self._fleet.spare(m)]
+        if not victims:
+            return await self.leave()
+        member = self._rng.choice(victims)
+        member.service.freeze()
+        member.state = "frozen"
+        length = self._rng.uniform(0.1, self._rng.choice((1.5, LONGEST_FREEZE_S)))
+        self._later(asyncio.create_task(self._thaw(member, member.pid, length)))
+        return f"SIGSTOP {member.name} for {length:.1f} s"
+
+    async def _thaw(self, member: Member, pid: int, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        if member.pid == pid and member.state == "frozen":
+            member.service.thaw()
+            member.state = "up"
+
+    # --- clients
+
+    async def leave(self) -> str:
+        """Several clients leave in the middle of a long answer."""
+        deadline = time.monotonic() + FIND_S
+        while time.monotonic() < deadline:
+            count = self._rng.randint(1, 5)
+            if left := await self.leave_together(count):
+                tokens = ", ".join(str(len(talk.reply.token_ids)) for talk in left)
+                return f"{len(left)} clients left, having got {tokens} tokens"
+        raise FaultError(f"within {FIND_S} s no client got to leave: all of them failed before")
+
+    async def leave_together(self, count: int, *, verified_within_s: float = LEAVING_SHOWS_S) -> list[Left]:
+        """``count`` clients ask and leave at random moments. Those that left an answer unfinished, as the
+        router confirms; others failed before."""
+        before = await self._chats()
+        talks = await asyncio.gather(*(self._talk_and_leave() for _ in range(count)))
+        for talk in talks:
+            wrong = verdict(talk.question, talk.reply)
+            if wrong is not None:
+                self._on_wrong(talk.question, talk.reply, wrong)
+        left = [talk for talk in talks if talk.reply.failure is None]
+        deadline = time.monotonic() + verified_within_s
+        while (seen := await self._chats() - before).ended < count:
+            if time.monotonic() > deadline:
+                raise FaultError(f"{count} clients left; the router has noticed {seen.ended} of them")
+            await asyncio.sleep(0.01)
+        if seen.finished:
+            raise FaultError(f"{seen.finished} of {count} clients left after the end of their answers")
+        # An answer that failed unseen, in the moment in which its client left, was not disturbed by that.
+        failed = sum(talk.reply.failure is not None for talk in talks)
+        return left if seen.failed <= failed else left[: len(left) - (seen.failed - failed)]
+
+    async def _talk_and_leave(self) -> Left:
+        question, reply, sent = self._rng.choice(self._long), Reply(), asyncio.Event()
+        stream = self._rng.random() < 0.7
+        after = self._rng.randint(1, 80) if stream and self._rng.random() < 0.6 else None
+        enough = (lambda r: len(r.token_ids) < after) if after is not None else (lambda _: True)
+        asking = asyncio.create_task(
+            self._client.ask(question, stream=stream, reply=reply, on_sent=sent.set, on_tokens=enough)
+        )
+        if after is None:
+            await sent.wait()
+            await asyncio.wait([asking], timeout=self._rng.uniform(0.0, 0.4) ** 2)
+            asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        return Left(question, reply, time.monotonic())
+
+    async def _chats(self) -> _Chats:
+        metrics = await asyncio.to_thread(self._fleet.router_metrics)
+        choices = {k: int(v) for k, v in metrics.items() if k.startswith("baton_choices_total{" + CHAT)}
+        return _Chats(
+            ended=sum(int(v) for k, v in metrics.items() if k.startswith("baton_requests_total{" + CHAT)),
+            finished=sum(v for k, v in choices.items() if '"stop"' in k or '"length"' in k),
+            failed=sum(v for k, v in choices.items() if '"error"' in k),
+        )
+
+    # --- connections
+
+    async def cut(self) -> str:
+        """Break a connection of a kind that there is, between two workers that run, or to the router."""
+        deadline = time.monotonic() + FIND_S
+        while time.monotonic() < deadline:
+            found = await asyncio.to_thread(self._connections)
+            kinds = [kind for kind in CUT_KINDS if found[kind]]
+            if kinds:
+                kind = self._rng.choice(kinds)
+                if done := await self._cut(kind, *self._rng.choice(found[kind])):
+                    return done
+            await asyncio.sleep(0.05)
+        raise FaultError(f"within {FIND_S} s there was no connection to cut")
+
+    def _connections(self) -> dict[CutKind, list[tuple[Connection, Member]]]:
+        """By kind, each with the worker that serves it."""
+        running = {m.pid: m for m in self._fleet.in_state("up")}
+        router = self._fleet.ring.router.process.pid
+        found: dict[CutKind, list[tuple[Connection, Member]]] = {kind: [] for kind in CUT_KINDS}
+        for connection in connections.between({**running, router: None}):
+            members = [running[pid] for pid in connection.pids if pid in running]
+            server = next((m for m in members if connection.ports & m.ports), None)
+            if router in connection.pids:
+                found["router"].append((connection, members[0]))
+            elif server is None:
+                decode = next(m for m in members if m.role == "decode")
+                found["library"].append((connection, decode))
+            elif server.grpc_port in connection.ports:
+                found["control"].append((connection, server))
+            else:
+                found["data"].append((connection, server))
+        return found
+
+    async def _cut(self, kind: CutKind, connection: Connection, server: Member) -> str | None:
+        """What was cut; None if it was closed before that."""
+        manner, at = self._rng.choice(MANNERS), self._rng.randrange(2)
+        marks = {name: log.size() for name, log in self._fleet.logs.items()}
+        try:
+            connection.cut(manner, at)
+        except OSError:
+            return None
+        what = f"cut ({manner}) the {kind} connection {sorted(connection.ports)} of {server.name}"
+        deadline = time.monotonic() + CUT_SHOWS_S
+        while not await asyncio.to_thread(self._shows, kind, connection, server, marks):
+            if time.monotonic() > deadline:
+                ends = [f"pid {end.pid} fd {end.fd}" for end in connection.ends if end.open]
+                raise FaultError(f"{what}: not noticed within {CUT_SHOWS_S} s; still open: {ends or 'none'}")
+            await asyncio.sleep(0.01)
+        return what
+
+    def _shows(self, kind: CutKind, connection: Connection, server: Member, marks: dict[str, int]) -> bool:
+        """Whether both ends have closed the connection, and the one that lost it says so. A library may keep
+        a dead connection open until its next use: that no byte can go through it must do."""
+        if kind == "library":
+            return not connection.established
+        if not connection.gone:
+            return False
+        if kind == "router":
+            name, line = self._fleet.ring.router.name, f"worker 127.0.0.1:{server.grpc_port} is lost"
+        else:
+            name, line = server.name, "is fenced"
+        return line.encode() in self._fleet.logs[name].since(marks[name])

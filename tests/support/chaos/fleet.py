@@ -1,0 +1,202 @@
+"""A ring of several prefill and decode workers that are killed, stopped and started again where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tests.support.ring import Ring, Service, scrape
+
+EXIT_RETIRED = 75
+ROLES = ("prefill", "decode")
+PER_ROLE = 2
+DATA_PORTS = 3
+"""As many as a worker without CUDA has connectors."""
+PORTS = range(12_000, 32_000, DATA_PORTS)
+"""Below those that the system gives to outgoing connections: one of these could sit on a dead worker's."""
+READY_S = 60.0
+NUM_BLOCKS = 80
+"""One or two of the longest requests: there is never room for all."""
+OPTIONS = ("--num-blocks", str(NUM_BLOCKS), "--prefill-chunk", "64", "--max-num-batched-tokens", "192")
+
+State = Literal["up", "frozen", "down"]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a process has open."""
+
+    fds: int
+    threads: int
+    rss: int
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        status = Path(f"/proc/{pid}/status").read_text()
+        threads = re.search(r"Threads:\s+(\d+)", status)
+        rss = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert threads and rss
+        return cls(len(list(Path(f"/proc/{pid}/fd").iterdir())), int(threads[1]), int(rss[1]) << 10)
+
+
+@dataclass
+class Member:
+    """A worker, and what was done to it."""
+
+    service: Service
+    role: str
+    grpc_port: int
+    data_ports: range
+    state: State = "up"
+    at_first_rest: Usage | None = None
+    """Of this process, when the ring was first at rest. None: it has started since."""
+
+    @property
+    def name(self) -> str:
+        return self.service.name
+
+    @property
+    def pid(self) -> int:
+        return self.service.process.pid
+
+    async def restart(self) -> None:
+        """Start the process again at its address; it must be dead."""
+        await asyncio.to_thread(self.service.restart)
+        self.state, self.at_first_rest = "up", None
+
+    @property
+    def ports(self) -> set[int]:
+        """Those it listens on for peers."""
+        return {self.grpc_port, *self.data_ports}
+
+    def handoffs(self) -> int:
+        """Completed by this process."""
+        found = [v for k, v in self.service.metrics().items() if k.startswith("baton_handoffs_completed")]
+        return int(found[0])
+
+    def events(self) -> Counter[str]:
+        """Of this process: what it counts that is out of the ordinary."""
+        found: Counter[str] = Counter()
+        for name, value in self.service.metrics().items():
+            reason = re.search(r'reason="(\w+)"', name)
+            if reason:
+                found[f"{reason[1]} ({self.role})"] += int(value)
+            elif name.startswith(("baton_preemptions", "baton_handoff_stale_messages")):
+                found[f"{name.partition('_total')[0].removeprefix('baton_')} ({self.role})"] += int(value)
+        return +found
+
+    def held(self) -> dict[str, int]:
+        """What is not given back: blocks, handoffs and sequences, those that are not zero."""
+        metrics = self.service.metrics()
+        names = ("baton_handoffs_open", "baton_sequences_running", "baton_sequences_waiting")
+        of_role = f'{{role="{self.role}"'
+        account = {"blocks held": metrics[f'baton_kv_blocks{of_role},state="held"}}']}
+        account |= {name: metrics[f"{name}{of_role}}}"] for name in names}
+        return {name: int(value) for name, value in account.items() if value}
+
+
+@dataclass
+class Log:
+    """A service's log, read as it grows."""
+
+    service: Service
+    position: int = 0
+
+    def size(self) -> int:
+        return self.service.log.stat().st_size
+
+    def since(self, position: int) -> bytes:
+        with self.service.log.open("rb") as file:
+            file.seek(position)
+            return file.read()
+
+    def records(self) -> list[str]:
+        """What was written since this was last asked; a record may have several lines."""
+        text = self.since(self.position)
+        self.position += len(text)
+        return re.split(r"\n(?=\d{4}-\d\d-\d\d )", text.decode(errors="replace"))
+
+
+@dataclass
+class Fleet:
+    ring: Ring
+    members: list[Member]
+    rng: random.Random
+    logs: dict[str, Log] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.logs = {s.name: Log(s) for s in (self.ring.router, *(m.service for m in self.members))}
+
+    def of_role(self, role: str) -> list[Member]:
+        return [m for m in self.members if m.role == role]
+
+    def in_state(self, *states: State) -> list[Member]:
+        return [m for m in self.members if m.state in states]
+
+    def spare(self, member: Member) -> bool:
+        """Whether another worker of the role is up."""
+        return any(m is not member and m.state == "up" for m in self.of_role(member.role))
+
+    def router_metrics(self) -> dict[str, float]:
+        return scrape(f"{self.ring.url}/metrics")
+
+
+@contextmanager
+def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iterator[Fleet]:
+    """``kind``: a connector, or ``ucx-shm`` or ``ucx-tcp`` for UCX over that alone. Several, as in tcp+gloo:
+    one prefill worker for each, and decode workers that have them all."""
+    tmp.mkdir(parents=True, exist_ok=True)
+    ports = _free_ports(rng)
+    several = kind.split("+")
+    connectors = {
+        "prefill": several if len(several) > 1 else several * PER_ROLE,
+        "decode": ["auto" if len(several) > 1 else kind] * PER_ROLE,
+    }
+    members = [
+        _member(f"{role}-{index}", role, connector, model, tmp, ports)
+        for role in ROLES
+        for index, connector in enumerate(connectors[role])
+    ]
+    workers = [flag for m in members for flag in ("--worker", f"127.0.0.1:{m.grpc_port}")]
+    argv = ("router", "--model", str(model), "--port", str(next(ports)), "--grpc-port", "-1", *workers)
+    router = Service("router", argv, tmp / "router.log")
+    with ExitStack() as stack:
+        for service in (*(m.service for m in members), router):
+            service.log.write_text("")
+            service.start()
+            stack.callback(service.stop)
+        for service in (*(m.service for m in members), router):
+            service.wait_ready()
+        ring = Ring(router, [m.service for m in members])
+        ring.wait_workers(READY_S)
+        yield Fleet(ring, members, rng)
+
+
+def _member(name: str, role: str, kind: str, model: Path, tmp: Path, ports: Iterator[int]) -> Member:
+    connector, _, transport = kind.partition("-")
+    environment = {"UCX_TLS": {"shm": "posix,self", "tcp": "tcp"}[transport]} if transport else {}
+    grpc, data, metrics = next(ports), next(ports), next(ports)
+    where = ("--port", str(grpc), "--data-port", str(data), "--metrics-port", str(metrics))
+    options = ("--dtype", "float32", "--threads", "1", "--connector", connector, "--verify-handoff", *OPTIONS)
+    argv = (role, "--model", str(model), *where, *options)
+    service = Service(name, argv, tmp / f"{name}.log", environment=environment)
+    return Member(service, role, grpc, range(data, data + DATA_PORTS))
+
+
+def _free_ports(rng: random.Random) -> Iterator[int]:
+    """Each with those that follow it."""
+    for first in rng.sample(PORTS, len(PORTS)):
+        try:
+            for port in range(first, first + DATA_PORTS):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        yield first
