@@ -1,122 +1,200 @@
-"""The ring gives one worker's tokens over every connector, and links come back when a worker does."""
+"""The ring gives one worker's tokens over every connector, whatever the workers' block sizes and chunks and
+however many they are; and links come back when a worker does.
+
+For each connector one set of workers serves many rings: every prefill worker with every decode worker alone,
+and rings of several that differ among themselves. Each is asked twice, with prompts of its own: first nothing
+is cached, then all of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
 
 from tests.support.clients import RingClient
-from tests.support.ring import Ring, running_ring
+from tests.support.ring import Ring, Service, running, running_ring, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
-NEW_TOKENS = 16
+MODEL = "qwen3"
+NEW_TOKENS = 8
 LEAST_MARGIN = 2e-4
-LENGTHS = (1, 17, 64, 130, 333, 600)
-CHUNKED = ("--prefill-chunk", "128", "--num-blocks", "512")
-WHOLE = ("--no-chunked-prefill", "--max-num-batched-tokens", "1024", "--num-blocks", "512")
+"""Between the best logit and the next: an answer with closer ones may rightly differ from batch to batch."""
+LENGTHS = (600, 600, 64, 64, 1, 1)
+"""Several chunks and messages, and a part of a block; whole blocks of either size; within a block. The long
+ones first: they keep their workers busy until the others are placed on other workers."""
+CHUNKED = ("--prefill-chunk", "128", "--max-num-batched-tokens", "512")
+WHOLE = ("--no-chunked-prefill", "--max-num-batched-tokens", "1024")
+TOKENS = 8192
+"""In each pool."""
 
 without_ucxx = pytest.mark.skipif(
     importlib.util.find_spec("ucxx") is None,
     reason="NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')",
 )
 
+PREFILLS: Mapping[str, tuple[int, tuple[str, ...]]] = {
+    "p16-chunked": (16, CHUNKED),
+    "p64-whole": (64, WHOLE),
+    "p64-chunked": (64, CHUNKED),
+    "p16-whole": (16, WHOLE),
+}
+DECODES: Mapping[str, int] = {"d16": 16, "d64": 64, "d16-too": 16}
+RINGS: Mapping[str, tuple[str, ...]] = {
+    **{f"{p} to {d}": (p, d) for p, d in product(PREFILLS, ("d16", "d64"))},
+    "two to one": ("p16-chunked", "p64-whole", "d16"),
+    "one to two": ("p64-chunked", "d16", "d64"),
+    "three to three": ("p16-chunked", "p64-whole", "p64-chunked", "d16", "d64", "d16-too"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    prompt: list[int]
+    answer: list[int]
+    """One worker's."""
+
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    name = "qwen3" if "qwen3" in TINY_MODELS else min(TINY_MODELS)
-    return name, TINY_MODELS[name](tmp_path_factory.mktemp("model") / name)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TINY_MODELS[MODEL](tmp_path_factory.mktemp("model") / MODEL)
 
 
-@pytest.fixture(scope="module")
-def prompts(model: tuple[str, Path]) -> list[list[int]]:
-    """None whose answer hangs on two logits so close that a batch may rightly choose the other token."""
-    rng, drawn = random.Random(11), list[list[int]]()
-    for length in LENGTHS:
-        while True:
-            prompt = [rng.randrange(256) for _ in range(length)]
-            if oracle_greedy(model[1], prompt, NEW_TOKENS)[1] > LEAST_MARGIN:
-                break
-        drawn.append(prompt)
-    return drawn
-
-
-async def answers(ring: Ring, model: str, prompts: list[list[int]]) -> list[list[int]]:
-    async with RingClient(ring.url, model) as client:
+async def ask(ring: Ring, prompts: Sequence[list[int]]) -> list[list[int]]:
+    """All of them at once."""
+    async with RingClient(ring.url, MODEL) as client:
         asked = [client.complete(p, max_tokens=NEW_TOKENS, temperature=0) for p in prompts]
         return [answer.token_ids for answer in await asyncio.gather(*asked)]
 
 
-@contextmanager
-def ring_over(
-    tmp: Path, path: Path, connector: str, options: tuple[str, ...], prefill: int = 1, decode: int = 1
-) -> Iterator[Ring]:
-    chosen = (*options, "--connector", connector)
-    with running_ring(tmp, model=str(path), prefill=prefill, decode=decode, options=chosen) as ring:
-        yield ring
+@pytest.fixture(scope="module")
+def questions(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Question]]:
+    """Ring → what to ask it. No two prompts begin alike."""
+    rng = random.Random(11)
+    prompts = [clear_prompt(model, rng, length) for ring in RINGS for length in lengths(ring)]
+    tmp = tmp_path_factory.mktemp("one")
+    with running_ring(tmp, model=str(model), prefill=0, decode=0, both=1, options=CHUNKED) as ring:
+        answers = asyncio.run(ask(ring, prompts))
+    asked = iter(map(Question, prompts, answers))
+    return {ring: [next(asked) for _ in lengths(ring)] for ring in RINGS}
+
+
+def lengths(ring: str) -> tuple[int, ...]:
+    """One of each kind will do for a pair of workers."""
+    return LENGTHS if len(RINGS[ring]) > 2 else LENGTHS[::2]
+
+
+def clear_prompt(model: Path, rng: random.Random, length: int) -> list[int]:
+    while True:
+        prompt = [rng.randrange(256) for _ in range(length)]
+        if oracle_greedy(model, prompt, NEW_TOKENS)[1] > LEAST_MARGIN:
+            return prompt
+
+
+@dataclass(frozen=True)
+class Over:
+    """A connector, and where it is UCX the transports that it is confined to."""
+
+    connector: str
+    transports: str | None = None
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(Over("tcp"), id="tcp"),
+        pytest.param(Over("ucx"), id="ucx", marks=without_ucxx),
+        pytest.param(Over("ucx", "posix,self"), id="ucx-shm", marks=without_ucxx),
+        pytest.param(Over("ucx", "tcp"), id="ucx-tcp", marks=without_ucxx),
+        pytest.param(Over("gloo"), id="gloo"),
+    ],
+)
+def over(request: pytest.FixtureRequest) -> Over:
+    chosen: Over = request.param
+    return chosen
 
 
 @pytest.fixture(scope="module")
-def expected(
-    model: tuple[str, Path], prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory
-) -> list[list[int]]:
-    name, path = model
-    tmp = tmp_path_factory.mktemp("one")
-    with running_ring(tmp, model=str(path), prefill=0, decode=0, both=1, options=CHUNKED) as ring:
-        return asyncio.run(answers(ring, name, prompts))
+def rings(over: Over, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ring]]:
+    """All of RINGS over one connector."""
+    tmp = tmp_path_factory.mktemp("rings")
+
+    def start(name: str, role: str, block_size: int, options: tuple[str, ...] = ()) -> Service:
+        pool = ("--block-size", str(block_size), "--num-blocks", str(TOKENS // block_size))
+        return worker(tmp, name, role, str(model), "--connector", over.connector, *pool, *options)
+
+    workers = {name: start(name, "prefill", size, options) for name, (size, options) in PREFILLS.items()}
+    workers |= {name: start(name, "decode", size) for name, size in DECODES.items()}
+    groups = {ring: [workers[name] for name in names] for ring, names in RINGS.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        if over.transports is not None:
+            patch.setenv("UCX_TLS", over.transports)
+        with running(list(workers.values())), running_routers(tmp, str(model), groups) as running_rings:
+            yield running_rings
 
 
-@pytest.mark.parametrize(
-    ("connector", "transports", "options"),
-    [
-        pytest.param("tcp", None, CHUNKED, id="tcp"),
-        pytest.param("ucx", None, CHUNKED, id="ucx", marks=without_ucxx),
-        pytest.param("ucx", "posix,self", WHOLE, id="ucx-shm", marks=without_ucxx),
-        pytest.param("ucx", "tcp", CHUNKED, id="ucx-tcp", marks=without_ucxx),
-        pytest.param("nccl", None, WHOLE, id="gloo"),
-    ],
-)
+def counted(services: Iterable[Service], metric: str, label: str = "") -> float:
+    """A counter's sum over services and labels that contain ``label``."""
+    return sum(
+        value
+        for service in services
+        for name, value in service.metrics().items()
+        if name.startswith(f"{metric}_total{{") and label in name
+    )
+
+
+@pytest.mark.parametrize("name", RINGS)
 async def test_the_tokens_are_one_workers(
-    model: tuple[str, Path],
-    prompts: list[list[int]],
-    expected: list[list[int]],
-    connector: str,
-    transports: str | None,
-    options: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rings: Mapping[str, Ring],
+    questions: Mapping[str, list[Question]],
+    over: Over,
+    name: str,
 ) -> None:
-    name, path = model
-    if transports is not None:
-        monkeypatch.setenv("UCX_TLS", transports)
-    with ring_over(tmp_path, path, connector, options) as ring:
-        assert await answers(ring, name, prompts) == expected, "with a cold cache"
-        assert await answers(ring, name, prompts) == expected, "with a warm cache"
-        ring.wait_idle()
-        used = "gloo" if connector == "nccl" else connector
-        assert f"connector {used}" in ring.of_role("decode")[0].log.read_text()
+    ring = rings[name]
+    decodes = ring.of_role("decode")
+    prompts = [question.prompt for question in questions[name]]
+    expected = [question.answer for question in questions[name]]
+
+    def received() -> float:
+        return counted(decodes, "baton_handoff_received_bytes", f'connector="{over.connector}"')
+
+    done = {service.name: counted([service], "baton_handoffs_completed") for service in ring.workers}
+    bytes_at = [received()]
+    for caches in ("cold", "warm"):
+        assert await ask(ring, prompts) == expected, f"with {caches} caches"
+        bytes_at.append(received())
+    ring.wait_idle()
+    cold, warm = (after - before for before, after in pairwise(bytes_at))
+    assert cold > 0
+    assert warm < cold / 2 or len(decodes) > 1, "what decode had was sent again"
+    for service in ring.workers:
+        assert counted([service], "baton_handoffs_completed") > done[service.name], f"{service.name} is idle"
+        # What breaks is done again, so that the tokens alone would not show it.
+        assert counted([service], "baton_handoffs_aborted") == 0
 
 
-async def test_two_by_two_and_a_worker_that_comes_back(
-    model: tuple[str, Path], prompts: list[list[int]], expected: list[list[int]], tmp_path: Path
+async def test_workers_that_come_back(
+    model: Path, questions: Mapping[str, list[Question]], tmp_path: Path
 ) -> None:
-    name, path = model
-    with ring_over(tmp_path, path, "auto", CHUNKED, prefill=2, decode=2) as ring:
+    prompts = [question.prompt for question in questions["two to one"]]
+    expected = [question.answer for question in questions["two to one"]]
+    with running_ring(tmp_path, model=str(model), prefill=2, decode=2, options=CHUNKED) as ring:
         for _ in range(2):
-            assert await answers(ring, name, prompts) == expected
+            assert await ask(ring, prompts) == expected
         for role in ("decode", "prefill"):
             victim = ring.of_role(role)[0]
             victim.kill()
             victim.restart()
             ring.wait_workers()
             for _ in range(2):
-                assert await answers(ring, name, prompts) == expected
+                assert await ask(ring, prompts) == expected
         ring.wait_idle()
         best = "ucx" if importlib.util.find_spec("ucxx") else "tcp"
-        for worker in ring.workers:
-            assert f"connector {best}" in worker.log.read_text(), f"{worker.name} took no part"
+        for service in ring.workers:
+            assert f"connector {best}" in service.log.read_text(), f"{service.name} took no part"

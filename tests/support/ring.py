@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -157,6 +157,56 @@ def scrape(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in samples}
 
 
+def worker(tmp: Path, name: str, role: str, model: str, *options: str, program: str = "baton") -> Service:
+    """A worker that is not started, with one thread, on a port that the system will pick."""
+    argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", "0", *options)
+    return Service(name, argv, tmp / f"{name}.log", program)
+
+
+@contextmanager
+def running(workers: Sequence[Service]) -> Iterator[None]:
+    """Start workers, all at once; stop them at the end."""
+    with ExitStack() as stack:
+        for service in workers:
+            service.start()
+            stack.callback(service.stop)
+        for service in workers:
+            service.wait_ready()
+        stack.callback(terminate, workers)
+        yield
+
+
+def terminate(services: Iterable[Service]) -> None:
+    """Ask processes to end, all at once; waiting for them is left to their ``stop``."""
+    for service in services:
+        if service.process.poll() is None:
+            service.process.terminate()
+
+
+@contextmanager
+def running_routers(
+    tmp: Path, model: str, groups: Mapping[str, Sequence[Service]], options: Sequence[str] = ()
+) -> Iterator[dict[str, Ring]]:
+    """Start a router, of the group's name, for each group of running workers; stop them at the end. A worker
+    may be in several rings."""
+    rings: dict[str, Ring] = {}
+    with ExitStack() as stack:
+        for name, workers in groups.items():
+            addresses = [w.ready.address for w in workers if isinstance(w.ready, ready.WorkerReady)]
+            flags = [flag for address in addresses for flag in ("--worker", address)]
+            argv = ("router", "--model", model, "--port", "0", "--grpc-port", "0", *flags, *options)
+            router = Service(name, argv, tmp / f"{name}.log")
+            router.start()
+            stack.callback(router.stop)
+            rings[name] = Ring(router, list(workers))
+        for ring in rings.values():
+            ring.router.wait_ready()
+        for ring in rings.values():
+            ring.wait_workers()
+        stack.callback(terminate, [ring.router for ring in rings.values()])
+        yield rings
+
+
 @contextmanager
 def running_ring(
     tmp: Path,
@@ -174,30 +224,17 @@ def running_ring(
 ) -> Iterator[Ring]:
     """Start workers and a router on ports the system picks; stop them all at the end."""
     tmp.mkdir(parents=True, exist_ok=True)
-    workers: list[Service] = []
-    for role, count, extra in (
-        ("prefill", prefill, prefill_options),
-        ("decode", decode, decode_options),
-        ("both", both, ()),
+    workers = [
+        worker(tmp, f"{role}-{i}", role, model, "--dtype", dtype, *options, *extra, program=program)
+        for role, count, extra, program in (
+            ("prefill", prefill, prefill_options, "baton"),
+            ("decode", decode, decode_options, decode_program),
+            ("both", both, (), "baton"),
+        )
+        for i in range(count)
+    ]
+    with (
+        running(workers),
+        running_routers(tmp, model, {"router": workers}, router_options) as rings,
     ):
-        for index in range(count):
-            name = f"{role}-{index}"
-            argv = (role, "--model", model, "--dtype", dtype, "--threads", "1", "--port", "0")
-            program = decode_program if role == "decode" else "baton"
-            workers.append(Service(name, (*argv, *options, *extra), tmp / f"{name}.log", program))
-    with ExitStack() as stack:
-        for worker in workers:
-            worker.start()
-            stack.callback(worker.stop)
-        for worker in workers:
-            worker.wait_ready()
-        addresses = [w.ready.address for w in workers if isinstance(w.ready, ready.WorkerReady)]
-        flags = [flag for address in addresses for flag in ("--worker", address)]
-        argv = ("router", "--model", model, "--port", "0", "--grpc-port", "0", *flags, *router_options)
-        router = Service("router", argv, tmp / "router.log")
-        router.start()
-        stack.callback(router.stop)
-        router.wait_ready()
-        ring = Ring(router, workers)
-        ring.wait_workers()
-        yield ring
+        yield rings["router"]
