@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton import ready
 
 START_S = 120.0
+PORTS = range(20000, 32000)
+"""Below those that systems give to outgoing connections, one of which could take a dead worker's port."""
 CLUSTER_KEY = "tests"
 
 
@@ -82,12 +86,7 @@ class Service:
 
     def restart(self) -> None:
         """Start the process again where it was."""
-        assert isinstance(self.ready, ready.WorkerReady)
-        port = self.ready.address.rpartition(":")[2]
-        argv = list(self.argv)
-        argv[argv.index("--port") + 1] = port
         self.stop()
-        self.argv = tuple(argv)
         self.start()
         self.wait_ready()
 
@@ -149,6 +148,15 @@ class Ring:
         raise AssertionError(f"blocks are still held after {timeout_s} s: {accounts}")
 
 
+def free_port() -> int:
+    """A port that a worker can have, and have again when it is started again."""
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        with suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            return port
+
+
 def scrape(url: str) -> dict[str, float]:
     """Every sample of a Prometheus page."""
     with urllib.request.urlopen(url, timeout=10) as response:
@@ -158,8 +166,9 @@ def scrape(url: str) -> dict[str, float]:
 
 
 def worker(tmp: Path, name: str, role: str, model: str, *options: str, program: str = "baton") -> Service:
-    """A worker that is not started, with one thread, on a port that the system will pick."""
-    argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", "0", *options)
+    """A worker that is not started, with one thread, on a free port."""
+    port = str(free_port())
+    argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", port, *options)
     return Service(name, argv, tmp / f"{name}.log", program)
 
 
@@ -222,7 +231,7 @@ def running_ring(
     router_options: Sequence[str] = (),
     decode_program: str = "baton",
 ) -> Iterator[Ring]:
-    """Start workers and a router on ports the system picks; stop them all at the end."""
+    """Start workers and a router on free ports; stop them all at the end."""
     tmp.mkdir(parents=True, exist_ok=True)
     workers = [
         worker(tmp, f"{role}-{i}", role, model, "--dtype", dtype, *options, *extra, program=program)
