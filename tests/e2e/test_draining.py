@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from baton import ready
 from tests.support.clients import Answer, RingClient
@@ -33,6 +36,14 @@ def gauge(service: Service, name: str) -> float:
     """A metric of a worker that has no label besides its role."""
     found = [value for key, value in service.metrics().items() if key.startswith(name + "{")]
     return sum(found)
+
+
+async def health(worker: Service) -> int:
+    """What a Kubernetes probe hears."""
+    assert isinstance(worker.ready, ready.WorkerReady)
+    async with grpc.aio.insecure_channel(worker.ready.address) as channel:
+        answer = await HealthStub(channel).Check(HealthCheckRequest())
+    return int(answer.status)
 
 
 def draining(ring: Ring, worker: Service) -> bool:
@@ -136,6 +147,7 @@ async def test_a_second_signal_ends_a_drain_at_once(impatient: Ring, number: int
         await until(lambda: gauge(worker, "baton_sequences_running") == 1)
         worker.process.send_signal(number)
         await until(lambda: draining(impatient, worker))
+        assert await health(worker) == HealthCheckResponse.NOT_SERVING
         worker.process.send_signal(number)
         assert await ended(worker) == 1
         assert "told to stop twice" in worker.log.read_text()

@@ -40,6 +40,8 @@ from tests.support.handoff_world import ViolationError, World, WorldConfig, run_
 
 STEPS = int(os.environ.get("BATON_PROPERTY_STEPS", "12000"))
 STEPS_PER_WORLD = 300
+DEEP_S = 300 + STEPS / 50
+"""Seconds that the deep runs may take on a busy machine."""
 MUTANT_RUNS = 400
 
 CONFIGS = [
@@ -58,6 +60,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.timeout(DEEP_S)
 def test_the_shipped_machines_survive_chance() -> None:
     commits = 0
     for seed in range(-(-STEPS // STEPS_PER_WORLD)):
@@ -109,6 +112,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self.world.settle(self.seed)
 
 
+@pytest.mark.timeout(DEEP_S)
 def test_the_shipped_machines_survive_hypothesis() -> None:
     # An example of 50 rules makes some 150 events.
     examples = max(10, STEPS // 150)

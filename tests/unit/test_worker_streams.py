@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import queue
 import time
 from collections.abc import AsyncIterator
 
@@ -20,6 +22,7 @@ from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.worker.engine_loop import EngineLoop
+from baton.worker.main import end_process_after
 from tests.support.fake_engine import fake_engine
 from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
 
@@ -193,6 +196,13 @@ async def test_a_decode_worker_drains_when_no_prefill_worker_can_ask_any_more() 
         assert await decodes[0].drain.run(5)
         assert decodes[0].decode.open_links == 0
         assert decodes[1].decode.open_links == 2
+
+
+def test_a_worker_that_hangs_at_its_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = queue.SimpleQueue[int]()
+    monkeypatch.setattr(os, "_exit", ends.put)
+    end_process_after(0.01, 75)
+    assert ends.get(timeout=5) == 75
 
 
 # --- silence

@@ -122,7 +122,7 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
     )
 
 
-def _end_process_after(seconds: float, status: int) -> None:
+def end_process_after(seconds: float, status: int) -> None:
     """End without waiting for anyone, unless the process has ended in order by then."""
     timer = threading.Timer(seconds, os._exit, (status,))
     timer.daemon = True
@@ -152,7 +152,7 @@ class Worker:
             await self._exit.wait()
             draining.cancel()
             log.info("stopping")
-            _end_process_after(LONGEST_END_S, self._exit_status)
+            end_process_after(LONGEST_END_S, self._exit_status)
         return self._exit_status
 
     def _on_signal(self) -> None:
