@@ -130,6 +130,8 @@ class Campaign:
         self._load.start()
         for number, kind in enumerate(self._kinds(), start=1):
             self._where = f"round {number}"
+            if "cut" in self._plan.faults:  # or connections cannot be touched here
+                await self._faults.pace()
             await self._wait()
             await self._inject(kind)
             self.report.rounds = number

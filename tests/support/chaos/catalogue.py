@@ -32,6 +32,7 @@ LONG_ANSWERS, LONG_ANSWER = 4, 400
 LEAST_LOGIT_MARGIN = 2e-4
 LEAST_MASS_MARGIN = 5e-5
 TEMPERATURE = 0.8
+RECORDING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _candidates(rng: random.Random) -> Iterator[Question]:
 
 
 async def _answered(url: str, path: Path, candidates: Sequence[Question]) -> list[Question]:
-    async with ChaosClient(url, path.name) as client:
+    async with ChaosClient(url, path.name, RECORDING_S) as client:
         replies = await asyncio.gather(*(client.ask(q, stream=False) for q in candidates))
     kept = []
     for question, reply in zip(candidates, replies, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import time
@@ -21,6 +22,8 @@ CUT_KINDS: tuple[CutKind, ...] = ("control", "data", "library", "router")
 """Prefill to decode: the gRPC stream, the connector's socket, other sockets of its library (UCX over TCP,
 gloo); router to worker."""
 LONGEST_FREEZE_S = 6.0
+PACES = (3 << 20, 10 << 20, 30 << 20, 1 << 40)
+"""Bytes per second. A prompt of 600 tokens has 5 MiB of blocks."""
 LONGEST_STALL_S = 1.5
 """Shorter than silence may last: the link must live."""
 LONGEST_ABSENCE_S = 2.0
@@ -262,6 +265,14 @@ class Faults:
             else:
                 found["data"].append((connection, server))
         return found
+
+    async def pace(self) -> None:
+        """Give every connection on which blocks travel a speed of its own, mostly so low that much is under
+        way at any moment. What a library moves through shared memory keeps its speed."""
+        found = await asyncio.to_thread(self._connections)
+        for connection, _ in found["data"] + found["library"]:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                connection.pace(self._rng.choice(PACES))
 
     async def _cut(self, kind: CutKind, connection: Connection, server: Member) -> str | None:
         """What was cut; None if it was closed before that."""
