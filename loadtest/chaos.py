@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.support.chaos import connections
-from tests.support.chaos.campaign import Plan, Report, percentile, run
+from tests.support.chaos.campaign import SHARES, Plan, Report, percentile, run
 from tests.support.chaos.catalogue import record
 
 KINDS = ("tcp", "ucx", "ucx-shm", "ucx-tcp", "gloo", "nccl")
@@ -75,6 +75,9 @@ def main() -> int:
         help=f"some of {','.join(KINDS)}; ucx-shm and ucx-tcp are ucx over shared memory or TCP alone",
     )
     parser.add_argument("--rounds", type=int, default=60, help="rounds of one fault each")
+    parser.add_argument(
+        "--faults", default=",".join(SHARES), help="the kinds of faults in these rounds; default: %(default)s"
+    )
     parser.add_argument("--restarts", type=int, default=0, help="restarts of each role at the same address")
     parser.add_argument("--cancels", type=int, default=0, help="ordinary cancels, without other faults")
     parser.add_argument("--clients", type=int, default=12)
@@ -86,6 +89,9 @@ def main() -> int:
     kinds = options.connector.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--connector: {', '.join(unknown)}; allowed: {', '.join(KINDS)}")
+    faults = options.faults.split(",")
+    if unknown := set(faults) - set(SHARES):
+        parser.error(f"--faults: {', '.join(unknown)}; allowed: {', '.join(SHARES)}")
     if reason := connections.why_not():
         parser.error(reason)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
@@ -102,6 +108,7 @@ def main() -> int:
             restarts=options.restarts,
             cancels=options.cancels,
             clients=options.clients,
+            faults={name: SHARES[name] for name in faults},
         )
         report = run(logs / kind, catalogue, plan)
         reports.append(report)

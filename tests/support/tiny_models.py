@@ -184,6 +184,11 @@ def save_byte_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
+def save_llama(path: Path, **overrides: object) -> Path:
+    """A Llama with random weights, of the tiny shape but for ``overrides``, in ``path`` (created)."""
+    return _Recipe(LlamaConfig, overrides)(path)
+
+
 def save_shape(path: Path, **config: object) -> Path:
     """A Llama of this shape without weights, in ``path`` (created): ``--load-format dummy`` draws them."""
     path.mkdir(parents=True)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from baton.engine.philox import uniforms
 from tests.support.chaos.client import ChaosClient
 from tests.support.ring import running_ring
-from tests.support.tiny_models import TINY_MODELS, oracle_logits
+from tests.support.tiny_models import oracle_logits, save_llama
 
-MODEL = "llama-wide-heads"
-"""Small to compute, and with the largest blocks of the tiny ones: 36 KiB."""
+SHAPE: Mapping[str, object] = MappingProxyType(
+    {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-5}
+)
+"""Small to compute, with large blocks to move: 128 KiB for 16 tokens."""
 LENGTHS = (1, 2, 15, 16, 17, 64, 130, 260, 333, 600, 700)
 FAMILIES, MEMBERS, COMMON = 3, 2, 300
 """Prompts that begin alike: so many groups, of so many each, with so many tokens in common."""
@@ -29,6 +32,7 @@ LONG_ANSWERS, LONG_ANSWER = 4, 400
 LEAST_LOGIT_MARGIN = 2e-4
 LEAST_MASS_MARGIN = 5e-5
 TEMPERATURE = 0.8
+RECORDING_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Catalogue:
 def record(tmp: Path, seed: int) -> Catalogue:
     """Make the model, ask one worker of role ``both`` every candidate, and keep those whose answers are
     safe. The oracle must agree with the worker: ValueError if it does not."""
-    path = TINY_MODELS[MODEL](tmp / MODEL)
+    path = save_llama(tmp / "large-blocks", **SHAPE)
     rng = random.Random(seed)
     with running_ring(tmp / "undisturbed", model=str(path), prefill=0, decode=0, both=1) as ring:
         questions = asyncio.run(_answered(ring.url, path, list(_candidates(rng))))
@@ -85,14 +89,14 @@ def _candidates(rng: random.Random) -> Iterator[Question]:
         drawn = {"temperature": TEMPERATURE, "seed": rng.getrandbits(63)}
         yield Question(f"{name}, drawn", {**body, **drawn})
     for number in range(2 * LONG_ANSWERS):
-        text = "".join(chr(rng.randint(97, 122)) for _ in range(rng.randint(20, 250)))
+        text = "".join(chr(rng.randint(97, 122)) for _ in range(rng.randint(20, 550)))
         messages = [{"role": "user", "content": text}]
         body = {"messages": messages, "max_tokens": LONG_ANSWER, "temperature": 0}
         yield Question(f"chat {number}", body, chat=True)
 
 
 async def _answered(url: str, path: Path, candidates: Sequence[Question]) -> list[Question]:
-    async with ChaosClient(url, path.name) as client:
+    async with ChaosClient(url, path.name, RECORDING_S) as client:
         replies = await asyncio.gather(*(client.ask(q, stream=False) for q in candidates))
     kept = []
     for question, reply in zip(candidates, replies, strict=True):

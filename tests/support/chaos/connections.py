@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import socket
+import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ _Route = tuple[_Address, _Address]
 Manner = Literal["end", "reset"]
 MANNERS: tuple[Manner, ...] = ("end", "reset")
 _PIDFD_GETFD = 438  # the same on every architecture
+_SO_MAX_PACING_RATE = 47
 _AF_UNSPEC = 0
 
 
@@ -68,6 +70,12 @@ class Connection:
         """Whether bytes can still go through."""
         inodes = {end.inode for end in self.ends}
         return any(end.inode in inodes for pid in self.pids for end in _ends(pid).values())
+
+    def pace(self, bytes_per_second: int) -> None:
+        """Let no more than this through, either way. OSError as for ``cut``."""
+        for end in self.ends:
+            with _duplicate(end) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", bytes_per_second))
 
     def cut(self, manner: Manner, at: int = 0) -> None:
         """Break the connection at one of its ends. ``end``: both directions are shut down, what was sent

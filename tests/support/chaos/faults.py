@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tests.support.chaos import connections
@@ -21,9 +22,14 @@ CUT_KINDS: tuple[CutKind, ...] = ("control", "data", "library", "router")
 """Prefill to decode: the gRPC stream, the connector's socket, other sockets of its library (UCX over TCP,
 gloo); router to worker."""
 LONGEST_FREEZE_S = 6.0
+PACES = (3 << 20, 10 << 20, 30 << 20, 1 << 40)
+"""Bytes per second. A prompt of 600 tokens has 5 MiB of blocks."""
+LONGEST_STALL_S = 1.5
+"""Shorter than silence may last: the link must live."""
 LONGEST_ABSENCE_S = 2.0
 CUT_SHOWS_S = 15.0
 LEAVING_SHOWS_S = 15.0
+LONGEST_TALK_S = 60.0
 FIND_S = 15.0
 CHAT = 'endpoint="/v1/chat/completions"'
 
@@ -33,12 +39,19 @@ class FaultError(Exception):
 
 
 @dataclass
-class Left:
-    """A client that left, and when."""
+class Talk:
+    """A client that is going to leave."""
 
     question: Question
-    reply: Reply
-    at: float
+    stream: bool
+    reply: Reply = field(default_factory=Reply)
+    sent: asyncio.Event = field(default_factory=asyncio.Event)
+    enough: int | None = None
+    """Tokens after which it leaves, whatever else happens."""
+    left_at: float = 0.0
+
+    def wants_more(self, reply: Reply) -> bool:
+        return self.enough is None or len(reply.token_ids) < self.enough
 
 
 @dataclass(frozen=True)
@@ -115,11 +128,14 @@ class Faults:
         if not victims:
             return await self.leave()
         member = self._rng.choice(victims)
+        length = self._rng.uniform(0.1, self._rng.choice((1.5, LONGEST_FREEZE_S)))
+        self._stop(member, length)
+        return f"SIGSTOP {member.name} for {length:.1f} s"
+
+    def _stop(self, member: Member, length_s: float) -> None:
         member.service.freeze()
         member.state = "frozen"
-        length = self._rng.uniform(0.1, self._rng.choice((1.5, LONGEST_FREEZE_S)))
-        self._later(asyncio.create_task(self._thaw(member, member.pid, length)))
-        return f"SIGSTOP {member.name} for {length:.1f} s"
+        self._later(asyncio.create_task(self._thaw(member, member.pid, length_s)))
 
     async def _thaw(self, member: Member, pid: int, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -127,29 +143,48 @@ class Faults:
             member.service.thaw()
             member.state = "up"
 
+    async def stall(self) -> str:
+        """SIGSTOP a worker while prompts are handed on, have their clients leave, and SIGCONT: what was to
+        arrive then arrives late, when its place may have been given to others."""
+        victims = [m for m in self._fleet.in_state("up") if self._fleet.spare(m)]
+        if not victims:
+            return await self.leave()
+        member = self._rng.choice(victims)
+        moment, length = self._rng.uniform(0, 0.1), self._rng.uniform(0.05, LONGEST_STALL_S)
+
+        async def when_stopped(talk: Talk) -> None:
+            await talk.sent.wait()
+            await asyncio.sleep(moment)
+            if member.state == "up":
+                self._stop(member, length)
+
+        left = await self.leave_together(self._rng.randint(3, 6), when_stopped)
+        return f"SIGSTOP {member.name} for {length:.2f} s while {len(left)} clients left"
+
     # --- clients
 
     async def leave(self) -> str:
         """Several clients leave in the middle of a long answer."""
         deadline = time.monotonic() + FIND_S
         while time.monotonic() < deadline:
-            count = self._rng.randint(1, 5)
-            if left := await self.leave_together(count):
+            if left := await self.leave_together(self._rng.randint(1, 5)):
                 tokens = ", ".join(str(len(talk.reply.token_ids)) for talk in left)
                 return f"{len(left)} clients left, having got {tokens} tokens"
         raise FaultError(f"within {FIND_S} s no client got to leave: all of them failed before")
 
-    async def leave_together(self, count: int, *, verified_within_s: float = LEAVING_SHOWS_S) -> list[Left]:
-        """``count`` clients ask and leave at random moments. Those that left an answer unfinished, as the
-        router confirms; others failed before."""
+    async def leave_together(
+        self, count: int, until: Callable[[Talk], Awaitable[None]] | None = None
+    ) -> list[Talk]:
+        """``count`` clients ask and leave: each when ``until`` returns, or at any moment. Those that left an
+        answer unfinished, as the router confirms; others failed before."""
         before = await self._chats()
-        talks = await asyncio.gather(*(self._talk_and_leave() for _ in range(count)))
+        talks = await asyncio.gather(*(self._talk(until or self._any_moment) for _ in range(count)))
         for talk in talks:
             wrong = verdict(talk.question, talk.reply)
             if wrong is not None:
                 self._on_wrong(talk.question, talk.reply, wrong)
         left = [talk for talk in talks if talk.reply.failure is None]
-        deadline = time.monotonic() + verified_within_s
+        deadline = time.monotonic() + LEAVING_SHOWS_S
         while (seen := await self._chats() - before).ended < count:
             if time.monotonic() > deadline:
                 raise FaultError(f"{count} clients left; the router has noticed {seen.ended} of them")
@@ -157,23 +192,36 @@ class Faults:
         if seen.finished:
             raise FaultError(f"{seen.finished} of {count} clients left after the end of their answers")
         # An answer that failed unseen, in the moment in which its client left, was not disturbed by that.
-        failed = sum(talk.reply.failure is not None for talk in talks)
-        return left if seen.failed <= failed else left[: len(left) - (seen.failed - failed)]
+        unseen = max(0, seen.failed - sum(talk.reply.failure is not None for talk in talks))
+        return left[: len(left) - unseen]
 
-    async def _talk_and_leave(self) -> Left:
-        question, reply, sent = self._rng.choice(self._long), Reply(), asyncio.Event()
-        stream = self._rng.random() < 0.7
-        after = self._rng.randint(1, 80) if stream and self._rng.random() < 0.6 else None
-        enough = (lambda r: len(r.token_ids) < after) if after is not None else (lambda _: True)
+    async def _talk(self, until: Callable[[Talk], Awaitable[None]]) -> Talk:
+        """Ask for a long answer, and leave."""
+        talk = Talk(self._rng.choice(self._long), stream=self._rng.random() < 0.7)
         asking = asyncio.create_task(
-            self._client.ask(question, stream=stream, reply=reply, on_sent=sent.set, on_tokens=enough)
+            self._client.ask(
+                talk.question,
+                stream=talk.stream,
+                reply=talk.reply,
+                on_sent=talk.sent.set,
+                on_tokens=talk.wants_more,
+            )
         )
-        if after is None:
-            await sent.wait()
-            await asyncio.wait([asking], timeout=self._rng.uniform(0.0, 0.4) ** 2)
-            asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        return Left(question, reply, time.monotonic())
+        leaving = asyncio.ensure_future(until(talk))
+        await asyncio.wait([asking, leaving], return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        asking.cancel()
+        await asyncio.gather(asking, leaving, return_exceptions=True)
+        talk.left_at = time.monotonic()
+        return talk
+
+    async def _any_moment(self, talk: Talk) -> None:
+        """From just after the request was sent to so many tokens later."""
+        if talk.stream and self._rng.random() < 0.6:
+            talk.enough = self._rng.randint(1, 80)
+            await asyncio.sleep(LONGEST_TALK_S)
+        await talk.sent.wait()
+        await asyncio.sleep(self._rng.uniform(0.0, 0.4) ** 2)
 
     async def _chats(self) -> _Chats:
         metrics = await asyncio.to_thread(self._fleet.router_metrics)
@@ -217,6 +265,14 @@ class Faults:
             else:
                 found["data"].append((connection, server))
         return found
+
+    async def pace(self) -> None:
+        """Give every connection on which blocks travel a speed of its own, mostly so low that much is under
+        way at any moment. What a library moves through shared memory keeps its speed."""
+        found = await asyncio.to_thread(self._connections)
+        for connection, _ in found["data"] + found["library"]:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                connection.pace(self._rng.choice(PACES))
 
     async def _cut(self, kind: CutKind, connection: Connection, server: Member) -> str | None:
         """What was cut; None if it was closed before that."""
