@@ -79,7 +79,7 @@ def served_name(model: str, served_model_name: str | None) -> str:
     return path.resolve().name if path.is_dir() else model
 
 
-def check_range(option: str, value: int, low: int, high: int | None = None) -> None:
+def check_range(option: str, value: float, low: float, high: float | None = None) -> None:
     """Raise ConfigError unless ``low <= value <= high``."""
     if value < low:
         raise ConfigError(option, f"must be at least {low}, not {value}")

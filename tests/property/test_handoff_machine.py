@@ -22,6 +22,7 @@ from tests.support.handoff_mutants import (
     BelieveAnyDrained,
     BindWhileFencing,
     CommitOnLocalCompletion,
+    CommitUnverified,
     DrainedAfterFailure,
     DrainedAtOnce,
     DrainedWithoutAttempt,
@@ -49,6 +50,9 @@ CONFIGS = [
         ordered=n // 8 % 2 == 1,
         requests=3 + n % 3,
         decode_blocks=10 - n % 4,
+        prefill_per_page=2 if n % 3 == 1 else 1,
+        decode_per_page=2 if n % 3 == 2 else 1,
+        verify=n % 5 < 2,
     )
     for n in range(16)
 ]
@@ -131,6 +135,7 @@ MUTANTS: list[tuple[WorldConfig, str]] = [
     (replace(TWO_SIDED, decode_machine=FreeOnAbort), "touch"),
     (replace(TWO_SIDED, decode_machine=FreeOnTimeout), "touch"),
     (replace(TWO_SIDED, decode_machine=CommitOnLocalCompletion), "was committed with .* as its block"),
+    (replace(TWO_SIDED, decode_machine=CommitUnverified, verify=True), "was committed with .*noise"),
     (replace(TWO_SIDED, decode_machine=NeverFence), r"D\d+ holds \d+ of \d+ blocks"),
     (replace(TWO_SIDED, decode_machine=ForgetOldAttempts), "was committed after"),
     (replace(TWO_SIDED, decode_machine=BelieveAnyDrained), "touch"),

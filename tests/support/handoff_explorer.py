@@ -44,7 +44,7 @@ from baton.connector.messages import (
     PostReceive,
     Retire,
     Send,
-    SendPages,
+    SendBlocks,
     Stop,
     ToDecode,
     ToPrefill,
@@ -286,7 +286,7 @@ class PrefillProcess:
 
     # what the machine asks of its memory
 
-    def finished(self, name: Name) -> tuple[int, ...]:
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
         job = self.jobs.get(name)
         return job.pages[: job.computed] if job else ()
 
@@ -554,7 +554,7 @@ class Draft:
                 self._post_receive(action)
             case CancelReceive(link=link, tag=tag):
                 self._change_flight((link, tag), cancel_asked=True)
-            case SendPages(link=link, tag=tag, pages=pages):
+            case SendBlocks(link=link, tag=tag, blocks=pages):
                 self._start_send((link, tag), pages)
             case Commit():
                 self._commit(action)
@@ -596,16 +596,16 @@ class Draft:
 
     def _post_receive(self, action: PostReceive) -> None:
         require(self.wires[action.link].at_decode == UP, f"{action} is posted on a link that is being fenced")
-        name = self.facts.owners[action.pages[0]]
+        name = self.facts.owners[action.blocks[0]]
         for other in self.flights.values():
             may_write = self.may_land(other) if self.explorer.instance.one_sided else not other.receive_over
             require(
-                not (may_write and set(other.target) & set(action.pages)),
-                f"pages {action.pages} are granted while {other.name} may still write to them",
+                not (may_write and set(other.target) & set(action.blocks)),
+                f"pages {action.blocks} are granted while {other.name} may still write to them",
             )
         require(name is not None, f"{action} goes to pages pinned for nobody")
         assert name is not None
-        self.flights[action.link, action.tag] = Flight(action.link, action.tag, name, action.pages)
+        self.flights[action.link, action.tag] = Flight(action.link, action.tag, name, action.blocks)
 
     def _start_send(self, key: tuple[LinkId, int], pages: tuple[int, ...]) -> None:
         flight = self.flights.get(key)

@@ -11,6 +11,7 @@ from baton.connector import decode as decode_module
 from baton.connector.decode import DecodeHandoffs, State
 from baton.connector.decode import Handoff as DecodeHandoff
 from baton.connector.messages import (
+    AbortReason,
     Action,
     Ask,
     Credit,
@@ -36,8 +37,8 @@ from baton.v1 import worker_pb2
 class FreeOnAbort(DecodeHandoffs):
     """The request is over, so its pages are free: a write under way lands in the next request's."""
 
-    def _abort(self, handoff: DecodeHandoff, now: float) -> list[Action]:
-        actions = super()._abort(handoff, now)
+    def _abort(self, handoff: DecodeHandoff, reason: AbortReason, now: float) -> list[Action]:
+        actions = super()._abort(handoff, reason, now)
         if handoff.state is State.DRAINING:
             actions += self._over(handoff, now) + self.pump(now)
         return actions
@@ -58,14 +59,23 @@ class FreeOnTimeout(DecodeHandoffs):
 class CommitOnLocalCompletion(DecodeHandoffs):
     """All receives have completed, so the request runs: prefill's pages may have changed meanwhile."""
 
-    def received(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
+    def received(
+        self, link: LinkId, tag: int, ok: bool, now: float, checksum: int | None = None
+    ) -> list[Action]:
         name = self._by_tag.get((link, tag))
         handoff = self._handoffs.get(name) if name is not None else None
         if handoff is not None and handoff.state is State.ARMED:
             num_tokens, digest = self._room.manifest(handoff.name)
             manifest = Manifest(num_tokens, digest, len(handoff.segments))
             handoff.complete = SendComplete(handoff.name, manifest, first_token=7)
-        return super().received(link, tag, ok, now)
+        return super().received(link, tag, ok, now, checksum)
+
+
+class CommitUnverified(DecodeHandoffs):
+    """Checksums are for debugging, are they not?"""
+
+    def _changed(self, handoff: DecodeHandoff, complete: SendComplete) -> str | None:
+        return None
 
 
 class NeverFence(DecodeHandoffs):
@@ -104,11 +114,11 @@ class DrainedWithoutAttempt(DecodeHandoffs):
 class ReconnectWithoutFence(DecodeHandoffs):
     """A peer that dials again has nothing under way, has it? Its old link is taken for closed."""
 
-    def open_link(self, prefill: str) -> LinkId | None:
+    def open_link(self, prefill: str, blocks_per_page: int = 1, *, verify: bool = False) -> LinkId | None:
         old = self._links.pop(prefill, None)
         for handoff in [h for h in self._handoffs.values() if old is not None and h.link == old.id]:
             self._over(handoff, 0.0)
-        return super().open_link(prefill)
+        return super().open_link(prefill, blocks_per_page, verify=verify)
 
 
 class BelieveAnyDrained(DecodeHandoffs):
@@ -130,21 +140,21 @@ class BindWhileFencing(DecodeHandoffs):
 class UnpinAtStop(PrefillHandoffs):
     """The request is over, so its source pages may change: what is under way carries the next one's KV."""
 
-    def _stop(self, handoff: PrefillHandoff, now: float) -> list[Action]:
+    def _stop(self, handoff: PrefillHandoff, reason: AbortReason, now: float) -> list[Action]:
         for tag, pages in handoff.sending.items():
             self._source.unpin(pages)
             handoff.sending[tag] = ()
-        return super()._stop(handoff, now)
+        return super()._stop(handoff, reason, now)
 
 
 class DrainedAfterFailure(PrefillHandoffs):
     """Takes a failed send for one that is over everywhere, and says so."""
 
-    def sent(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
+    def sent(self, link: LinkId, tag: int, ok: bool, now: float, checksum: int | None = None) -> list[Action]:
         name = self._by_tag.get((link, tag))
         handoff = self._handoffs.get(name) if name is not None else None
         if ok or handoff is None or tag not in handoff.sending:
-            return super().sent(link, tag, ok, now)
+            return super().sent(link, tag, ok, now, checksum)
         del self._by_tag[link, tag]
         self._source.unpin(handoff.sending.pop(tag))
         if handoff.state is PrefillState.STOPPED:

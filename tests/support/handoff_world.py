@@ -32,7 +32,7 @@ from baton.connector.messages import (
     PostReceive,
     Retire,
     Send,
-    SendPages,
+    SendBlocks,
     Stop,
     ToDecode,
     ToPrefill,
@@ -137,13 +137,23 @@ class Prompt:
             return f"{self.request}{self.delivered}"
         return "common" if block < self.shared else self.request
 
-    def digests(self) -> list[bytes]:
-        """Of the full blocks: a cache may find no other."""
-        return [f"{self.text(i)}/{i}".encode() for i in range(self.num_tokens // BLOCK_SIZE)]
+    def digests(self, blocks_per_page: int) -> list[bytes]:
+        """Of the full pages: a cache may find no other."""
+        full = self.num_tokens // (BLOCK_SIZE * blocks_per_page)
+        return [
+            digest_of(
+                [(self.text(i), i) for i in range(page * blocks_per_page, (page + 1) * blocks_per_page)]
+            )
+            for page in range(full)
+        ]
 
     @property
     def tokens_digest(self) -> bytes:
         return f"{self.request}/{self.num_tokens}/{self.delivered}".encode()
+
+
+def digest_of(blocks: Iterable[tuple[str, int]]) -> bytes:
+    return " ".join(f"{text}/{block}" for text, block in blocks).encode()
 
 
 class Token(NamedTuple):
@@ -154,44 +164,57 @@ class Token(NamedTuple):
 
 
 class Memory:
-    """A pool and its pages' content. ``touched`` counts, per page, transfers that may still read or write."""
+    """A pool of pages, and their content by block, named as on a link: the larger pages of a ring hold
+    several blocks each. ``touched`` counts, per block, transfers that may still read or write."""
 
-    def __init__(self, label: str, num_blocks: int) -> None:
+    def __init__(self, label: str, num_pages: int, blocks_per_page: int) -> None:
         self.label = label
-        self.pool = BlockPool(num_blocks, BLOCK_SIZE)
-        self.content: list[Content | None] = [None] * num_blocks
+        self.per_page = blocks_per_page
+        self.pool = BlockPool(num_pages, BLOCK_SIZE * blocks_per_page)
+        self.content: list[Content | None] = [None] * (num_pages * blocks_per_page)
         self.touched: Counter[int] = Counter()
         self._writes = 0
+
+    def blocks(self, pages: Iterable[int]) -> list[int]:
+        return [page * self.per_page + i for page in pages for i in range(self.per_page)]
+
+    def touches(self, page: int) -> bool:
+        return any(self.touched[block] for block in self.blocks([page]))
 
     def allocate(self, n: int) -> list[int] | None:
         """Blocks of the pool, which must give none that a transfer may still touch."""
         pages = self.pool.allocate(n)
         for page in pages or []:
-            require(not self.touched[page], f"{self.label} granted page {page}, which a transfer may touch")
+            require(not self.touches(page), f"{self.label} granted page {page}, which a transfer may touch")
         return pages
 
-    def match(self, digests: list[bytes]) -> list[int]:
+    def match(self, prompt: Prompt, limit: int) -> list[int]:
+        """Cached pages of the prompt's beginning, of ``limit`` blocks at most."""
+        digests = prompt.digests(self.per_page)[: limit // self.per_page]
         pages = self.pool.match_prefix(digests)
         for page, digest in zip(pages, digests, strict=False):
-            held = self.content[page]
-            require(held is not None, f"{self.label} found empty page {page} in its cache")
-            assert held is not None
-            found = f"{held.text}/{held.block}".encode()
+            held = [self.content[block] for block in self.blocks([page])]
+            require(None not in held, f"{self.label} found empty page {page} in its cache")
+            found = digest_of((c.text, c.block) for c in held if c is not None)
             require(found == digest, f"{self.label} found {found!r} in its cache under {digest!r}")
         return pages
 
-    def compute(self, page: int, text: str, block: int) -> None:
+    def compute(self, at: int, text: str, block: int) -> None:
         """The engine of this worker writes a block's KV."""
+        page = at // self.per_page
         require(not self.pool.allocatable(page), f"{self.label} computes into page {page}, held by nobody")
-        require(not self.touched[page], f"{self.label} changes page {page} while a transfer may touch it")
-        self.put(page, text, block)
+        require(not self.touched[at], f"{self.label} changes block {at} while a transfer may touch it")
+        self.put(at, text, block)
 
-    def put(self, page: int, text: str, block: int) -> None:
+    def put(self, at: int, text: str, block: int) -> None:
         self._writes += 1
-        self.content[page] = Content(text, block, self._writes)
+        self.content[at] = Content(text, block, self._writes)
+
+    def checksum(self, blocks: Iterable[int]) -> int:
+        return hash(tuple(self.content[block] for block in blocks))
 
     def index(self, pages: Sequence[int], prompt: Prompt) -> None:
-        for page, digest in zip(pages, prompt.digests(), strict=False):
+        for page, digest in zip(pages, prompt.digests(self.per_page), strict=False):
             self.pool.commit(page, digest)
 
 
@@ -204,6 +227,7 @@ class Transfer:
     name: Name
     target: tuple[int, ...]
     source: tuple[int, ...] | None = None
+    checksum: int | None = None
     read: list[Content | None] = field(default_factory=list)
     landed: int = 0
     matched: bool = False
@@ -241,9 +265,10 @@ class _Source:
         self._memory = memory
         self._sequences = sequences
 
-    def finished(self, name: Name) -> tuple[int, ...]:
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+        require(blocks_per_page == self._memory.per_page, f"{name} is asked for in other blocks")
         sequence = self._sequences.get(name)
-        return tuple(sequence.pages[: sequence.computed]) if sequence else ()
+        return tuple(self._memory.blocks(sequence.pages)[: sequence.computed]) if sequence else ()
 
     def pin(self, pages: tuple[int, ...]) -> None:
         self._memory.pool.pin(pages)
@@ -276,7 +301,8 @@ class _Room:
         del self.reserved[name]
 
     def bind(self, name: Name) -> Binding | None:
-        cached = self.memory.match(self._prompt_of(name).digests())
+        prompt = self._prompt_of(name)
+        cached = self.memory.match(prompt, prompt.num_blocks)
         fresh = self.memory.allocate(self.reserved[name] - len(cached))
         if fresh is None:
             self.memory.pool.free(cached)
@@ -363,6 +389,11 @@ class WorldConfig:
     one_sided: bool = False
     """Prefill writes into decode's memory: a send is over when it has landed, and nothing that decode does
     short of a fence keeps it from landing."""
+    prefill_per_page: int = 1
+    decode_per_page: int = 1
+    """Blocks in a page of each side; one of the two is 1."""
+    verify: bool = False
+    """Checksums are compared, and blocks may change on the way."""
     ordered: bool = False
     """Messages of a link move one after the other, as on a socket."""
     decode_machine: type[DecodeHandoffs] = DecodeHandoffs
@@ -388,10 +419,12 @@ class World:
         "end_send": 25,
         "match": 25,
         "land_page": 40,
+        "corrupt": 2,
         "end_receive": 25,
         "cancel_receive_now": 10,
         "cancel": 4,
         "deliver_cancel": 8,
+        "stall": 1,
         "generate": 12,
         "deliver_frame": 20,
         "repeat_frame": 2,
@@ -453,14 +486,14 @@ class World:
 
     def _start_prefill(self) -> Prefill:
         incarnation = self._incarnation("P")
-        memory = Memory(incarnation, self.config.prefill_blocks)
+        memory = Memory(incarnation, self.config.prefill_blocks, self.config.prefill_per_page)
         sequences: dict[Name, _Sequence] = {}
         machine = self.config.prefill_machine(_Source(memory, sequences))
         return Prefill(incarnation, memory, sequences, machine)
 
     def _start_decode(self) -> Decode:
         incarnation = self._incarnation("D")
-        memory = Memory(incarnation, self.config.decode_blocks)
+        memory = Memory(incarnation, self.config.decode_blocks, self.config.decode_per_page)
         room = _Room(memory, self.prompt_of)
         machine = self.config.decode_machine(
             incarnation, room, drained_is_proof=self.config.one_sided, max_queued=4
@@ -498,7 +531,7 @@ class World:
                     f"page {page} of {worker.incarnation} has {pool.pins(page)} pins, "
                     f"of which its handoffs know {pins[page]}",
                 )
-                if worker.memory.touched[page]:
+                if worker.memory.touches(page):
                     require(not pool.allocatable(page), f"page {page} is free while a transfer may touch it")
 
         for decode in self.decodes:
@@ -674,19 +707,19 @@ class World:
         sequence, memory = prefill.sequences[name], prefill.memory
         prompt = sequence.prompt
         if not sequence.pages:
-            sequence.pages = memory.match(prompt.digests()[: prompt.num_blocks - 1])
-            sequence.computed = len(sequence.pages)
-        if sequence.computed == len(sequence.pages):
-            missing = prompt.num_blocks - len(sequence.pages)
+            sequence.pages = memory.match(prompt, prompt.num_blocks - 1)
+            sequence.computed = len(sequence.pages) * memory.per_page
+        if sequence.computed == len(sequence.pages) * memory.per_page:
+            missing = -(-prompt.num_blocks // memory.per_page) - len(sequence.pages)
             fresh = memory.allocate(min(missing, 1 + pick.below(3)))
             if fresh is None:
                 return self._preempt_for(prefill, name, pick)
             sequence.pages += fresh
             return True
         block = sequence.computed
-        memory.compute(sequence.pages[block], prompt.text(block), block)
+        memory.compute(memory.blocks(sequence.pages)[block], prompt.text(block), block)
         sequence.computed += 1
-        memory.index(sequence.pages[: sequence.computed], prompt)
+        memory.index(sequence.pages[: sequence.computed // memory.per_page], prompt)
         sequence.held = sequence.computed == prompt.num_blocks
         return True
 
@@ -751,7 +784,7 @@ class World:
             match action:
                 case Send(link=link, message=message):
                     self._post(link, "to decode", message)
-                case SendPages():
+                case SendBlocks():
                     self._start_send(prefill, action)
                 case Compute(name=name):
                     prefill.sequences[name].running = True
@@ -796,17 +829,18 @@ class World:
             n for n in decode.ended | set(decode.committed) if n.request_id == name.request_id and n > name
         ]
         require(not newer, f"{name} was committed after {newer}")
-        require(
-            len(commit.pages) == prompt.num_blocks, f"{name} was committed with {len(commit.pages)} pages"
-        )
-        for block, page in enumerate(commit.pages):
-            held = decode.memory.content[page]
+        memory = decode.memory
+        pages = -(-prompt.num_blocks // memory.per_page)
+        require(len(commit.pages) == pages, f"{name} was committed with {len(commit.pages)} pages")
+        for block, at in zip(range(prompt.num_blocks), memory.blocks(commit.pages), strict=False):
+            held = memory.content[at]
             right = held is not None and (held.text, held.block) == (prompt.text(block), block)
             require(right, f"{name} was committed with {held} as its block {block}")
-            require(not decode.memory.touched[page], f"{name} was committed while page {page} is written")
-            require(decode.memory.pool.refs(page) > 0, f"{name} was committed with page {page}, not its own")
+            require(not memory.touched[at], f"{name} was committed while block {at} is written")
+        for page in commit.pages:
+            require(memory.pool.refs(page) > 0, f"{name} was committed with page {page}, not its own")
         decode.committed[name] = commit.pages
-        decode.memory.index(commit.pages, prompt)
+        memory.index(commit.pages, prompt)
         answer = decode.answers[name] = (*prompt.delivered, commit.first_token)
         self._tell_router(decode.incarnation, [self._delta(name, answer)])
 
@@ -844,8 +878,8 @@ class World:
         pages = worker.memory.allocate(1 + pick.below(4))
         if pages is None:
             return False
-        for page in pages:
-            worker.memory.compute(page, "other", 0)
+        for block in worker.memory.blocks(pages):
+            worker.memory.compute(block, "other", 0)
         worker.others.append(pages)
         return True
 
@@ -918,23 +952,25 @@ class World:
 
     def _post_receive(self, decode: Decode, action: PostReceive) -> None:
         require(action.link in decode.links, f"{action} is posted on a link that is being fenced")
-        names = {decode.room.pinned_for.get(page) for page in action.pages}
+        per_page = decode.memory.per_page
+        names = {decode.room.pinned_for.get(block // per_page) for block in action.blocks}
         require(len(names) == 1 and None not in names, f"{action} goes to pages of {names}")
         name = next(name for name in names if name is not None)
-        transfer = Transfer(action.link, action.tag, name, action.pages)
+        transfer = Transfer(action.link, action.tag, name, action.blocks)
         require((action.link, action.tag) not in self._transfers, f"{action} uses a tag again")
         self._transfers[action.link, action.tag] = transfer
         if not self.config.one_sided:
             self._touch(transfer)
 
-    def _start_send(self, prefill: Prefill, action: SendPages) -> None:
+    def _start_send(self, prefill: Prefill, action: SendBlocks) -> None:
         transfer = self._transfers.get((action.link, action.tag))
         require(transfer is not None, f"{action} has no receive")
         assert transfer is not None
         require(transfer.source is None, f"{action} is sent twice")
-        require(len(transfer.target) == len(action.pages), f"{action} has another size than its receive")
-        transfer.source = action.pages
-        prefill.memory.touched.update(action.pages)
+        require(len(transfer.target) == len(action.blocks), f"{action} has another size than its receive")
+        transfer.source = action.blocks
+        transfer.checksum = prefill.memory.checksum(action.blocks) if self.config.verify else None
+        prefill.memory.touched.update(action.blocks)
         # The order on a link is that in which prefill sends.
         self._transfers[action.link, action.tag] = self._transfers.pop((action.link, action.tag))
         if self.config.one_sided:
@@ -1017,7 +1053,8 @@ class World:
         assert prefill is not None and transfer.source is not None
         transfer.send_over = True
         prefill.memory.touched.subtract(transfer.source)
-        self._at_prefill(prefill, prefill.machine.sent(transfer.link, transfer.tag, ok, self.now))
+        checksum = transfer.checksum if ok else None
+        self._at_prefill(prefill, prefill.machine.sent(transfer.link, transfer.tag, ok, self.now, checksum))
 
     def match(self, pick: Picker) -> bool:
         """A message's header reaches decode: its receive is there, or the message goes nowhere."""
@@ -1041,16 +1078,25 @@ class World:
         transfer = pick.of(options)
         decode = self._decode_of(transfer.link)
         assert decode is not None
-        page, content = transfer.target[transfer.landed], transfer.read[transfer.landed]
+        block, content = transfer.target[transfer.landed], transfer.read[transfer.landed]
+        page = block // decode.memory.per_page
         owner = decode.room.pinned_for.get(page)
         require(
             owner == transfer.name, f"{transfer.name} writes into page {page}, which is pinned for {owner}"
         )
         require(not decode.memory.pool.allocatable(page), f"{transfer.name} writes into free page {page}")
-        decode.memory.content[page] = content
+        decode.memory.content[block] = content
         transfer.landed += 1
         if transfer.arrived and self.config.one_sided:
             self._untouch(transfer)
+        return True
+
+    def corrupt(self, pick: Picker) -> bool:
+        """A block changes between prefill's pages and decode's."""
+        options = [t for t in self._transfers.values() if t.landed < len(t.read) and not t.receive_over]
+        if not options or not self.config.verify:
+            return False
+        pick.of(options).read[-1] = Content("noise", 0, -1)
         return True
 
     def end_receive(self, pick: Picker) -> bool:
@@ -1080,7 +1126,8 @@ class World:
         if decode is None:
             return
         self._untouch(transfer)
-        self._at_decode(decode, decode.machine.received(transfer.link, transfer.tag, ok, self.now))
+        checksum = decode.memory.checksum(transfer.target) if ok and self.config.verify else None
+        self._at_decode(decode, decode.machine.received(transfer.link, transfer.tag, ok, self.now, checksum))
 
     # --- links
 
@@ -1097,14 +1144,16 @@ class World:
         prefill, decode = pick.of(options)
         for old in [link for link in decode.links if link.prefill == prefill.incarnation]:
             self._at_decode(decode, decode.machine.link_lost(old, self.now))
-        link = decode.machine.open_link(prefill.incarnation)
+        link = decode.machine.open_link(
+            prefill.incarnation, decode.memory.per_page, verify=self.config.verify
+        )
         if link is None:
             return False
         known = {*decode.links, *decode.fencing, *self._broken}
         require(link not in known, f"{link} was opened twice")
         decode.links[link] = None
         prefill.links[link] = None
-        prefill.machine.link_opened(link)
+        prefill.machine.link_opened(link, prefill.memory.per_page)
         self._streams[link, "to decode"] = _Stream()
         self._streams[link, "to prefill"] = _Stream()
         return True
@@ -1177,6 +1226,20 @@ class World:
                 self._untouch(transfer)
         decode.fencing.pop(link, None)
         self._at_decode(decode, decode.machine.link_fenced(link, self.now))
+        return True
+
+    def stall(self, pick: Picker) -> bool:
+        """Decode has waited long enough for one of its handoffs."""
+        options = [
+            (d, name)
+            for d in self.decodes
+            for name, attempt in self._attempts.items()
+            if self.decodes[attempt.decode] is d and d.machine.state_of(name) is not None
+        ]
+        if not options:
+            return False
+        decode, name = pick.of(options)
+        self._at_decode(decode, decode.machine.stalled(name, "stalled", self.now))
         return True
 
     # --- time and death

@@ -184,6 +184,15 @@ def save_byte_tokenizer(path: Path) -> None:
     (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
+def save_shape(path: Path, **config: object) -> Path:
+    """A Llama of this shape without weights, in ``path`` (created): ``--load-format dummy`` draws them."""
+    path.mkdir(parents=True)
+    whole = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rms_norm_eps": 1e-5, **config}
+    (path / "config.json").write_text(json.dumps(whole, indent=2))
+    save_byte_tokenizer(path)
+    return path
+
+
 def _byte_alphabet() -> list[str]:
     """GPT-2's printable character for each byte: Latin-1's printable ones stand for themselves, the others
     for what follows 255, in order."""

@@ -141,6 +141,10 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         advertise="10.0.0.1",
         port=1,
         metrics_port=-1,
+        connector="tcp",
+        verify_handoff=True,
+        handoff_patience=9.5,
+        drain_timeout=8,
         data_port=2,
         block_size=32,
         kv_cache_memory=1 << 30,
@@ -154,7 +158,7 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         log_level="debug",
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
-    assert same == {"connector", "num_blocks", "cluster_key"}
+    assert same == {"num_blocks", "cluster_key"}
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
     other = WorkerConfig(role="decode", num_blocks=9)
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other

@@ -15,12 +15,12 @@ def silent_for(pulse: Pulse, seconds: float) -> int:
 def test_a_busy_link_may_be_silent_for_two_seconds_an_idle_one_for_ten() -> None:
     pulse = Pulse()
     silent_for(pulse, BUSY_SILENCE_S - TICK_S)
-    assert not pulse.lost(busy=True)
+    assert not pulse.lost(lambda: True)
     silent_for(pulse, 2 * TICK_S)
-    assert pulse.lost(busy=True)
-    assert not pulse.lost(busy=False)
+    assert pulse.lost(lambda: True)
+    assert not pulse.lost(lambda: False)
     silent_for(pulse, IDLE_SILENCE_S)
-    assert pulse.lost(busy=False)
+    assert pulse.lost(lambda: False)
 
 
 def test_any_word_ends_the_silence() -> None:
@@ -28,7 +28,7 @@ def test_any_word_ends_the_silence() -> None:
     for _ in range(100):
         silent_for(pulse, 1.5)
         pulse.heard()
-    assert not pulse.lost(busy=True)
+    assert not pulse.lost(lambda: True)
 
 
 def test_heartbeats_are_due_twice_a_second() -> None:
@@ -38,4 +38,4 @@ def test_heartbeats_are_due_twice_a_second() -> None:
 def test_a_minute_in_which_we_were_stopped_is_no_silence_of_the_peer() -> None:
     pulse = Pulse()
     pulse.tick(60.0)
-    assert not pulse.lost(busy=True)
+    assert not pulse.lost(lambda: True)

@@ -150,6 +150,21 @@ Connector = Annotated[
         rich_help_panel=_NETWORK,
     ),
 ]
+VerifyHandoff = Annotated[
+    bool,
+    typer.Option(
+        "--verify-handoff",
+        help="Compare a checksum of every transfer of KV blocks; one that differs fails the handoff.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+HandoffPatience = Annotated[
+    float,
+    typer.Option(
+        help="Seconds that decode waits for a sign of life of one handoff on a healthy link.",
+        rich_help_panel=_NETWORK,
+    ),
+]
 HttpPort = Annotated[int, typer.Option(help="Port of the HTTP API; 0 picks one.", rich_help_panel=_NETWORK)]
 GrpcPort = Annotated[
     int,
@@ -189,6 +204,15 @@ UpLogLevel = Annotated[
     str,
     typer.Option(
         help="What to show of the processes' logs: debug, info, warning or error.", rich_help_panel=_PROCESS
+    ),
+]
+DrainTimeout = Annotated[
+    int | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Longest time that a worker told to stop waits for its open requests. Default: no limit. "
+        "A second signal ends it at once.",
+        rich_help_panel=_PROCESS,
     ),
 ]
 ExitWithParent = Annotated[

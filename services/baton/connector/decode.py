@@ -21,13 +21,14 @@ order. Not thread-safe; the caller holds the engine's lock, as pages are the eng
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from baton.connector.messages import (
     REPEAT_S,
+    AbortReason,
     Action,
     Ask,
     Cancel,
@@ -107,12 +108,15 @@ class Handoff:
     name: Name
     link: LinkId
     num_blocks: int
+    """Of the link's size, as in ``Segment``."""
     state: State
     ready: bool = False
     binding: Binding | None = None
     segments: tuple[Segment, ...] = ()
     receiving: set[int] = field(default_factory=set)
     """Tags of receives that are not over."""
+    checksums: dict[int, int] = field(default_factory=dict)
+    """CRC-32 of what arrived, by tag."""
     complete: SendComplete | None = None
     draining_since: float = 0.0
     spoke_at: float = 0.0
@@ -126,6 +130,8 @@ class Handoff:
 @dataclass(slots=True)
 class _Link:
     id: LinkId
+    blocks_per_page: int = 1
+    verify: bool = False
     fencing_since: float | None = None
 
 
@@ -134,7 +140,7 @@ class Counters:
     stale: int = 0
     """Messages with an unknown name, an older attempt or an older epoch; dropped."""
     committed: int = 0
-    aborted: int = 0
+    aborted: Counter[AbortReason] = field(default_factory=Counter)
     fences: int = 0
 
 
@@ -178,6 +184,10 @@ class DecodeHandoffs:
         handoff = self._handoffs.get(name)
         return handoff.state if handoff else None
 
+    def name_of(self, link: LinkId, tag: int) -> Name | None:
+        """Whose transfer this is, until it is over."""
+        return self._by_tag.get((link, tag))
+
     def busy(self, link: LinkId) -> bool:
         """Whether a handoff is open on this link."""
         return any(handoff.link == link for handoff in self._handoffs.values())
@@ -187,14 +197,18 @@ class DecodeHandoffs:
 
     # --- links
 
-    def open_link(self, prefill: str) -> LinkId | None:
-        """A prefill incarnation wants a link. None: its previous one must be fenced first (rule 5)."""
+    def open_link(self, prefill: str, blocks_per_page: int = 1, *, verify: bool = False) -> LinkId | None:
+        """A prefill incarnation wants a link. None: its previous one must be fenced first (rule 5).
+
+        ``blocks_per_page``: blocks of the link in one of our pages; more than 1 where prefill's are smaller.
+        ``verify``: nothing is committed whose checksums differ (rule 10).
+        """
         if prefill in self._links:
             return None
         epoch = self._epochs.get(prefill, 0) + 1
         self._epochs[prefill] = epoch
         link = LinkId(prefill, self.incarnation, epoch)
-        self._links[prefill] = _Link(link)
+        self._links[prefill] = _Link(link, blocks_per_page, verify)
         return link
 
     def link_lost(self, link: LinkId, now: float) -> list[Action]:
@@ -212,6 +226,8 @@ class DecodeHandoffs:
         del self._links[link.prefill]
         actions: list[Action] = []
         for handoff in [h for h in self._handoffs.values() if h.link == link]:
+            if handoff.state is not State.DRAINING:
+                self.counters.aborted[AbortReason.LINK_LOST] += 1
             actions += self._over(handoff, now, "the link to prefill was lost")
         return actions + self.pump(now)
 
@@ -245,7 +261,7 @@ class DecodeHandoffs:
             case Drained():
                 return self._on_drained(handoff, message, now)
             case Withdraw():
-                return self._abort(handoff, now)
+                return self._abort(handoff, AbortReason.WITHDRAWN, now)
 
     def _over_already(self, link: LinkId, message: ToDecode) -> list[Action]:
         """Prefill waits for a word about an attempt that is over here; the one that said so was lost. What it
@@ -267,7 +283,7 @@ class DecodeHandoffs:
             return [Send(link, Decline(name, "this attempt is over"))]
         if self._tombstones.full:
             return [Send(link, Decline(name, "decode has too many ended attempts to remember"))]
-        if not self._room.fits(ask.num_blocks):
+        if not self._room.fits(self._pages(link, ask.num_blocks)):
             return [Send(link, Decline(name, f"{ask.num_blocks} KV blocks never fit in this decode worker"))]
         actions = self._supersede(name, now)
         if len(self._queue) >= self._max_queued:
@@ -283,7 +299,11 @@ class DecodeHandoffs:
         older = self._newest.get(name.request_id)
         if older is None or older.attempt >= name.attempt:
             return []
-        return self.cancel(older, now)
+        return self._give_up(older, AbortReason.SUPERSEDED, now)
+
+    def _pages(self, link: LinkId, num_blocks: int) -> int:
+        """How many of our pages hold so many of the link's blocks."""
+        return -(-num_blocks // self._links[link.prefill].blocks_per_page)
 
     def _on_ready(self, handoff: Handoff, now: float) -> list[Action]:
         if handoff.state is State.ARMED:
@@ -298,7 +318,7 @@ class DecodeHandoffs:
         num_tokens, digest = self._room.manifest(handoff.name)
         if message.manifest != Manifest(num_tokens, digest, len(handoff.segments)):
             reason = "prefill's manifest does not match the request"
-            return [Fail(handoff.name, reason), *self._abort(handoff, now)]
+            return [Fail(handoff.name, reason), *self._abort(handoff, AbortReason.MANIFEST, now)]
         handoff.complete = message
         return self._commit_if_whole(handoff, now)
 
@@ -312,8 +332,13 @@ class DecodeHandoffs:
 
     # --- the transport
 
-    def received(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
-        """A posted receive is over: its bytes are in its pages, or (not ok) no more of them will be."""
+    def received(
+        self, link: LinkId, tag: int, ok: bool, now: float, checksum: int | None = None
+    ) -> list[Action]:
+        """A posted receive is over: its bytes are in its pages, or (not ok) no more of them will be.
+
+        ``checksum``: CRC-32 of the bytes as they lie here, on a link that verifies.
+        """
         name = self._by_tag.pop((link, tag), None)
         handoff = self._handoffs.get(name) if name is not None else None
         if handoff is None or tag not in handoff.receiving:
@@ -323,7 +348,10 @@ class DecodeHandoffs:
         if handoff.state is State.DRAINING:
             return [] if handoff.receiving else self._over(handoff, now) + self.pump(now)
         if not ok:
-            return [Fail(handoff.name, "the KV transfer from prefill was lost"), *self._abort(handoff, now)]
+            reason = "the KV transfer from prefill was lost"
+            return [Fail(handoff.name, reason), *self._abort(handoff, AbortReason.TRANSFER, now)]
+        if checksum is not None:
+            handoff.checksums[tag] = checksum
         return self._commit_if_whole(handoff, now)
 
     def _commit_if_whole(self, handoff: Handoff, now: float) -> list[Action]:
@@ -331,27 +359,53 @@ class DecodeHandoffs:
         complete, binding = handoff.complete, handoff.binding
         if handoff.receiving or complete is None or binding is None or not self._current(handoff.link):
             return []
+        changed = self._changed(handoff, complete)
+        if changed is not None:
+            return [Fail(handoff.name, changed), *self._abort(handoff, AbortReason.CHECKSUM, now)]
         self._room.unpin(handoff.pinned)
         self._forget(handoff, now)
         self.counters.committed += 1
         commit = Commit(handoff.name, binding.pages, complete.first_token, complete.cached_tokens)
         return [commit, Send(handoff.link, Release(handoff.name))]
 
+    def _changed(self, handoff: Handoff, complete: SendComplete) -> str | None:
+        """Which blocks are not those that prefill sent (rule 10), or None."""
+        if not self._links[handoff.link.prefill].verify:
+            return None
+        if len(complete.checksums) != len(handoff.segments):
+            return "prefill sent no checksums on a link that verifies"
+        for segment, sent in zip(handoff.segments, complete.checksums, strict=True):
+            if handoff.checksums.get(segment.tag) != sent:
+                last = segment.first_block + segment.num_blocks - 1
+                return f"KV blocks {segment.first_block} to {last} changed on the way: their checksum differs"
+        return None
+
     # --- giving up
 
     def cancel(self, name: Name, now: float) -> list[Action]:
         """The router gives the attempt up, in whatever state it is, known here or not (rule 9). With it goes
         an older one, whose own cancel is still to come."""
+        return self._give_up(name, AbortReason.CANCELLED, now)
+
+    def stalled(self, name: Name, reason: str, now: float) -> list[Action]:
+        """Nothing has come of the handoff for too long, though its link is healthy. That is no proof of
+        anything, only a reason to ask for it."""
+        handoff = self._handoffs.get(name)
+        if handoff is None or handoff.state is State.DRAINING:
+            return []
+        return [Fail(name, reason), *self._abort(handoff, AbortReason.STALLED, now)]
+
+    def _give_up(self, name: Name, reason: AbortReason, now: float) -> list[Action]:
         handoff = self._handoffs.get(name)
         if handoff is None:
             self._tombstones.bury(name, now)
             return self._supersede(name, now)
-        return self._abort(handoff, now)
+        return self._abort(handoff, reason, now)
 
-    def _abort(self, handoff: Handoff, now: float) -> list[Action]:
+    def _abort(self, handoff: Handoff, reason: AbortReason, now: float) -> list[Action]:
         if handoff.state is State.DRAINING:
             return []
-        self.counters.aborted += 1
+        self.counters.aborted[reason] += 1
         actions: list[Action] = [Send(handoff.link, Cancel(handoff.name))]
         if handoff.state is not State.ARMED or not handoff.receiving:
             return actions + self._over(handoff, now) + self.pump(now)
@@ -388,7 +442,7 @@ class DecodeHandoffs:
         actions: list[Action] = []
         while self._queue:
             handoff = self._handoffs[self._queue[0]]
-            if not self._room.reserve(handoff.name, handoff.num_blocks):
+            if not self._room.reserve(handoff.name, self._pages(handoff.link, handoff.num_blocks)):
                 break
             self._queue.popleft()
             handoff.state = State.RESERVED
@@ -408,23 +462,25 @@ class DecodeHandoffs:
             return []
         handoff.state = State.ARMED
         handoff.binding = binding
-        handoff.segments = self._segments(binding)
+        per_page = self._links[handoff.link.prefill].blocks_per_page
+        blocks = tuple(page * per_page + i for page in binding.pages for i in range(per_page))
+        blocks = blocks[: handoff.num_blocks]
+        handoff.segments = self._segments(blocks, binding.cached * per_page)
         actions: list[Action] = []
         for segment in handoff.segments:
             handoff.receiving.add(segment.tag)
             self._by_tag[handoff.link, segment.tag] = handoff.name
             end = segment.first_block + segment.num_blocks
-            actions.append(PostReceive(handoff.link, segment.tag, binding.pages[segment.first_block : end]))
+            actions.append(PostReceive(handoff.link, segment.tag, blocks[segment.first_block : end]))
         return actions + self._repeat(handoff, now)
 
-    def _segments(self, binding: Binding) -> tuple[Segment, ...]:
-        """Cut the blocks that must travel into runs of adjacent pages."""
+    def _segments(self, blocks: tuple[int, ...], first: int) -> tuple[Segment, ...]:
+        """Cut the blocks that must travel, from the ``first`` on, into runs that are adjacent in the pool."""
         segments: list[Segment] = []
-        first = binding.cached
-        while first < len(binding.pages):
+        while first < len(blocks):
             end = first + 1
-            limit = min(len(binding.pages), first + MAX_SEGMENT_BLOCKS)
-            while end < limit and binding.pages[end] == binding.pages[end - 1] + 1:
+            limit = min(len(blocks), first + MAX_SEGMENT_BLOCKS)
+            while end < limit and blocks[end] == blocks[end - 1] + 1:
                 end += 1
             segments.append(Segment(self._next_tag, first, end - first))
             self._next_tag += 1

@@ -40,8 +40,10 @@ def handle_is_valid(
 
 
 def first_mismatch(ours: pb.Compatibility, theirs: pb.Compatibility) -> str | None:
-    """The first field in which two workers' KV blocks differ in meaning, or None."""
+    """The first field in which two workers' KV blocks differ in meaning, or None. Block sizes may differ."""
     for descriptor in pb.Compatibility.DESCRIPTOR.fields:
-        if getattr(ours, descriptor.name) != getattr(theirs, descriptor.name):
+        if descriptor.name != "block_size" and getattr(ours, descriptor.name) != getattr(
+            theirs, descriptor.name
+        ):
             return str(descriptor.name)
     return None

@@ -1,4 +1,4 @@
-"""Finding silent peers: a heartbeat each way on every link, and how long silence may last.
+"""Finding silent peers: a heartbeat each way on every link and stream, and how long silence may last.
 
 A process that is killed closes its sockets and is found at once. One that is stopped, or behind a network
 that drops packets, says nothing: only its silence can be noticed. The transport's keepalive is too slow for
@@ -7,19 +7,37 @@ that, and it answers from the kernel while the process behind it is stopped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 HEARTBEAT_S = 0.5
 BUSY_SILENCE_S = 2.0
-"""For a link with open handoffs: their pages are pinned until the link is given up."""
+"""For a peer with something open there: pages are pinned, or clients wait, until it is given up."""
 IDLE_SILENCE_S = 10.0
+TICK_S = 0.1
+"""How often whoever has peers looks at their pulses."""
 MOST_PER_TICK_S = 0.3
 """Silence counts by the ticks of our own timer. Where a tick comes late, it was we who did not listen:
 stopped, starved, or suspended."""
 
 
-class Pulse:
-    """One link's heartbeat, ours and the peer's."""
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How often peers speak and how long they may be silent, in seconds."""
 
-    def __init__(self) -> None:
+    heartbeat_s: float = HEARTBEAT_S
+    busy_silence_s: float = BUSY_SILENCE_S
+    idle_silence_s: float = IDLE_SILENCE_S
+
+
+TEMPO = Tempo()
+
+
+class Pulse:
+    """One peer's heartbeat, ours and its own."""
+
+    def __init__(self, tempo: Tempo = TEMPO) -> None:
+        self._tempo = tempo
         self._silence = 0.0
         self._since_sent = 0.0
 
@@ -31,11 +49,14 @@ class Pulse:
         """``elapsed`` seconds went by since the last tick. True: it is time to send a heartbeat."""
         self._silence += min(elapsed, MOST_PER_TICK_S)
         self._since_sent += elapsed
-        if self._since_sent < HEARTBEAT_S:
+        if self._since_sent < self._tempo.heartbeat_s:
             return False
         self._since_sent = 0.0
         return True
 
-    def lost(self, *, busy: bool) -> bool:
-        """Whether the peer has been silent for too long."""
-        return self._silence >= (BUSY_SILENCE_S if busy else IDLE_SILENCE_S)
+    def lost(self, busy: Callable[[], bool]) -> bool:
+        """Whether the peer has been silent for too long. ``busy``, whether anything is open there, is asked
+        only of a peer that is silent."""
+        if self._silence < self._tempo.busy_silence_s:
+            return False
+        return self._silence >= self._tempo.idle_silence_s or busy()

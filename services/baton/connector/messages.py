@@ -7,12 +7,31 @@ numbers in this package are those of docs/architecture.md, "The handoff".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 REPEAT_S = 1.0
 """Whoever waits for the other side says its last word again this often, as that or the answer may be lost."""
 REPEAT_ASK_S = 10.0
 """Likewise for ``Ask``, which carries the whole prompt and may wait in decode's queue for long."""
+
+
+class AbortReason(Enum):
+    """Why a handoff was given up."""
+
+    CANCELLED = "cancelled"
+    """By the router, or by decode on its behalf."""
+    SUPERSEDED = "superseded"
+    """A newer attempt of the request came."""
+    WITHDRAWN = "withdrawn"
+    """By prefill: its first token was the last, or its engine refused."""
+    LINK_LOST = "link_lost"
+    TRANSFER = "transfer"
+    """A receive ended without its bytes."""
+    MANIFEST = "manifest"
+    CHECKSUM = "checksum"
+    STALLED = "stalled"
+    """Nothing happened for too long on a healthy link."""
 
 
 class Name(NamedTuple):
@@ -38,6 +57,7 @@ class Segment:
     """Unique among everything decode ever posted on the link."""
     first_block: int
     num_blocks: int
+    """Blocks are the link's: of the smaller of both sides' block sizes."""
 
 
 # --- prefill to decode
@@ -76,6 +96,8 @@ class SendComplete:
     manifest: Manifest
     first_token: int
     cached_tokens: int = 0
+    checksums: tuple[int, ...] = ()
+    """CRC-32 of each segment as it was sent, in the grant's order; none on a link that does not verify."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +172,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class PostReceive:
-    """Post a receive into pages, before anything that follows (rule 1)."""
+    """Post a receive into blocks, before anything that follows (rule 1).
+
+    A block is named ``page * blocks_per_page + index``, for a link whose blocks are smaller than our pages.
+    """
 
     link: LinkId
     tag: int
-    pages: tuple[int, ...]
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +191,13 @@ class CancelReceive:
 
 
 @dataclass(frozen=True, slots=True)
-class SendPages:
-    """Send pages, which the machine has pinned until the completion is reported (rule 3)."""
+class SendBlocks:
+    """Send blocks, named as in ``PostReceive``, whose pages the machine has pinned until the completion is
+    reported (rule 3)."""
 
     link: LinkId
     tag: int
-    pages: tuple[int, ...]
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,4 +246,4 @@ class Retire:
     link: LinkId
 
 
-Action = Send | PostReceive | CancelReceive | SendPages | Commit | Compute | Stop | Fail | Fence | Retire
+Action = Send | PostReceive | CancelReceive | SendBlocks | Commit | Compute | Stop | Fail | Fence | Retire

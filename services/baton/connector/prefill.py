@@ -19,6 +19,7 @@ Pure, like ``baton.connector.decode``.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -26,6 +27,7 @@ from typing import Protocol
 from baton.connector.messages import (
     REPEAT_ASK_S,
     REPEAT_S,
+    AbortReason,
     Action,
     Ask,
     Cancel,
@@ -42,8 +44,8 @@ from baton.connector.messages import (
     Release,
     Segment,
     Send,
+    SendBlocks,
     SendComplete,
-    SendPages,
     Stop,
     ToPrefill,
     Withdraw,
@@ -54,8 +56,8 @@ from baton.connector.tombstones import Tombstones
 class SourcePages(Protocol):
     """Prefill's memory, as the machine needs it."""
 
-    def finished(self, name: Name) -> tuple[int, ...]:
-        """The pages that hold finished blocks of the request now, in block order. Asked anew before every
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+        """The request's finished blocks now, in order, named as in ``SendBlocks``. Asked anew before every
         send: a preempted request has none, whatever it had before."""
 
     def pin(self, pages: tuple[int, ...]) -> None: ...
@@ -85,11 +87,13 @@ class Handoff:
     name: Name
     link: LinkId
     num_blocks: int
+    blocks_per_page: int
     state: State = State.ASKED
     ready_sent: bool = False
-    granted: bool = False
+    granted: tuple[Segment, ...] | None = None
     unsent: list[Segment] = field(default_factory=list)
-    num_segments: int = 0
+    checksums: dict[int, int] = field(default_factory=dict)
+    """CRC-32 of what was sent, by tag."""
     sending: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Pinned pages by the tag of their send, until it is over."""
     computed: Computed | None = None
@@ -102,7 +106,7 @@ class Handoff:
 class Counters:
     stale: int = 0
     completed: int = 0
-    aborted: int = 0
+    aborted: Counter[AbortReason] = field(default_factory=Counter)
 
 
 class PrefillHandoffs:
@@ -115,6 +119,7 @@ class PrefillHandoffs:
         self._handoffs: dict[Name, Handoff] = {}
         self._by_tag: dict[tuple[LinkId, int], Name] = {}
         self._links: dict[str, LinkId] = {}
+        self._blocks_per_page: dict[LinkId, int] = {}
 
     @property
     def open_handoffs(self) -> int:
@@ -123,6 +128,10 @@ class PrefillHandoffs:
     def state_of(self, name: Name) -> State | None:
         handoff = self._handoffs.get(name)
         return handoff.state if handoff else None
+
+    def name_of(self, link: LinkId, tag: int) -> Name | None:
+        """Whose transfer this is, until it is over."""
+        return self._by_tag.get((link, tag))
 
     def busy(self, link: LinkId) -> bool:
         """Whether a handoff is open on this link."""
@@ -133,25 +142,29 @@ class PrefillHandoffs:
 
     # --- links
 
-    def link_opened(self, link: LinkId) -> None:
+    def link_opened(self, link: LinkId, blocks_per_page: int = 1) -> None:
+        """``blocks_per_page``: blocks of the link in one of our pages; more than 1 where decode's are
+        smaller."""
         self._links[link.decode] = link
+        self._blocks_per_page[link] = blocks_per_page
 
     def link_lost(self, link: LinkId, now: float) -> list[Action]:
         """The link is gone. Its sends will each be reported over; until then their pages stay pinned."""
         if self._links.get(link.decode) == link:
             del self._links[link.decode]
+            del self._blocks_per_page[link]
         actions: list[Action] = []
         for handoff in [h for h in self._handoffs.values() if h.link == link]:
             if handoff.state in (State.ASKED, State.COMPUTING):
                 actions.append(Fail(handoff.name, "the link to decode was lost"))
             handoff.owes_drained = False
-            actions += self._stop(handoff, now)
+            actions += self._stop(handoff, AbortReason.LINK_LOST, now)
         return actions
 
     # --- the request's life here
 
     def ask(self, name: Name, link: LinkId, num_blocks: int, now: float) -> list[Action]:
-        """A request arrived for handing on over this link."""
+        """A request arrived for handing on over this link, in so many of the link's blocks."""
         if self._links.get(link.decode) != link:
             return [Fail(name, "the link to decode was lost")]
         if name in self._handoffs:
@@ -161,7 +174,7 @@ class PrefillHandoffs:
             return [Fail(name, "this attempt is over")]
         if self._tombstones.full:
             return [Fail(name, "prefill has too many ended attempts to remember")]
-        self._handoffs[name] = Handoff(name, link, num_blocks)
+        self._handoffs[name] = Handoff(name, link, num_blocks, self._blocks_per_page[link])
         return [Send(link, Ask(name, num_blocks))]
 
     def progress(self, name: Name) -> list[Action]:
@@ -170,7 +183,7 @@ class PrefillHandoffs:
         if handoff is None or handoff.state is not State.COMPUTING:
             return []
         actions: list[Action] = []
-        if not handoff.ready_sent and self._source.finished(name):
+        if not handoff.ready_sent and self._source.finished(name, handoff.blocks_per_page):
             handoff.ready_sent = True
             actions += self._say(handoff, Ready(name))
         return actions + self._push(handoff)
@@ -189,23 +202,27 @@ class PrefillHandoffs:
             return []
         actions: list[Action] = []
         waiting: list[Segment] = []
-        finished = self._source.finished(handoff.name)
+        finished = self._source.finished(handoff.name, handoff.blocks_per_page)
         for segment in handoff.unsent:
             end = segment.first_block + segment.num_blocks
             if end > len(finished):
                 waiting.append(segment)
                 continue
-            pages = finished[segment.first_block : end]
+            blocks = finished[segment.first_block : end]
+            pages = tuple(dict.fromkeys(block // handoff.blocks_per_page for block in blocks))
             self._source.pin(pages)
             handoff.sending[segment.tag] = pages
             self._by_tag[handoff.link, segment.tag] = handoff.name
-            actions.append(SendPages(handoff.link, segment.tag, pages))
+            actions.append(SendBlocks(handoff.link, segment.tag, blocks))
         handoff.unsent = waiting
         return actions
 
-    def sent(self, link: LinkId, tag: int, ok: bool, now: float) -> list[Action]:
+    def sent(self, link: LinkId, tag: int, ok: bool, now: float, checksum: int | None = None) -> list[Action]:
         """A send is over: its pages may change. Not ok: the link is broken, and how much of the send has
-        landed is unknown. So nothing more is said on the link: after that, Drained would be no proof."""
+        landed is unknown. So nothing more is said on the link: after that, Drained would be no proof.
+
+        ``checksum``: CRC-32 of what was sent, on a link that verifies.
+        """
         name = self._by_tag.pop((link, tag), None)
         handoff = self._handoffs.get(name) if name is not None else None
         if handoff is None or tag not in handoff.sending:
@@ -216,20 +233,25 @@ class PrefillHandoffs:
             return self.link_lost(link, now)
         if handoff.state is State.STOPPED:
             return self._drained_if_quiet(handoff, now)
+        if checksum is not None:
+            handoff.checksums[tag] = checksum
         return self._complete_if_sent(handoff)
 
     def _complete_if_sent(self, handoff: Handoff) -> list[Action]:
         done = handoff.computed
-        if done is None or not handoff.granted or handoff.unsent or handoff.sending:
+        if done is None or handoff.granted is None or handoff.unsent or handoff.sending:
             return []
         handoff.state = State.SENT
         self.counters.completed += 1
-        return [*self._say(handoff, self._send_complete(handoff, done)), Stop(handoff.name)]
+        complete = self._send_complete(handoff, done, handoff.granted)
+        return [*self._say(handoff, complete), Stop(handoff.name)]
 
     @staticmethod
-    def _send_complete(handoff: Handoff, done: Computed) -> SendComplete:
-        manifest = Manifest(done.num_tokens, done.tokens_digest, handoff.num_segments)
-        return SendComplete(handoff.name, manifest, done.first_token, done.cached_tokens)
+    def _send_complete(handoff: Handoff, done: Computed, segments: tuple[Segment, ...]) -> SendComplete:
+        manifest = Manifest(done.num_tokens, done.tokens_digest, len(segments))
+        known = handoff.checksums
+        checksums = tuple(known[segment.tag] for segment in segments if segment.tag in known)
+        return SendComplete(handoff.name, manifest, done.first_token, done.cached_tokens, checksums)
 
     # --- messages from decode
 
@@ -273,11 +295,10 @@ class PrefillHandoffs:
         return [Compute(handoff.name)]
 
     def _on_grant(self, handoff: Handoff, grant: Grant) -> list[Action]:
-        if handoff.granted or handoff.state is not State.COMPUTING:
+        if handoff.granted is not None or handoff.state is not State.COMPUTING:
             return []
-        handoff.granted = True
+        handoff.granted = grant.segments
         handoff.unsent = list(grant.segments)
-        handoff.num_segments = len(grant.segments)
         return self._push(handoff) + self._complete_if_sent(handoff)
 
     def _on_cancel(self, link: LinkId, name: Name, handoff: Handoff | None, now: float) -> list[Action]:
@@ -286,7 +307,7 @@ class PrefillHandoffs:
             self._tombstones.bury(name, now)
             return [Send(link, Drained(name, link))]
         handoff.owes_drained = True
-        return self._stop(handoff, now)
+        return self._stop(handoff, AbortReason.CANCELLED, now)
 
     # --- giving up
 
@@ -295,20 +316,24 @@ class PrefillHandoffs:
         if name not in self._handoffs:
             self._tombstones.bury(name, now)
             return []
-        return self.withdraw(name, "cancelled", now)
+        return self._withdraw(name, "cancelled", AbortReason.CANCELLED, now)
 
     def withdraw(self, name: Name, reason: str, now: float) -> list[Action]:
         """Prefill cannot or need not hand the request on."""
+        return self._withdraw(name, reason, AbortReason.WITHDRAWN, now)
+
+    def _withdraw(self, name: Name, text: str, reason: AbortReason, now: float) -> list[Action]:
         handoff = self._handoffs.get(name)
         if handoff is None or handoff.state is State.STOPPED:
             return []
-        actions: list[Action] = [Send(handoff.link, Withdraw(name, reason))]
-        return actions + self._stop(handoff, now)
+        actions: list[Action] = [Send(handoff.link, Withdraw(name, text))]
+        return actions + self._stop(handoff, reason, now)
 
-    def _stop(self, handoff: Handoff, now: float) -> list[Action]:
+    def _stop(self, handoff: Handoff, reason: AbortReason, now: float) -> list[Action]:
         actions: list[Action] = []
         if handoff.state is not State.STOPPED:
-            self.counters.aborted += handoff.state is not State.SENT
+            if handoff.state is not State.SENT:
+                self.counters.aborted[reason] += 1
             handoff.state = State.STOPPED
             handoff.unsent = []
             actions.append(Stop(handoff.name))
@@ -338,10 +363,10 @@ class PrefillHandoffs:
         match handoff.state:
             case State.ASKED:
                 return Ask(handoff.name, handoff.num_blocks)
-            case State.COMPUTING if handoff.ready_sent and not handoff.granted:
+            case State.COMPUTING if handoff.ready_sent and handoff.granted is None:
                 return Ready(handoff.name)
-            case State.SENT if handoff.computed is not None:
-                return PrefillHandoffs._send_complete(handoff, handoff.computed)
+            case State.SENT if handoff.computed is not None and handoff.granted is not None:
+                return PrefillHandoffs._send_complete(handoff, handoff.computed, handoff.granted)
             case _:
                 return None
 

@@ -6,44 +6,57 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
 
 from baton.connector import wire
-from baton.connector.choice import first_common
+from baton.connector.checksum import checksum
 from baton.connector.decode import Counters, DecodeHandoffs
-from baton.connector.identity import first_mismatch, handle_is_valid, tokens_digest
-from baton.connector.liveness import Pulse
+from baton.connector.identity import handle_is_valid, tokens_digest
+from baton.connector.liveness import TEMPO, TICK_S, Pulse, Tempo
 from baton.connector.messages import (
     Action,
     Ask,
     CancelReceive,
     Commit,
+    Credit,
     Fail,
     Fence,
+    Grant,
     LinkId,
     Name,
     PostReceive,
+    Ready,
     Retire,
     Send,
     Stop,
 )
-from baton.connector.transport import Connector, KVMemory, Link
+from baton.connector.timeline import Stage, Timeline
+from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.wiring import Terms, Wiring, agree
 from baton.decode.room import PoolRoom
 from baton.engine.engine import Engine
 from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence
 from baton.sampling_params import SamplingParams
+from baton.telemetry.handoff import Holds, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 from baton.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
+_STAGES = (
+    ("room", Stage.ASKED, Stage.CREDITED),
+    ("prefill", Stage.CREDITED, Stage.READY),
+    ("grant", Stage.READY, Stage.GRANTED),
+    ("transfer", Stage.GRANTED, Stage.ARRIVED),
+    ("commit", Stage.ARRIVED, Stage.COMMITTED),
+)
 
 
 @dataclass(slots=True)
@@ -51,10 +64,13 @@ class _Peer:
     """One prefill worker's link: its control stream and its data connection."""
 
     id: LinkId
+    pair: Pair
+    terms: Terms
+    memory: PageMemory
     data: Link
+    pulse: Pulse
     outbound: asyncio.Queue[pb.DecodeMessage | None] = field(default_factory=asyncio.Queue)
     fenced: asyncio.Event = field(default_factory=asyncio.Event)
-    pulse: Pulse = field(default_factory=Pulse)
 
 
 class DecodeRole(pb_grpc.HandoffServicer):
@@ -67,27 +83,24 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def __init__(
         self,
         engine: Engine,
-        connectors: Mapping[str, Connector],
-        memory: KVMemory,
-        compatibility: pb.Compatibility,
-        incarnation: str,
+        wiring: Wiring,
         cluster_key: bytes,
         outlet: Outlet,
         on_retire: Callable[[], None],
         on_crash: Callable[[], None],
+        tempo: Tempo = TEMPO,
     ) -> None:
         self._engine = engine
-        self._connectors = connectors
-        self._memory = memory
-        self._compatibility = compatibility
-        self._incarnation = incarnation
+        self._wiring = wiring
         self._cluster_key = cluster_key
         self._outlet = outlet
         self._on_retire = on_retire
         self._on_crash = on_crash
+        self._tempo = tempo
         self._room = PoolRoom(engine)
-        drained_is_proof = all(connector.drained_is_proof for connector in connectors.values())
-        self._machine = DecodeHandoffs(incarnation, self._room, drained_is_proof=drained_is_proof)
+        drained_is_proof = all(connector.drained_is_proof for connector in wiring.connectors.values())
+        self._machine = DecodeHandoffs(wiring.incarnation, self._room, drained_is_proof=drained_is_proof)
+        self._timelines: dict[Name, Timeline] = {}
         self._peers: dict[LinkId, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.data_addresses: dict[str, str] = {}
@@ -101,6 +114,19 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def open_handoffs(self) -> int:
         return self._machine.open_handoffs
 
+    def holds(self) -> Holds:
+        """What transfers pin at this moment. Any thread."""
+        granted = (t.reached(Stage.GRANTED) for t in list(self._timelines.values()))
+        since = min((at for at in granted if at is not None), default=None)
+        with self._engine.lock:
+            pages = self._machine.pinned_pages()
+        return Holds(len(pages), since)
+
+    @property
+    def open_links(self) -> int:
+        """Links over which prefill workers may still ask, and those being fenced."""
+        return len(self._peers)
+
     async def run_timers(self) -> None:
         """Listen for silence, resend and escalate, for as long as the worker lives."""
         before = time.monotonic()
@@ -111,13 +137,24 @@ class DecodeRole(pb_grpc.HandoffServicer):
                 self._check_pulse(peer, now - before)
             before = now
             self._do(self._machine.tick)
+            self._give_up_stalled(now)
 
     def _check_pulse(self, peer: _Peer, elapsed: float) -> None:
         if peer.pulse.tick(elapsed):
             peer.outbound.put_nowait(pb.DecodeMessage(heartbeat=pb.Heartbeat()))
-        if peer.pulse.lost(busy=self._machine.busy(peer.id)):
+        if peer.pulse.lost(partial(self._machine.busy, peer.id)):
             log.warning("prefill %s is silent: its link is fenced", peer.id.prefill)
             self._do(lambda now: self._machine.link_lost(peer.id, now))
+
+    def _give_up_stalled(self, now: float) -> None:
+        """A handoff of which nothing has come for too long, though its link is healthy: prefill may have
+        forgotten it. Waiting for room is decode's own affair and does not count."""
+        patience = self._wiring.patience_s
+        reason = f"nothing has come from prefill for {patience:g} s"
+        for name, timeline in list(self._timelines.items()):
+            waits = timeline.reached(Stage.CREDITED) is not None
+            if waits and now - timeline.moved_at >= patience:
+                self._do(partial(self._machine.stalled, name, reason))
 
     def room_changed(self) -> None:
         """Blocks may have come free since the last step."""
@@ -126,6 +163,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
     def cancel(self, name: Name) -> None:
         self._do(lambda now: self._machine.cancel(name, now))
+
+    def has_any_of(self, owner: str) -> bool:
+        return bool(self._room.owned_by(owner))
 
     def cancel_all_of(self, owner: str) -> None:
         """The router ``owner`` is gone."""
@@ -143,14 +183,12 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be LinkOpen")
             return
-        refusal = self._refusal(first.open)
-        if refusal is not None:
-            log.warning("refused prefill %s: %s", first.open.prefill_incarnation, refusal.reason)
-            yield pb.DecodeMessage(refuse=refusal)
+        terms = agree(self._wiring, first.open)
+        if isinstance(terms, pb.LinkRefuse):
+            log.warning("refused prefill at %s: %s", first.open.prefill_address, terms.reason)
+            yield pb.DecodeMessage(refuse=terms)
             return
-        connector = first_common(first.open.connectors, self._connectors)
-        assert connector is not None  # or it would have been refused
-        peer = await self._accept(first.open.prefill_incarnation, connector)
+        peer = await self._accept(first.open, terms)
         reader = asyncio.create_task(self._read(peer, request_iterator))
         try:
             while (message := await peer.outbound.get()) is not None:
@@ -167,44 +205,41 @@ class DecodeRole(pb_grpc.HandoffServicer):
         finally:
             peer.outbound.put_nowait(None)
 
-    def _refusal(self, opened: pb.LinkOpen) -> pb.LinkRefuse | None:
-        if opened.decode_incarnation != self._incarnation:
-            return pb.LinkRefuse(field="decode_incarnation", reason="decode has been restarted since")
-        differs = first_mismatch(self._compatibility, opened.compatibility)
-        if differs is not None:
-            ours, theirs = (getattr(c, differs) for c in (self._compatibility, opened.compatibility))
-            return pb.LinkRefuse(field=differs, reason=f"{differs} differs: prefill {theirs}, decode {ours}")
-        if first_common(opened.connectors, self._connectors) is None:
-            theirs, ours = (", ".join(names) for names in (opened.connectors, self._connectors))
-            reason = f"no common connector: prefill has {theirs}, decode {ours}"
-            return pb.LinkRefuse(field="connectors", reason=reason)
-        return None
-
-    async def _accept(self, prefill: str, connector: Connector) -> _Peer:
+    async def _accept(self, opened: pb.LinkOpen, terms: Terms) -> _Peer:
+        prefill = opened.prefill_incarnation
         for old in [p for p in self._peers.values() if p.id.prefill == prefill]:
             self._do(partial(self._machine.link_lost, old.id))
             await old.fenced.wait()
+        per_page = self._wiring.compatibility.block_size // terms.block_size
         with self._engine.lock:
-            link = self._machine.open_link(prefill)
+            link = self._machine.open_link(prefill, per_page, verify=terms.verify)
         if link is None:  # it has dialled twice, and the other call was first
-            return await self._accept(prefill, connector)
-        token = secrets.token_bytes(32)
-        memory = self._memory.part(self._compatibility.block_size)
-        data = connector.expect(
-            token, memory, lambda: self._do(lambda now: self._machine.link_lost(link, now))
-        )
-        peer = _Peer(link, data)
-        self._peers[link] = peer
+            return await self._accept(opened, terms)
+        peer, token = self._expect(link, opened.prefill_address, terms)
         accept = pb.LinkAccept(
-            decode_incarnation=self._incarnation,
+            decode_incarnation=self._wiring.incarnation,
             epoch=link.epoch,
-            connector=connector.name,
-            data_address=self.data_addresses[connector.name],
+            connector=terms.connector.name,
+            data_address=self.data_addresses[terms.connector.name],
             data_token=token,
+            block_size=terms.block_size,
+            verify=terms.verify,
         )
         peer.outbound.put_nowait(pb.DecodeMessage(accept=accept))
-        log.info("prefill %s linked, epoch %d, connector %s", prefill, link.epoch, connector.name)
+        self._wiring.metrics.linked(peer.pair)
+        log.info("prefill %s linked, epoch %d, connector %s", prefill, link.epoch, terms.connector.name)
         return peer
+
+    def _expect(self, link: LinkId, address: str, terms: Terms) -> tuple[_Peer, bytes]:
+        """Our end of the link's data connection, and the token that admits prefill to it."""
+        token = secrets.token_bytes(32)
+        memory = self._wiring.memory.part(terms.block_size)
+        data = terms.connector.expect(
+            token, memory, lambda: self._do(lambda now: self._machine.link_lost(link, now))
+        )
+        peer = _Peer(link, Pair(address, terms.connector.name), terms, memory, data, Pulse(self._tempo))
+        self._peers[link] = peer
+        return peer, token
 
     def _take(self, link: LinkId, message: pb.PrefillMessage) -> None:
         if message.HasField("ask"):
@@ -212,14 +247,19 @@ class DecodeRole(pb_grpc.HandoffServicer):
             return
         known = wire.from_prefill(message, link)
         if known is not None:
+            if isinstance(known, Ready):
+                self._reach(known.name, Stage.READY)
             self._do(lambda now: self._machine.receive(link, known, now))
 
     def _on_ask(self, link: LinkId, ask: pb.Ask) -> None:
+        peer = self._peers.get(link)
+        if peer is None:  # fenced meanwhile
+            return
         name = wire.name_of(ask.name)
         sequence = Sequence(
             request_id=name.request_id,
             attempt=name.attempt,
-            prompt_ids=tuple(ask.prompt_ids),
+            prompt_ids=array("I", ask.prompt_ids),
             output_ids=list(ask.output_ids),
             params=SamplingParams.from_proto(ask.params),
             owner=ask.router_id,
@@ -230,23 +270,26 @@ class DecodeRole(pb_grpc.HandoffServicer):
             return
         # Hashed here, as it takes a while for a long prompt and the machine runs under the engine's lock.
         manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids))
-        block_size = self._engine.pool.block_size
+        num_blocks = -(-sequence.num_tokens // peer.terms.block_size)
         if self._engine.scheduler.limits.shares(sequence):
-            sequence.extend_hashes(block_size)
+            sequence.extend_hashes(self._engine.pool.block_size)
 
         def receive(now: float) -> list[Action]:
             if self._machine.state_of(name) is None:
                 self._room.expect(name, sequence, manifest)
-            actions = self._machine.receive(link, Ask(name, -(-sequence.num_tokens // block_size)), now)
+                self._timelines[name] = Timeline(now, peer.pair.connector)
+            actions = self._machine.receive(link, Ask(name, num_blocks), now)
             if self._machine.state_of(name) is None:
-                self._room.take(name)
+                self._forget(name)
             return actions
 
         self._do(receive)
 
     def _objection(self, name: Name, sequence: Sequence, handle: bytes) -> str | None:
         """Why this request must not come in, or None."""
-        if not handle_is_valid(handle, self._cluster_key, name, self._incarnation, sequence.num_tokens):
+        if not handle_is_valid(
+            handle, self._cluster_key, name, self._wiring.incarnation, sequence.num_tokens
+        ):
             return "invalid handle: do router and workers share one cluster key?"
         if not self._outlet.connected(sequence.owner):
             return "its router is not connected to decode"
@@ -274,6 +317,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def _execute(self, action: Action) -> None:
         match action:
             case Send(link=link, message=message):
+                if isinstance(message, Credit | Grant):
+                    self._reach(
+                        message.name, Stage.CREDITED if isinstance(message, Credit) else Stage.GRANTED
+                    )
                 self._send(link, wire.to_prefill(message))  # type: ignore[arg-type]
             case PostReceive():
                 self._post_receive(action)
@@ -284,13 +331,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
             case Commit():
                 self._commit(action)
             case Stop(name=name):
-                self._room.take(name)
+                self._forget(name)
             case Fail(name=name, reason=reason):
                 self._fail(name, reason)
             case Fence(link=link):
-                task = asyncio.create_task(self._fence(link))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._fence(link))
             case Retire(link=link):
                 log.critical("the fence of %s did not complete: this worker must end", link)
                 self._on_retire()
@@ -303,19 +348,64 @@ class DecodeRole(pb_grpc.HandoffServicer):
             peer.outbound.put_nowait(message)
 
     def _post_receive(self, action: PostReceive) -> None:
-        link, tag = action.link, action.tag
-        peer = self._peers.get(link)
+        peer = self._peers.get(action.link)
         if peer is None:  # fenced meanwhile; the machine has been told, or is about to be
             return
-        done = asyncio.ensure_future(peer.data.post_receive(tag, action.pages))
+        arrival = peer.data.post_receive(action.tag, action.blocks)
+        self._spawn(self._arrive(peer, action, arrival))
 
-        def report(future: asyncio.Future[None]) -> None:
-            ok = not future.cancelled() and future.exception() is None
-            self._do(lambda now: self._machine.received(link, tag, ok, now))
+    async def _arrive(self, peer: _Peer, action: PostReceive, arrival: Awaitable[None]) -> None:
+        """Tell the machine how a receive ended, with the checksum of what lies here now."""
+        crc: int | None = None
+        try:
+            await arrival
+            if peer.terms.verify:
+                crc = await checksum(peer.memory, action.blocks)
+            ok = True
+        except TransferError:
+            ok = False
+        else:
+            self._wiring.metrics.received(peer.pair, len(action.blocks) * peer.memory.block_bytes)
+            name = self._machine.name_of(action.link, action.tag)
+            if name is not None:
+                self._reach(name, Stage.ARRIVED)
+        self._do(lambda now: self._machine.received(action.link, action.tag, ok, now, crc))
 
-        done.add_done_callback(report)
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run ``work`` beside everything else. It must not fail: pages may hang on it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("a transfer could not be followed to its end", exc_info=task.exception())
+            self._on_crash()
+
+    # --- stages
+
+    def _reach(self, name: Name, stage: Stage) -> None:
+        timeline = self._timelines.get(name)
+        if timeline is not None:
+            timeline.reach(stage, time.monotonic())
+
+    def _forget(self, name: Name) -> None:
+        self._room.take(name)
+        self._timelines.pop(name, None)
+
+    def _record(self, name: Name) -> None:
+        """The handoff is through: measure its stages."""
+        timeline = self._timelines.pop(name, None)
+        if timeline is None:
+            return
+        timeline.reach(Stage.COMMITTED, time.monotonic())
+        for stage, start, end in _STAGES:
+            self._wiring.metrics.stage(timeline.connector, stage, timeline.between(start, end))
+        log.debug("handoff %s", timeline.line(name))
 
     def _commit(self, commit: Commit) -> None:
+        self._record(commit.name)
         with self._engine.lock:
             sequence = self._room.take(commit.name)
             if sequence is None:

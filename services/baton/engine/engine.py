@@ -140,6 +140,11 @@ class Engine:
         self.work.set()
         return True
 
+    def has_any_of(self, owner: str) -> bool:
+        """Whether a request of this owner is here."""
+        with self.lock:
+            return any(seq.owner == owner for seq in self._sequences.values())
+
     def cancel_all_of(self, owner: str) -> None:
         """Ends every request of an owner that is gone."""
         with self.lock:

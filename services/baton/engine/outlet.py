@@ -18,3 +18,6 @@ class Outlet(Protocol):
 
     def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         """End an attempt with an error that the router may show to its client."""
+
+    def refuse(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
+        """End an attempt of which nothing was begun here: the router may ask another worker."""

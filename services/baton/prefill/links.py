@@ -1,22 +1,29 @@
-"""Prefill's links to decode workers: dialled when first needed, one per decode process."""
+"""Prefill's links to decode workers: one for each decode process, warm before the first request needs it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 
 import grpc
 
-from baton.connector.liveness import Pulse
+from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.connector.messages import LinkId
-from baton.connector.transport import Connector, KVMemory, Link, TransferError
+from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.wiring import Wiring
+from baton.prefill.peers import LONGEST_PAUSE_S, MAX_PEERS, Backoff, KnownPeers, Peer
+from baton.telemetry.handoff import BusyTime, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 
 log = logging.getLogger(__name__)
 
 OPEN_S = 5.0
+DIALS_AT_ONCE = 16
+"""In the background. A request's own dial waits for none of them."""
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -31,9 +38,15 @@ class LinkRefusedError(Exception):
     """Decode will not link, and says why. Asking again with the same configuration is of no use."""
 
 
+UNREACHABLE = (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError)
+"""What a dial raises when nobody is there, or nobody who answers."""
+
+
 class DecodePeer:
     """One decode process: the control stream, the data connection and the link's name.
 
+    What decode's answer settles (``memory``, ``block_size``, ``verify``, ``pair``, ``busy``) is there once
+    ``open`` has returned.
     ``on_message`` gets every message after the greeting; ``on_lost`` is called once, when either connection
     has ended and the data connection is closed, so that no send can read a page any more.
     """
@@ -41,26 +54,32 @@ class DecodePeer:
     def __init__(
         self,
         address: str,
-        connectors: Mapping[str, Connector],
-        memory: KVMemory,
+        wiring: Wiring,
         on_message: Callable[[LinkId, pb.DecodeMessage], None],
         on_lost: Callable[[DecodePeer], None],
+        tempo: Tempo = TEMPO,
     ) -> None:
         self.address = address
         self.link: LinkId | None = None
         self.data: Link | None = None
-        self.pulse = Pulse()
-        self._connectors = connectors
-        self._memory = memory
-        self.connector = ""
+        self.memory: PageMemory
+        self.block_size: int
+        self.verify: bool
+        self.pair: Pair
+        self.busy: BusyTime
+        self._wiring = wiring
+        self.pulse = Pulse(tempo)
+        self.ended = asyncio.Event()
+        """Set when ``on_lost`` has been called."""
         self._on_message = on_message
         self._on_lost = on_lost
         self._outbound: asyncio.Queue[pb.PrefillMessage | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def open(self, greeting: pb.LinkOpen) -> LinkId:
-        """Dial and greet. Raises LinkRefusedError, or OSError, TransferError or grpc.aio.AioRpcError when
-        there is nobody or no answer within OPEN_S."""
+        """Dial and greet. Raises LinkRefusedError, or one of UNREACHABLE when there is nobody or no answer
+        within OPEN_S."""
         channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         try:
             async with asyncio.timeout(OPEN_S):
@@ -74,14 +93,9 @@ class DecodePeer:
                 if not answer.HasField("accept"):
                     raise TransferError("decode answered neither accept nor refuse")
                 accept = answer.accept
-                self.connector = accept.connector
-                connector = self._connectors.get(accept.connector)
-                if connector is None:
-                    raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
-                memory = self._memory.part(greeting.compatibility.block_size)
-                self.data = await connector.connect(
-                    accept.data_address, accept.data_token, memory, self.close
-                )
+                self.data = await self._connect(accept)
+                if self._closing:
+                    raise TransferError("the data connection ended as soon as it was made")
         except BaseException:
             if self.data is not None:
                 await self.data.close()
@@ -92,13 +106,38 @@ class DecodePeer:
         self._task = asyncio.create_task(self._read(channel, stream, link), name=f"link {self.address}")
         return link
 
+    async def _connect(self, accept: pb.LinkAccept) -> Link:
+        """Take decode's terms and make the data connection."""
+        connector = self._wiring.connectors.get(accept.connector)
+        if connector is None:
+            raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
+        try:
+            self.memory = self._wiring.memory.part(accept.block_size)
+        except ValueError as error:
+            raise LinkRefusedError(f"decode chose wire blocks that cannot be: {error}") from error
+        self.block_size, self.verify = accept.block_size, accept.verify
+        self.pair = Pair(self.address, accept.connector)
+        self.busy = BusyTime(partial(self._wiring.metrics.sending, self.pair))
+        return await connector.connect(accept.data_address, accept.data_token, self.memory, self.close)
+
+    @property
+    def connector(self) -> str:
+        """What carries the blocks."""
+        return self.pair.connector
+
+    @property
+    def closing(self) -> bool:
+        """The link is ending, and nothing may be begun on it."""
+        return self._closing
+
     def send(self, message: pb.PrefillMessage) -> None:
         self._outbound.put_nowait(message)
 
     def close(self) -> None:
-        """End the link; ``on_lost`` follows."""
-        if self._task is not None:
+        """End the link; ``on_lost`` follows, once, however often this is called."""
+        if self._task is not None and not self._closing:
             self._task.cancel()
+        self._closing = True
 
     async def _outgoing(self) -> AsyncIterator[pb.PrefillMessage]:
         while (message := await self._outbound.get()) is not None:
@@ -119,8 +158,177 @@ class DecodePeer:
         except asyncio.CancelledError:
             log.info("the link to decode at %s was closed", self.address)
         finally:
+            # A close from now on must not break into the one that is under way.
+            self._closing = True
             self._outbound.put_nowait(None)
             if self.data is not None:
                 await self.data.close()
             self._on_lost(self)
+            self.ended.set()
             await channel.close(None)
+
+
+class DecodeLinks:
+    """At most one link to each decode process.
+
+    Links to known peers are made in the background and made again when they are lost. A link to any other
+    peer is made when a request asks for it, and closed when no handoff is open on it.
+
+    ``dial`` opens a connection and promises to call what it is given when the connection is lost; ``opened``
+    and ``lost`` hear of every link; ``busy`` says whether a handoff is open on one.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[Peer, Callable[[DecodePeer], None]], Awaitable[DecodePeer]],
+        opened: Callable[[DecodePeer], None],
+        lost: Callable[[LinkId], None],
+        busy: Callable[[LinkId], bool],
+    ) -> None:
+        self._dial = dial
+        self._opened = opened
+        self._lost = lost
+        self._busy = busy
+        self._known = KnownPeers()
+        self._open: dict[str, DecodePeer] = {}
+        self._dials: dict[str, asyncio.Task[DecodePeer]] = {}
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._refused: OrderedDict[str, str] = OrderedDict()
+        """Why, by incarnation: another answer is to be had only from another process."""
+        self._waiting: Counter[str] = Counter()
+        """Requests that wait for a link, by incarnation."""
+        self._slots = asyncio.Semaphore(DIALS_AT_ONCE)
+
+    def at(self, link: LinkId) -> DecodePeer | None:
+        """The connection of a link, if it is still that link's."""
+        connection = self._open.get(link.decode)
+        return connection if connection is not None and connection.link == link else None
+
+    async def to(self, peer: Peer) -> LinkId:
+        """The link to a decode process; made now if there is none, with one dial for all who ask.
+
+        Raises LinkRefusedError, or one of UNREACHABLE. Nobody closes the link before the caller awaits again.
+        """
+        self._waiting[peer.incarnation] += 1
+        try:
+            connection = await self._connection(peer)
+        finally:
+            self._waiting[peer.incarnation] -= 1
+            if not self._waiting[peer.incarnation]:
+                del self._waiting[peer.incarnation]
+        assert connection.link is not None
+        return connection.link
+
+    async def close(self) -> None:
+        """End every link, and make none any more."""
+        tasks = [*self._keepers.values(), *self._dials.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        connections = list(self._open.values())
+        for connection in connections:
+            connection.close()
+        await asyncio.gather(*(connection.ended.wait() for connection in connections))
+
+    # --- known peers
+
+    def know(self, router_id: str, peers: Iterable[Peer]) -> None:
+        """A router names the decode workers it hands requests to, all of them."""
+        self._known.tell(router_id, peers)
+        self._follow()
+
+    def forget(self, router_id: str) -> None:
+        """The router is gone, and what it named with it."""
+        self._known.forget(router_id)
+        self._follow()
+
+    def _follow(self) -> None:
+        known = self._known.by_incarnation()
+        for incarnation in self._keepers.keys() - known.keys():
+            self._keepers.pop(incarnation).cancel()
+        for incarnation in known.keys() - self._keepers.keys():
+            peer = known[incarnation]
+            self._keepers[incarnation] = asyncio.create_task(self._keep(peer), name=f"keep {peer.address}")
+
+    async def _keep(self, peer: Peer) -> None:
+        """Keep a link to a known peer until it refuses, or nobody knows it any more (this is cancelled)."""
+        backoff, level = Backoff(), logging.INFO
+        clock = asyncio.get_running_loop().time
+        while True:
+            try:
+                async with self._slots:
+                    connection = await self._connection(peer)
+            except LinkRefusedError:
+                return
+            except UNREACHABLE as error:
+                log.log(level, "no link to decode at %s: %r", peer.address, error)
+                level = logging.DEBUG  # until it changes
+            else:
+                since, level = clock(), logging.INFO
+                await connection.ended.wait()
+                if clock() - since >= LONGEST_PAUSE_S:
+                    backoff.reset()
+            await asyncio.sleep(backoff.pause())
+
+    # --- dialling
+
+    async def _connection(self, peer: Peer) -> DecodePeer:
+        while (connection := self._open.get(peer.incarnation)) is not None:
+            if not connection.closing:
+                return connection
+            await connection.ended.wait()
+        reason = self._refused.get(peer.incarnation)
+        if reason is not None:
+            raise LinkRefusedError(reason)
+        dial = self._dials.get(peer.incarnation)
+        if dial is None:
+            dial = asyncio.create_task(self._connect(peer), name=f"dial {peer.address}")
+            self._dials[peer.incarnation] = dial
+            dial.add_done_callback(lambda done: self._dialled(peer, done))
+        return await asyncio.shield(dial)
+
+    async def _connect(self, peer: Peer) -> DecodePeer:
+        try:
+            connection = await self._dial(peer, self._on_lost)
+        except LinkRefusedError as error:
+            log.warning("decode at %s refused the link: %s", peer.address, error)
+            self._refused[peer.incarnation] = str(error)
+            if len(self._refused) > MAX_PEERS:
+                self._refused.popitem(last=False)
+            raise
+        assert connection.link is not None
+        self._open[peer.incarnation] = connection
+        self._opened(connection)
+        epoch = connection.link.epoch
+        log.info("linked to decode at %s, epoch %d, connector %s", peer.address, epoch, connection.connector)
+        return connection
+
+    def _dialled(self, peer: Peer, dial: asyncio.Task[DecodePeer]) -> None:
+        del self._dials[peer.incarnation]
+        if not dial.cancelled():
+            dial.exception()  # whoever waited has it; if nobody does any more, it is no news
+
+    def _on_lost(self, connection: DecodePeer) -> None:
+        link = connection.link
+        if link is not None and self.at(link) is connection:
+            del self._open[link.decode]
+            self._lost(link)
+
+    # --- time
+
+    def tick(self, elapsed: float) -> None:
+        """``elapsed`` seconds went by: let peers hear of us, give up the silent ones, close unused links."""
+        for incarnation, connection in list(self._open.items()):
+            link = connection.link
+            assert link is not None
+            if connection.pulse.tick(elapsed):
+                connection.send(pb.PrefillMessage(heartbeat=pb.Heartbeat()))
+            if connection.pulse.lost(partial(self._busy, link)):
+                log.warning("decode at %s is silent: the link is closed", connection.address)
+                connection.close()
+            elif self._unused(incarnation, link):
+                connection.close()
+
+    def _unused(self, incarnation: str, link: LinkId) -> bool:
+        wanted = incarnation in self._known or self._waiting[incarnation] > 0
+        return not wanted and not self._busy(link)

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import grpc
-
 from baton.connector import wire
+from baton.connector.checksum import checksum
 from baton.connector.identity import tokens_digest
-from baton.connector.messages import Action, Ask, Compute, Fail, LinkId, Name, Send, SendPages, Stop
+from baton.connector.liveness import TEMPO, TICK_S, Tempo
+from baton.connector.messages import Action, Ask, Compute, Fail, LinkId, Name, Ready, Send, SendBlocks, Stop
 from baton.connector.prefill import Computed, Counters, PrefillHandoffs
-from baton.connector.transport import Connector, KVMemory, TransferError
+from baton.connector.timeline import Stage, Timeline
+from baton.connector.transport import Link, TransferError
+from baton.connector.wiring import Wiring
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
-from baton.prefill.links import DecodePeer, LinkRefusedError
+from baton.prefill.links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
+from baton.prefill.peers import Peer
+from baton.telemetry.handoff import Holds
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
-
-TICK_S = 0.1
 
 
 @dataclass(slots=True)
@@ -40,18 +42,20 @@ class _SequencePages:
         self._pool = engine.pool
         self._requests = requests
 
-    def finished(self, name: Name) -> tuple[int, ...]:
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
         request = self._requests.get(name)
         if request is None:
             return ()
-        sequence = request.sequence
+        sequence, block_size = request.sequence, self._pool.block_size // blocks_per_page
         match sequence.status:
-            case Status.HELD:
-                return tuple(sequence.block_ids)
+            case Status.HELD:  # the last block goes too, full or not
+                count = -(-sequence.num_computed // block_size)
             case Status.RUNNING:
-                return tuple(sequence.block_ids[: sequence.num_computed // self._pool.block_size])
+                count = sequence.num_computed // block_size
             case _:
-                return ()
+                count = 0
+        pages = sequence.block_ids[: -(-count // blocks_per_page)]
+        return tuple(page * blocks_per_page + i for page in pages for i in range(blocks_per_page))[:count]
 
     def pin(self, pages: tuple[int, ...]) -> None:
         self._pool.pin(pages)
@@ -61,7 +65,7 @@ class _SequencePages:
 
 
 class PrefillRole:
-    """Dials ``Handoff.Link`` of decode workers and carries out what the state machine decides.
+    """Hands requests on over links to decode workers and carries out what the state machine decides.
 
     Everything here runs on the event loop's thread. The machine and the pool are touched under the engine's
     lock, which the engine's thread holds only between forwards.
@@ -70,24 +74,20 @@ class PrefillRole:
     def __init__(
         self,
         engine: Engine,
-        connectors: Mapping[str, Connector],
-        memory: KVMemory,
-        compatibility: pb.Compatibility,
-        incarnation: str,
+        wiring: Wiring,
         outlet: Outlet,
         on_crash: Callable[[], None],
+        tempo: Tempo = TEMPO,
     ) -> None:
         self._engine = engine
-        self._connectors = connectors
-        self._memory = memory
-        self._compatibility = compatibility
-        self._incarnation = incarnation
+        self._wiring = wiring
         self._outlet = outlet
         self._on_crash = on_crash
         self._requests: dict[Name, _Request] = {}
         self._machine = PrefillHandoffs(_SequencePages(engine, self._requests))
-        self._peers: dict[LinkId, DecodePeer] = {}
-        self._opening: dict[tuple[str, str], asyncio.Task[LinkId]] = {}
+        self._timelines: dict[Name, Timeline] = {}
+        self._tempo = tempo
+        self._links = DecodeLinks(self._dial, self._on_opened, self._on_lost, self._machine.busy)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -98,23 +98,36 @@ class PrefillRole:
     def open_handoffs(self) -> int:
         return self._machine.open_handoffs
 
+    def holds(self) -> Holds:
+        """What transfers pin at this moment. Any thread."""
+        sends = (t.reached(Stage.READY) for t in list(self._timelines.values()))
+        since = min((at for at in sends if at is not None), default=None)
+        with self._engine.lock:
+            pages = set(self._machine.pinned_pages())
+        return Holds(len(pages), since)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that wait for a link or room, or are being computed, to be handed on."""
+        return len(self._requests)
+
     async def run_timers(self) -> None:
         """Listen for silence, for as long as the worker lives."""
         before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            for link, peer in list(self._peers.items()):
-                self._check_pulse(link, peer, now - before)
+            self._links.tick(now - before)
             before = now
             self._do(self._machine.tick)
 
-    def _check_pulse(self, link: LinkId, peer: DecodePeer, elapsed: float) -> None:
-        if peer.pulse.tick(elapsed):
-            peer.send(pb.PrefillMessage(heartbeat=pb.Heartbeat()))
-        if peer.pulse.lost(busy=self._machine.busy(link)):
-            log.warning("decode at %s is silent: the link is closed", peer.address)
-            peer.close()
+    async def close(self) -> None:
+        """End every link; before the connectors are closed."""
+        await self._links.close()
+
+    def know_peers(self, router_id: str, peers: Iterable[Peer]) -> None:
+        """Link to the decode workers that a router names, before it hands any request to them."""
+        self._links.know(router_id, peers)
 
     def submit(self, sequence: Sequence, target: worker_pb2.DecodeTarget) -> None:
         """Take a request to prefill here and decode at ``target``. Failures go to the outlet."""
@@ -123,7 +136,7 @@ class PrefillRole:
             return
         sequence.hold_after_prefill = True
         self._requests[name] = _Request(sequence, target.handle)
-        task = asyncio.create_task(self._ask(name, target.handoff_address, target.incarnation))
+        task = asyncio.create_task(self._ask(name, Peer(target.handoff_address, target.incarnation)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -131,8 +144,12 @@ class PrefillRole:
         self._do(lambda now: self._machine.cancel(name, now))
         self._requests.pop(name, None)
 
+    def has_any_of(self, owner: str) -> bool:
+        return any(request.sequence.owner == owner for request in self._requests.values())
+
     def cancel_all_of(self, owner: str) -> None:
         """The router ``owner`` is gone."""
+        self._links.forget(owner)
         for name in [n for n, request in self._requests.items() if request.sequence.owner == owner]:
             self.cancel(name)
 
@@ -152,6 +169,7 @@ class PrefillRole:
         # Preempted since the step? Its state now, under the lock, is what counts.
         if sequence.status is not Status.HELD:
             return self._machine.progress(name)
+        self._reach(name, Stage.COMPUTED)
         token_ids = sequence.token_ids[:-1]
         computed = Computed(
             num_tokens=len(token_ids),
@@ -163,59 +181,54 @@ class PrefillRole:
 
     # --- links
 
-    async def _ask(self, name: Name, address: str, decode: str) -> None:
+    async def _ask(self, name: Name, peer: Peer) -> None:
         try:
-            link = await self._link_to(address, decode)
+            link = await self._links.to(peer)
         except LinkRefusedError as error:
-            self._fail(name, f"decode refused the link: {error}")
+            self._refuse(name, f"decode refused the link: {error}")
             return
-        except (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError) as error:
-            log.warning("no link to decode at %s: %r", address, error)
-            self._fail(name, "decode cannot be reached")
+        except UNREACHABLE as error:
+            log.warning("no link to decode at %s: %r", peer.address, error)
+            self._refuse(name, "decode cannot be reached")
             return
         request = self._requests.get(name)
         if request is None:  # cancelled meanwhile
             return
-        num_blocks = -(-request.sequence.num_tokens // self._engine.pool.block_size)
+        connection = self._links.at(link)
+        if connection is None:
+            self._fail(name, "the link to decode was lost")
+            return
+        num_blocks = -(-request.sequence.num_tokens // connection.block_size)
+        self._timelines[name] = Timeline(time.monotonic(), connection.connector)
         self._do(lambda now: self._machine.ask(name, link, num_blocks, now))
 
-    async def _link_to(self, address: str, decode: str) -> LinkId:
-        for link in self._peers:
-            if link.decode == decode:
-                return link
-        key = (address, decode)
-        task = self._opening.get(key)
-        if task is None:
-            task = asyncio.create_task(self._open(address, decode))
-            self._opening[key] = task
-            task.add_done_callback(lambda _: self._opening.pop(key, None))
-        return await asyncio.shield(task)
-
-    async def _open(self, address: str, decode: str) -> LinkId:
+    async def _dial(self, peer: Peer, on_lost: Callable[[DecodePeer], None]) -> DecodePeer:
         greeting = pb.LinkOpen(
-            prefill_incarnation=self._incarnation,
-            decode_incarnation=decode,
-            compatibility=self._compatibility,
-            connectors=list(self._connectors),
+            prefill_incarnation=self._wiring.incarnation,
+            decode_incarnation=peer.incarnation,
+            compatibility=self._wiring.compatibility,
+            connectors=list(self._wiring.connectors),
+            prefill_address=self._wiring.address,
+            verify=self._wiring.verify,
         )
-        peer = DecodePeer(address, self._connectors, self._memory, self._on_message, self._on_lost)
-        link = await peer.open(greeting)
-        self._peers[link] = peer
+        connection = DecodePeer(peer.address, self._wiring, self._on_message, on_lost, self._tempo)
+        await connection.open(greeting)
+        return connection
+
+    def _on_opened(self, connection: DecodePeer) -> None:
+        assert connection.link is not None
+        per_page = self._engine.pool.block_size // connection.block_size
         with self._engine.lock:
-            self._machine.link_opened(link)
-        log.info("linked to decode at %s, epoch %d, connector %s", address, link.epoch, peer.connector)
-        return link
+            self._machine.link_opened(connection.link, per_page)
+        self._wiring.metrics.linked(connection.pair)
+
+    def _on_lost(self, link: LinkId) -> None:
+        self._do(lambda now: self._machine.link_lost(link, now))
 
     def _on_message(self, link: LinkId, message: pb.DecodeMessage) -> None:
         known = wire.from_decode(message)
         if known is not None:
             self._do(lambda now: self._machine.receive(link, known, now))
-
-    def _on_lost(self, peer: DecodePeer) -> None:
-        link = peer.link
-        if link is not None:
-            self._peers.pop(link, None)
-            self._do(lambda now: self._machine.link_lost(link, now))
 
     # --- carrying out
 
@@ -236,13 +249,15 @@ class PrefillRole:
         match action:
             case Send(link=link, message=message):
                 self._send(link, message)  # type: ignore[arg-type]
-            case SendPages():
-                self._send_pages(action)
+            case SendBlocks():
+                self._send_blocks(action)
             case Compute(name=name):
+                self._reach(name, Stage.CREDITED)
                 self._compute(name)
             case Stop(name=name):
                 self._engine.cancel(*name)
                 self._requests.pop(name, None)
+                self._record(name)
             case Fail(name=name, reason=reason):
                 self._fail(name, reason)
             case _:
@@ -259,7 +274,9 @@ class PrefillRole:
             self._do(lambda now: self._machine.withdraw(name, "refused by the engine", now))
 
     def _send(self, link: LinkId, message: wire.FromPrefill | Ask) -> None:
-        peer = self._peers.get(link)
+        if isinstance(message, Ready):
+            self._reach(message.name, Stage.READY)
+        peer = self._links.at(link)
         if peer is None:
             return
         if not isinstance(message, Ask):
@@ -277,21 +294,68 @@ class PrefillRole:
         )
         peer.send(pb.PrefillMessage(ask=ask))
 
-    def _send_pages(self, action: SendPages) -> None:
-        link, tag = action.link, action.tag
-
-        def report(ok: bool) -> None:
-            self._do(lambda now: self._machine.sent(link, tag, ok, now))
-
-        peer = self._peers.get(link)
+    def _send_blocks(self, action: SendBlocks) -> None:
+        peer = self._links.at(action.link)
         if peer is None or peer.data is None:
-            report(False)
+            self._do(lambda now: self._machine.sent(action.link, action.tag, False, now))
             return
-        done = asyncio.ensure_future(peer.data.send(tag, action.pages))
-        done.add_done_callback(lambda f: report(not f.cancelled() and f.exception() is None))
+        task = asyncio.create_task(self._send_data(peer, peer.data, action))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def _send_data(self, peer: DecodePeer, data: Link, action: SendBlocks) -> None:
+        """Send blocks, and tell the machine how that ended, with the checksum of what was to be sent."""
+        crc: int | None = None
+        try:
+            if peer.verify:
+                crc = await checksum(peer.memory, action.blocks)
+            peer.busy.start(time.monotonic())
+            try:
+                await data.send(action.tag, action.blocks)
+            finally:
+                peer.busy.end(time.monotonic())
+            ok = True
+        except TransferError:
+            ok = False
+        else:
+            self._wiring.metrics.sent(peer.pair, len(action.blocks) * peer.memory.block_bytes)
+            name = self._machine.name_of(action.link, action.tag)
+            if name is not None:
+                self._reach(name, Stage.SENT)
+        self._do(lambda now: self._machine.sent(action.link, action.tag, ok, now, crc))
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        """A send must be followed to its end: its pages hang on it."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("a transfer could not be followed to its end", exc_info=task.exception())
+            self._on_crash()
+
+    # --- stages
+
+    def _reach(self, name: Name, stage: Stage) -> None:
+        timeline = self._timelines.get(name)
+        if timeline is not None:
+            timeline.reach(stage, time.monotonic())
+
+    def _record(self, name: Name) -> None:
+        """Prefill has nothing more to do for the request."""
+        timeline = self._timelines.pop(name, None)
+        if timeline is not None:
+            flush = timeline.between(Stage.COMPUTED, Stage.SENT)
+            self._wiring.metrics.stage(timeline.connector, "flush", flush)
+            log.debug("handoff %s", timeline.line(name))
 
     def _fail(self, name: Name, reason: str) -> None:
         log.warning("handoff of %s (attempt %d) failed: %s", name.request_id, name.attempt, reason)
+        self._timelines.pop(name, None)
         request = self._requests.pop(name, None)
         if request is not None:
             self._outlet.fail(request.sequence.owner, name.request_id, name.attempt, reason)
+
+    def _refuse(self, name: Name, reason: str) -> None:
+        """Nothing was begun: the router may ask another worker."""
+        log.warning("request %s (attempt %d) is refused: %s", name.request_id, name.attempt, reason)
+        request = self._requests.pop(name, None)
+        if request is not None:
+            self._outlet.refuse(request.sequence.owner, name.request_id, name.attempt, reason)

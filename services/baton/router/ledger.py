@@ -25,6 +25,12 @@ class Entry:
     output_ids: list[int] = field(default_factory=list)
     finished: bool = False
 
+    def refused(self, delta: worker_pb2.TokenDelta) -> bool:
+        """Whether ``delta`` says that the current attempt was refused before anything was begun, so that
+        another may take its place."""
+        current = not self.finished and delta.attempt == self.attempt
+        return delta.refused and current and not self.output_ids
+
     def accept(self, delta: worker_pb2.TokenDelta) -> TokenChunk | RingError | None:
         """The new tokens of ``delta``, an error that ends the request, or None if there is nothing new.
 

@@ -9,9 +9,19 @@ from typing import Literal
 Role = Literal["prefill", "decode", "both"]
 
 
+def may_prefill(role: Role) -> bool:
+    """Whether such a worker may compute prompts for decode workers."""
+    return role != "decode"
+
+
+def takes_over(role: Role) -> bool:
+    """Whether requests are handed on to such a worker."""
+    return role == "decode"
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What the router knows of one ready worker: its last report, and what was sent there since."""
+    """What the router knows of a worker that takes requests: its last report, and what was sent since."""
 
     address: str
     role: Role

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, field
 
 from baton.connector.identity import sign_handle
+from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
 from baton.router.ledger import Entry
-from baton.router.placement import least_loaded
+from baton.router.placement import least_loaded, may_prefill, takes_over
 from baton.router.types import ModelInfo, RingError, TokenChunk
 from baton.router.workers import WorkerClient
 from baton.sampling_params import SamplingParams
@@ -26,9 +28,13 @@ class _Active:
     """A request under way, and the workers that know of it."""
 
     request_id: str
-    entry: Entry
+    prompt_ids: list[int]
+    params: SamplingParams
     decode: WorkerClient
     prefill: WorkerClient | None
+    entry: Entry = field(default_factory=Entry)
+    avoided: set[str] = field(default_factory=set)
+    """Decode workers that prefill could not link to."""
     arrived: asyncio.Queue[TokenChunk | RingError] = field(default_factory=asyncio.Queue)
 
     @property
@@ -39,22 +45,35 @@ class _Active:
 class WorkerRing:
     """``baton.router.types.Ring`` over gRPC streams to workers at fixed addresses."""
 
-    def __init__(self, addresses: Sequence[str], model_name: str, cluster_key: bytes) -> None:
+    def __init__(
+        self, addresses: Sequence[str], model_name: str, cluster_key: bytes, tempo: Tempo = TEMPO
+    ) -> None:
         self._model_name = model_name
         self._cluster_key = cluster_key
         self._active: dict[str, _Active] = {}
         self._tasks: list[asyncio.Task[None]] = []
         router_id = secrets.token_hex(8)
-        self.workers = [WorkerClient(a, router_id, self._on_frame, self._on_lost) for a in addresses]
+        self.workers = [WorkerClient(a, router_id, self, tempo) for a in addresses]
 
     def start(self) -> None:
         """Dial the workers, and dial again for as long as the router lives."""
         self._tasks = [asyncio.create_task(w.run(), name=f"worker {w.address}") for w in self.workers]
+        self._tasks.append(asyncio.create_task(self._run_timers(), name="timers"))
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run_timers(self) -> None:
+        """Listen for silence, for as long as the router lives."""
+        before = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            for worker in self.workers:
+                worker.tick(now - before)
+            before = now
 
     @property
     def model(self) -> ModelInfo | None:
@@ -80,6 +99,7 @@ class WorkerRing:
                 address=worker.address,
                 role=worker.role if worker.ready else "unknown",
                 ready=worker.ready,
+                draining=worker.draining,
                 running=worker.load.running,
                 waiting=worker.load.waiting,
                 blocks_free=worker.load.blocks_free,
@@ -90,8 +110,11 @@ class WorkerRing:
             for worker in self.workers
         ]
 
-    def _place(self) -> tuple[WorkerClient, WorkerClient | None] | None:
-        by_address = {w.address: w for w in self.workers if w.ready}
+    def _place(self, avoided: Collection[str] = ()) -> tuple[WorkerClient, WorkerClient | None] | None:
+        """A decode worker and, unless it is to compute the prompt as well, a prefill worker."""
+        by_address = {
+            w.address: w for w in self.workers if w.ready and not w.draining and w.address not in avoided
+        }
         choice = least_loaded([w.report() for w in by_address.values()])
         if choice is None:
             return None
@@ -104,10 +127,10 @@ class WorkerRing:
         placed = self._place()
         if placed is None:
             raise RingError(503, "no_worker", "no worker that can decode is ready")
-        active = _Active(request_id, Entry(), *placed)
+        active = _Active(request_id, prompt_ids, params, *placed)
         self._active[request_id] = active
         try:
-            self._submit(active, prompt_ids, params)
+            self._submit(active)
             finished = False
             while not finished:
                 arrived = await active.arrived.get()
@@ -121,31 +144,72 @@ class WorkerRing:
                 for worker in active.workers:
                     worker.cancel(request_id, active.entry.attempt)
 
-    def _submit(self, active: _Active, prompt_ids: list[int], params: SamplingParams) -> None:
+    def _submit(self, active: _Active) -> None:
+        """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
         name = Name(active.request_id, active.entry.attempt)
         submit = pb.Submit(
-            request_id=name.request_id, attempt=name.attempt, prompt_ids=prompt_ids, params=params.to_proto()
+            request_id=name.request_id,
+            attempt=name.attempt,
+            prompt_ids=active.prompt_ids,
+            params=active.params.to_proto(),
         )
         prefill, decode = active.prefill, active.decode
         if prefill is None:
             decode.submit(submit)
             return
         hello = decode.hello
-        if hello is None:
-            raise RingError(503, "no_worker", "the decode worker was lost")
-        handle = sign_handle(self._cluster_key, name, hello.incarnation, len(prompt_ids))
+        assert hello is not None
+        handle = sign_handle(self._cluster_key, name, hello.incarnation, len(active.prompt_ids))
         submit.decode.handoff_address = hello.handoff_address
         submit.decode.incarnation = hello.incarnation
         submit.decode.handle = handle
         decode.count(0)
         prefill.submit(submit)
 
-    # --- what comes back
+    def _place_again(self, active: _Active, refused_by: WorkerClient, reason: str) -> None:
+        """Nothing of the attempt was begun: the next one goes to other workers, while there are any.
 
-    def _on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
+        Each refusal leaves one worker fewer to choose from: the one that drains, or the decode worker that
+        prefill cannot link to.
+        """
+        self._forget_elsewhere(active, refused_by)
+        if not refused_by.draining:
+            active.avoided.add(active.decode.address)
+        placed = self._place(active.avoided)
+        if placed is None:
+            active.entry.finished = True
+            active.arrived.put_nowait(RingError(503, "worker_error", reason))
+            return
+        active.entry.attempt += 1
+        active.decode, active.prefill = placed
+        self._submit(active)
+
+    # --- what workers say (``baton.router.workers.Watcher``)
+
+    def busy(self, worker: WorkerClient) -> bool:
+        return any(worker in active.workers for active in self._active.values())
+
+    def on_change(self, worker: WorkerClient) -> None:
+        self._name_peers()
+
+    def _name_peers(self) -> None:
+        """Those who prefill link to the decode workers before the first request needs it."""
+        peers = [
+            pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
+            for w in self.workers
+            if w.hello is not None and takes_over(w.role) and not w.draining
+        ]
+        for worker in self.workers:
+            if may_prefill(worker.role):
+                worker.name_peers(peers)
+
+    def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
         for delta in frame.deltas:
             active = self._active.get(delta.request_id)
             if active is None:
+                continue
+            if active.entry.refused(delta):
+                self._place_again(active, worker, delta.error)
                 continue
             if worker is active.decode and delta.attempt == active.entry.attempt:
                 active.prefill = None  # the baton has been passed: prefill's fate matters no more
@@ -161,9 +225,15 @@ class WorkerRing:
             if worker is not failed_at:
                 worker.cancel(active.request_id, active.entry.attempt)
 
-    def _on_lost(self, worker: WorkerClient) -> None:
+    def on_lost(self, worker: WorkerClient) -> None:
+        self._name_peers()
+        if worker.drained:  # what it had to hand on is with decode
+            for active in self._active.values():
+                if worker is active.prefill:
+                    active.prefill = None
         lost = [a for a in self._active.values() if worker in a.workers and not a.entry.finished]
-        log.warning("worker %s is lost, and %d requests with it", worker.address, len(lost))
+        if lost or not worker.drained:
+            log.warning("worker %s is lost, and %d requests with it", worker.address, len(lost))
         for active in lost:
             active.entry.finished = True
             role = "decode" if worker is active.decode else "prefill"

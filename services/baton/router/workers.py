@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import get_args
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from typing import Protocol, get_args
 
 import grpc
 
+from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.router.placement import Role, WorkerReport
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
@@ -18,8 +20,6 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
 GREETING_S = 5.0
-SILENCE_S = 5.0
-"""A worker reports its load every second; one silent for this long is taken for dead."""
 
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -36,34 +36,49 @@ CHANNEL_OPTIONS = (
 Stream = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 
 
+class Watcher(Protocol):
+    """Who is told of a worker."""
+
+    def on_change(self, worker: WorkerClient) -> None:
+        """The worker has become ready, or has begun to drain."""
+
+    def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None: ...
+
+    def on_lost(self, worker: WorkerClient) -> None:
+        """A stream that was ready has ended, and unless the worker was ``drained``, every request on it."""
+
+    def busy(self, worker: WorkerClient) -> bool:
+        """Whether a request is open there."""
+
+
 class WorkerClient:
-    """One worker as the router knows it.
+    """One worker as the router knows it."""
 
-    ``on_frame`` gets every frame; ``on_lost`` is called when a stream that was ready has ended, and every
-    request on it with it.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        router_id: str,
-        on_frame: Callable[[WorkerClient, pb.Frame], None],
-        on_lost: Callable[[WorkerClient], None],
-    ) -> None:
+    def __init__(self, address: str, router_id: str, watcher: Watcher, tempo: Tempo = TEMPO) -> None:
         self.address = address
         self.hello: pb.WorkerHello | None = None
         """None while the worker is not ready."""
         self.load = pb.Load()
+        self.drained = False
+        """The worker has said that everything it had is done: the end of its stream is no loss."""
         self._router_id = router_id
-        self._on_frame = on_frame
-        self._on_lost = on_lost
+        self._watcher = watcher
+        self._tempo = tempo
+        self._pulse = Pulse(tempo)
         self._outbound: asyncio.Queue[pb.RouterMessage] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
+        self._named: pb.DecodePeers | None = None
+        """The decode workers named on this stream."""
         self._sent_sequences = 0
         self._sent_prefill_tokens = 0
 
     @property
     def ready(self) -> bool:
         return self.hello is not None
+
+    @property
+    def draining(self) -> bool:
+        return self.load.draining
 
     @property
     def role(self) -> Role:
@@ -95,49 +110,92 @@ class WorkerClient:
             cancel = pb.Cancel(request_id=request_id, attempt=attempt)
             self._outbound.put_nowait(pb.RouterMessage(cancel=cancel))
 
+    def name_peers(self, peers: Iterable[pb.DecodePeer]) -> None:
+        """Tell a worker that may prefill which decode workers there are, if that is news to it."""
+        named = pb.DecodePeers(peers=peers)
+        if self.ready and named != self._named:
+            self._named = named
+            self._outbound.put_nowait(pb.RouterMessage(peers=named))
+
+    def tick(self, elapsed: float) -> None:
+        """``elapsed`` seconds went by: let the worker hear of us, and give it up if it has been silent."""
+        if self._reading is None:
+            return
+        if self._pulse.tick(elapsed):
+            self._outbound.put_nowait(pb.RouterMessage(heartbeat=pb.RouterHeartbeat()))
+        if self._pulse.lost(lambda: self._watcher.busy(self)):
+            log.warning("worker %s is silent: its stream is closed", self.address)
+            self._reading.cancel()
+
     async def run(self) -> None:
         """Keep a stream to the worker, for ever."""
         pause = FIRST_RETRY_S
         while True:
             try:
                 await self._stream_once()
-                log.info("worker %s ended its stream", self.address)
+                log.info("the stream of worker %s has ended", self.address)
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
                 log.log(logging.WARNING if self.ready else logging.DEBUG, "%s: %s", self.address, reason)
             if self.ready:
                 pause = FIRST_RETRY_S
                 self.hello = None
-                self._on_lost(self)
+                self.load = pb.Load()
+                self._watcher.on_lost(self)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY_S)
 
     async def _stream_once(self) -> None:
         outbound = self._outbound = asyncio.Queue()
         self._sent_sequences = self._sent_prefill_tokens = 0
+        self._named = None
+        self.drained = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
-            stream: Stream = pb_grpc.WorkerStub(channel).Connect(_drain(outbound))
+            stream: Stream = pb_grpc.WorkerStub(channel).Connect(_outgoing(outbound))
             async with asyncio.timeout(GREETING_S):
                 first = await stream.read()
             if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
                 return
             self.hello = first.hello
             log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
-            await self._read(stream)
+            self._watcher.on_change(self)
+            await self._read_until_silent(stream)
+
+    async def _read_until_silent(self, stream: Stream) -> None:
+        """Read in a task of its own, so that silence ends the reading and not ourselves."""
+        self._pulse = Pulse(self._tempo)
+        self._reading = asyncio.create_task(self._read(stream), name=f"read {self.address}")
+        try:
+            await asyncio.wait((self._reading,))
+            with suppress(asyncio.CancelledError):  # the task's, not ours
+                self._reading.result()
+        finally:
+            self._reading.cancel()
+            self._reading = None
 
     async def _read(self, stream: Stream) -> None:
-        while True:
-            async with asyncio.timeout(SILENCE_S):
-                message = await stream.read()
-            if not isinstance(message, pb.WorkerMessage):
-                return
-            if message.HasField("frame"):
-                self.load = message.frame.load
-                self._sent_sequences = self._sent_prefill_tokens = 0
-                self._on_frame(self, message.frame)
+        while isinstance(message := await stream.read(), pb.WorkerMessage):
+            self._pulse.heard()
+            match message.WhichOneof("message"):
+                case "frame":
+                    self._take(message.frame)
+                case "drain_done":
+                    self.drained = True
+                case other:
+                    log.warning("worker %s sent %s: ignored", self.address, other)
+
+    def _take(self, frame: pb.Frame) -> None:
+        begins_to_drain = frame.load.draining and not self.draining
+        self.load = frame.load
+        self._sent_sequences = self._sent_prefill_tokens = 0
+        if begins_to_drain:
+            log.info("worker %s drains", self.address)
+            self._outbound.put_nowait(pb.RouterMessage(drain_noted=pb.DrainNoted()))
+            self._watcher.on_change(self)
+        self._watcher.on_frame(self, frame)
 
 
-async def _drain(outbound: asyncio.Queue[pb.RouterMessage]) -> AsyncIterator[pb.RouterMessage]:
+async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage]) -> AsyncIterator[pb.RouterMessage]:
     while True:
         yield await outbound.get()

@@ -16,6 +16,7 @@ class WorkerView:
     address: str
     role: str
     ready: bool
+    draining: bool
     running: int
     waiting: int
     blocks_free: int
@@ -33,6 +34,9 @@ class RingCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = ("worker", "role")
         ready = GaugeMetricFamily("baton_worker_ready", "Whether the worker's stream is up.", labels=labels)
+        draining = GaugeMetricFamily(
+            "baton_worker_draining", "Whether it ends when what it has is done.", labels=labels
+        )
         running = GaugeMetricFamily("baton_worker_sequences_running", "Running there.", labels=labels)
         waiting = GaugeMetricFamily("baton_worker_sequences_waiting", "Waiting there.", labels=labels)
         handoffs = GaugeMetricFamily("baton_worker_handoffs_open", "Open there.", labels=labels)
@@ -42,10 +46,11 @@ class RingCollector(Collector):
         for view in self._views():
             of = (view.address, view.role)
             ready.add_metric(of, view.ready)
+            draining.add_metric(of, view.draining)
             running.add_metric(of, view.running)
             waiting.add_metric(of, view.waiting)
             handoffs.add_metric(of, view.open_handoffs)
             blocks.add_metric((*of, "free"), view.blocks_free)
             blocks.add_metric((*of, "cached"), view.blocks_cached)
             blocks.add_metric((*of, "held"), view.blocks_held)
-        yield from (ready, running, waiting, handoffs, blocks)
+        yield from (ready, draining, running, waiting, handoffs, blocks)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from baton.telemetry.handoff import Holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,12 @@ class WorkerStats:
     prefix_hit_tokens: int
     handoffs_completed: int
     """Sent whole by prefill, or committed by decode."""
-    handoffs_aborted: int
+    handoffs_aborted: Mapping[str, int]
+    """By reason."""
     handoff_stale_messages: int
+    handoff_fences: int
+    handoff_holds: Sequence[Holds]
+    """What sends and receives pin now."""
 
 
 class WorkerCollector(Collector):
@@ -60,12 +67,18 @@ class WorkerCollector(Collector):
         )
         yield counter("baton_prefix_hit_tokens", "Tokens found in it.", stats.prefix_hit_tokens)
         yield counter("baton_handoffs_completed", "Handoffs that went through.", stats.handoffs_completed)
-        yield counter("baton_handoffs_aborted", "Handoffs given up.", stats.handoffs_aborted)
+        yield self._aborts(stats)
         yield counter(
             "baton_handoff_stale_messages",
             "Messages dropped for an unknown name, an older attempt or an older epoch.",
             stats.handoff_stale_messages,
         )
+        yield counter("baton_handoff_fences", "Links forced closed.", stats.handoff_fences)
+        held = sum(holds.blocks for holds in stats.handoff_holds)
+        yield gauge("baton_handoff_held_blocks", "KV blocks that a transfer reads or writes.", held)
+        began = [holds.since for holds in stats.handoff_holds if holds.since is not None]
+        age = time.monotonic() - min(began) if began else 0.0
+        yield gauge("baton_handoff_oldest_hold_seconds", "Age of the oldest transfer under way.", age)
 
     def _blocks(self, stats: WorkerStats) -> Metric:
         family = GaugeMetricFamily(
@@ -76,6 +89,14 @@ class WorkerCollector(Collector):
         family.add_metric((self._role, "free"), stats.blocks_free)
         family.add_metric((self._role, "cached"), stats.blocks_cached)
         family.add_metric((self._role, "held"), stats.blocks_held)
+        return family
+
+    def _aborts(self, stats: WorkerStats) -> Metric:
+        family = CounterMetricFamily(
+            "baton_handoffs_aborted", "Handoffs given up, by reason.", labels=("role", "reason")
+        )
+        for reason, count in stats.handoffs_aborted.items():
+            family.add_metric((self._role, reason), count)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
@@ -90,7 +111,7 @@ class WorkerCollector(Collector):
 
 
 def serve_metrics(
-    host: str, port: int, role: str, stats: Callable[[], WorkerStats], stack: contextlib.AsyncExitStack
+    host: str, port: int, registry: CollectorRegistry, stack: contextlib.AsyncExitStack
 ) -> int | None:
     """Serve ``/metrics`` over HTTP on a thread until ``stack`` unwinds. Returns the port, None for port -1.
 
@@ -98,8 +119,6 @@ def serve_metrics(
     """
     if port < 0:
         return None
-    registry = CollectorRegistry()
-    registry.register(WorkerCollector(role, stats))
     server, thread = start_http_server(port, host, registry)
     stack.callback(thread.join)
     stack.callback(server.server_close)

@@ -47,6 +47,7 @@ class Compatibility(_message.Message):
     num_layers: _builtins.int
     head_dim: _builtins.int
     block_size: _builtins.int
+    """may differ, if one divides the other"""
     def __init__(
         self,
         *,
@@ -172,9 +173,15 @@ class LinkOpen(_message.Message):
     DECODE_INCARNATION_FIELD_NUMBER: _builtins.int
     COMPATIBILITY_FIELD_NUMBER: _builtins.int
     CONNECTORS_FIELD_NUMBER: _builtins.int
+    PREFILL_ADDRESS_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     prefill_incarnation: _builtins.str
     decode_incarnation: _builtins.str
     """whom prefill believes it is talking to"""
+    prefill_address: _builtins.str
+    """for logs and metrics: where prefill serves routers"""
+    verify: _builtins.bool
+    """prefill wants checksums"""
     @_builtins.property
     def compatibility(self) -> Global___Compatibility: ...
     @_builtins.property
@@ -188,10 +195,12 @@ class LinkOpen(_message.Message):
         decode_incarnation: _builtins.str = ...,
         compatibility: Global___Compatibility | None = ...,
         connectors: _abc.Iterable[_builtins.str] | None = ...,
+        prefill_address: _builtins.str = ...,
+        verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "connectors", b"connectors", "decode_incarnation", b"decode_incarnation", "prefill_incarnation", b"prefill_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "connectors", b"connectors", "decode_incarnation", b"decode_incarnation", "prefill_address", b"prefill_address", "prefill_incarnation", b"prefill_incarnation", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,12 +215,18 @@ class LinkAccept(_message.Message):
     CONNECTOR_FIELD_NUMBER: _builtins.int
     DATA_ADDRESS_FIELD_NUMBER: _builtins.int
     DATA_TOKEN_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     decode_incarnation: _builtins.str
     epoch: _builtins.int
     connector: _builtins.str
     data_address: _builtins.str
     data_token: _builtins.bytes
     """presented on the data connection, valid for this link only"""
+    block_size: _builtins.int
+    """tokens in what this link calls a block: the smaller of both sides' sizes"""
+    verify: _builtins.bool
+    """one side wants checksums, so both make them"""
     def __init__(
         self,
         *,
@@ -220,10 +235,12 @@ class LinkAccept(_message.Message):
         connector: _builtins.str = ...,
         data_address: _builtins.str = ...,
         data_token: _builtins.bytes = ...,
+        block_size: _builtins.int = ...,
+        verify: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connector", b"connector", "data_address", b"data_address", "data_token", b"data_token", "decode_incarnation", b"decode_incarnation", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "connector", b"connector", "data_address", b"data_address", "data_token", b"data_token", "decode_incarnation", b"decode_incarnation", "epoch", b"epoch", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -384,7 +401,7 @@ Global___Ready: _TypeAlias = Ready  # noqa: Y015
 @_typing.final
 class Grant(_message.Message):
     """Receives are posted. segments name runs of the request's blocks, each one message on the connector;
-    blocks that no segment names are already in decode's cache.
+    blocks that no segment names are already in decode's cache. Blocks are the link's, see LinkAccept.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -446,6 +463,7 @@ class SendComplete(_message.Message):
     NUM_SEGMENTS_FIELD_NUMBER: _builtins.int
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    CHECKSUMS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     tokens_digest: _builtins.bytes
     """over the token ids whose KV was sent"""
@@ -455,6 +473,10 @@ class SendComplete(_message.Message):
     """prompt tokens prefill found in its own prefix cache"""
     @_builtins.property
     def name(self) -> Global___Name: ...
+    @_builtins.property
+    def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CRC-32 of each segment as sent, in the grant's order, on a link that verifies"""
+
     def __init__(
         self,
         *,
@@ -464,10 +486,11 @@ class SendComplete(_message.Message):
         num_segments: _builtins.int = ...,
         first_token: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        checksums: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "first_token", b"first_token", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "checksums", b"checksums", "first_token", b"first_token", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,24 +48,36 @@ class RouterMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    DRAIN_NOTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
     def submit(self) -> Global___Submit: ...
     @_builtins.property
     def cancel(self) -> Global___Cancel: ...
+    @_builtins.property
+    def peers(self) -> Global___DecodePeers: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___RouterHeartbeat: ...
+    @_builtins.property
+    def drain_noted(self) -> Global___DrainNoted: ...
     def __init__(
         self,
         *,
         hello: Global___RouterHello | None = ...,
         submit: Global___Submit | None = ...,
         cancel: Global___Cancel | None = ...,
+        peers: Global___DecodePeers | None = ...,
+        heartbeat: Global___RouterHeartbeat | None = ...,
+        drain_noted: Global___DrainNoted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "peers", "heartbeat", "drain_noted"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -77,21 +89,25 @@ class WorkerMessage(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
+    DRAIN_DONE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
+    @_builtins.property
+    def drain_done(self) -> Global___DrainDone: ...
     def __init__(
         self,
         *,
         hello: Global___WorkerHello | None = ...,
         frame: Global___Frame | None = ...,
+        drain_done: Global___DrainDone | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_done", b"drain_done", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_done", b"drain_done", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "drain_done"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -168,6 +184,103 @@ class WorkerHello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
+
+@_typing.final
+class DecodePeers(_message.Message):
+    """The decode workers that this router may name in a DecodeTarget, in place of those it named before. Told to
+    workers that may prefill, in the order of the submits: one that is left out is named by none that follow.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecodePeer]: ...
+    def __init__(
+        self,
+        *,
+        peers: _abc.Iterable[Global___DecodePeer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peers", b"peers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodePeers: _TypeAlias = DecodePeers  # noqa: Y015
+
+@_typing.final
+class DecodePeer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDOFF_ADDRESS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    handoff_address: _builtins.str
+    incarnation: _builtins.str
+    def __init__(
+        self,
+        *,
+        handoff_address: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handoff_address", b"handoff_address", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecodePeer: _TypeAlias = DecodePeer  # noqa: Y015
+
+@_typing.final
+class RouterHeartbeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterHeartbeat: _TypeAlias = RouterHeartbeat  # noqa: Y015
+
+@_typing.final
+class DrainNoted(_message.Message):
+    """The router has heard that the worker drains: no submit follows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNoted: _TypeAlias = DrainNoted  # noqa: Y015
+
+@_typing.final
+class DrainDone(_message.Message):
+    """The worker's last word: all that was submitted here has ended or was handed on. The end of the stream that
+    follows ends no request.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainDone: _TypeAlias = DrainDone  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
@@ -300,6 +413,7 @@ class TokenDelta(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_seq: _builtins.int
@@ -309,6 +423,8 @@ class TokenDelta(_message.Message):
     """with FINISH_REASON_ERROR: one line for the client"""
     cached_tokens: _builtins.int
     """prompt tokens that were not computed, set with the first token"""
+    refused: _builtins.bool
+    """with FINISH_REASON_ERROR: nothing was begun, and another worker may be asked"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -321,10 +437,11 @@ class TokenDelta(_message.Message):
         finish_reason: _inference_pb2.FinishReason.ValueType = ...,
         error: _builtins.str = ...,
         cached_tokens: _builtins.int = ...,
+        refused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -332,7 +449,7 @@ Global___TokenDelta: _TypeAlias = TokenDelta  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
-    """Sent with every frame, and once a second when idle."""
+    """Sent with every frame, and every half second when idle."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -344,6 +461,7 @@ class Load(_message.Message):
     BLOCKS_HELD_FIELD_NUMBER: _builtins.int
     OPEN_HANDOFFS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -355,6 +473,8 @@ class Load(_message.Message):
     """referenced by a sequence or pinned by a transfer"""
     open_handoffs: _builtins.int
     preemptions: _builtins.int
+    draining: _builtins.bool
+    """the worker refuses submits, and ends when what it has is done"""
     def __init__(
         self,
         *,
@@ -366,10 +486,11 @@ class Load(_message.Message):
         blocks_held: _builtins.int = ...,
         open_handoffs: _builtins.int = ...,
         preemptions: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_held", b"blocks_held", "open_handoffs", b"open_handoffs", "preemptions", b"preemptions", "running", b"running", "waiting", b"waiting", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_held", b"blocks_held", "draining", b"draining", "open_handoffs", b"open_handoffs", "preemptions", b"preemptions", "running", b"running", "waiting", b"waiting", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

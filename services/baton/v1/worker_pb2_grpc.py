@@ -46,7 +46,8 @@ class WorkerServicer:
 
     def Connect(self, request_iterator, context):
         """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-        frames come down. The end of the stream ends every request that was submitted on it.
+        frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+        said DrainDone before. Each side says something every half second, or is taken for dead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

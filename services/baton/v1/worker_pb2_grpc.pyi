@@ -35,7 +35,8 @@ class WorkerStub:
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Connect: _grpc.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]
     """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-    frames come down. The end of the stream ends every request that was submitted on it.
+    frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+    said DrainDone before. Each side says something every half second, or is taken for dead.
     """
 
 @_typing.type_check_only
@@ -43,7 +44,8 @@ class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]  # type: ignore[assignment]
     """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-    frames come down. The end of the stream ends every request that was submitted on it.
+    frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+    said DrainDone before. Each side says something every half second, or is taken for dead.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -54,7 +56,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerMessage], _abc.AsyncIterator[_worker_pb2.WorkerMessage]]:
         """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-        frames come down. The end of the stream ends every request that was submitted on it.
+        frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+        said DrainDone before. Each side says something every half second, or is taken for dead.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,6 +39,8 @@ class WorkerConfig:
     port: int = 0
     metrics_port: int = 0
     connector: str = "auto"
+    verify_handoff: bool = False
+    handoff_patience: float = 120.0  # seconds
     data_port: int = 0  # of the best connector; the others use the ports that follow
     block_size: int = 16
     num_blocks: int | None = None
@@ -50,6 +52,7 @@ class WorkerConfig:
     prefix_caching: bool = True
     max_model_len: int | None = None
     threads: int | None = None
+    drain_timeout: int | None = None  # seconds; None: as long as what is open takes
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
     log_level: str = "info"
 
@@ -73,10 +76,11 @@ class WorkerConfig:
 
     def _check_sizes(self) -> None:
         check_range("block_size", self.block_size, 1, 1024)
+        check_range("handoff_patience", self.handoff_patience, 1)
         check_range("max_num_seqs", self.max_num_seqs, 1)
         check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_range("prefill_chunk", self.prefill_chunk, 1)
-        for option in ("num_blocks", "kv_cache_memory", "max_model_len", "threads"):
+        for option in ("num_blocks", "kv_cache_memory", "max_model_len", "threads", "drain_timeout"):
             value = getattr(self, option)
             if value is not None:
                 check_range(option, value, 1)

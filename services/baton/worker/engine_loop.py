@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from baton.engine.engine import Engine, SequenceOutput
@@ -33,6 +34,7 @@ class EngineLoop:
         self._on_crash = on_crash
         self._loop = asyncio.get_running_loop()
         self._stopping = False
+        self._settling: deque[asyncio.Event] = deque()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -44,10 +46,19 @@ class EngineLoop:
         self._engine.work.set()
         self._thread.join()
 
+    async def settled(self) -> None:
+        """Return when all that was computed before this call has been published."""
+        settled = asyncio.Event()
+        self._settling.append(settled)
+        self._engine.work.set()
+        await settled.wait()
+
     def _run(self) -> None:
         try:
             while not self._stopping:
                 self._engine.work.clear()
+                while self._settling:  # behind the outputs of the step before
+                    self._loop.call_soon_threadsafe(self._settling.popleft().set)
                 outputs = self._engine.step() if self._engine.has_work else []
                 if outputs:
                     self._loop.call_soon_threadsafe(self._on_outputs, outputs)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import grpc
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from prometheus_client import CollectorRegistry
 
 from baton import hub, logs, options
 from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
 from baton.connector.transport import Connector
+from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -24,9 +29,11 @@ from baton.errors import ModelError
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import Progress, WorkerReady, announce
-from baton.telemetry.worker import serve_metrics
+from baton.telemetry.handoff import HandoffMetrics
+from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
+from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.memory import PoolMemory
 from baton.worker.routers import Routers
@@ -35,15 +42,22 @@ from baton_kernels.paged import LAYOUT
 
 log = logging.getLogger(__name__)
 
+EXIT_CUT_SHORT = 1
+"""Told to end at once, or --drain-timeout ran out, while something was open."""
 EXIT_CRASHED = 70
 EXIT_RETIRED = 75
 STOP_GRACE_S = 1.0
+LONGEST_END_S = 5.0
+"""Whatever hangs: a worker that retires must end, as nothing else proves that its memory is quiet."""
 
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A router that was given up while it read nothing: its stream ends with its connection.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     # A second worker on a port in use must fail to start, not share it.
     ("grpc.so_reuseport", 0),
 )
@@ -55,7 +69,8 @@ _ROLES = {
 
 
 def run(config: WorkerConfig) -> int:
-    """Load the model and serve until SIGTERM or SIGINT. Returns the exit status.
+    """Load the model and serve until SIGTERM or SIGINT, then until what is open has ended. Returns the exit
+    status.
 
     Raises StartError, with one line for a person, when the model or a port cannot be had.
     """
@@ -107,6 +122,13 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
     )
 
 
+def _end_process_after(seconds: float, status: int) -> None:
+    """End without waiting for anyone, unless the process has ended in order by then."""
+    timer = threading.Timer(seconds, os._exit, (status,))
+    timer.daemon = True
+    timer.start()
+
+
 class Worker:
     """A loaded engine and everything that serves it."""
 
@@ -115,59 +137,73 @@ class Worker:
         self._engine = engine
         self._revision = revision
         self._incarnation = new_incarnation()
+        self._told_to_drain = asyncio.Event()
         self._exit = asyncio.Event()
         self._exit_status = 0
 
     async def serve(self) -> int:
-        """Serve until told to stop; returns the exit status."""
+        """Serve until told to stop, and drain; returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._exit.set)
+            loop.add_signal_handler(number, self._on_signal)
         async with contextlib.AsyncExitStack() as stack:
-            await self._start(stack)
+            drain = await self._start(stack)
+            draining = asyncio.create_task(self._drain_when_told(drain), name="drain")
             await self._exit.wait()
+            draining.cancel()
             log.info("stopping")
+            _end_process_after(LONGEST_END_S, self._exit_status)
         return self._exit_status
+
+    def _on_signal(self) -> None:
+        """The first signal starts the drain, the second ends the worker at once."""
+        if self._told_to_drain.is_set():
+            log.warning("told to stop twice: ending at once")
+            self._end(EXIT_CUT_SHORT)
+        self._told_to_drain.set()
+
+    async def _drain_when_told(self, drain: Drain) -> None:
+        await self._told_to_drain.wait()
+        drained = await drain.run(self._config.drain_timeout)
+        self._end(0 if drained else EXIT_CUT_SHORT)
 
     def _crash(self) -> None:
         self._end(EXIT_CRASHED)
 
     def _end(self, status: int) -> None:
-        self._exit_status = status
-        self._exit.set()
+        if not self._exit.is_set():
+            self._exit_status = status
+            self._exit.set()
 
-    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _start(self, stack: contextlib.AsyncExitStack) -> Drain:
         config, engine = self._config, self._engine
         connectors = self._connectors()
         for connector in connectors.values():
             stack.push_async_callback(connector.close)
         routers = Routers()
-        compatibility = self._compatibility()
-        memory = PoolMemory(engine.runner.pool)
-        prefill = PrefillRole(
-            engine, connectors, memory, compatibility, self._incarnation, routers, self._crash
-        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        address = options.join_address(config.advertised_host, self._bind(server))
+        registry = CollectorRegistry()
+        wiring = self._wiring(address, connectors, registry)
+        prefill = PrefillRole(engine, wiring, routers, self._crash)
+        stack.push_async_callback(prefill.close)
         decode = DecodeRole(
             engine,
-            connectors,
-            memory,
-            compatibility,
-            self._incarnation,
+            wiring,
             config.cluster_key.encode(),
             routers,
             on_retire=lambda: self._end(EXIT_RETIRED),
             on_crash=self._crash,
         )
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
-        address = options.join_address(config.advertised_host, self._bind(server))
         service = WorkerService(engine, self._hello(address), routers, prefill, decode)
+        registry.register(WorkerCollector(config.role, service.stats))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
-        await self._add_health(server)
+        health = await self._add_health(server)
         try:
             decode.data_addresses = await self._listen(connectors)
-            metrics_port = serve_metrics(config.host, config.metrics_port, config.role, service.stats, stack)
+            metrics_port = serve_metrics(config.host, config.metrics_port, registry, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
         engine_loop.start()
@@ -175,13 +211,14 @@ class Worker:
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.callback(routers.close)
-        for timer in (service.report_loads(), prefill.run_timers(), decode.run_timers()):
+        for timer in (service.run_timers(), prefill.run_timers(), decode.run_timers()):
             stack.callback(asyncio.create_task(timer).cancel)
         metrics = None
         if metrics_port is not None:
             metrics = options.join_address(config.advertised_host, metrics_port)
         announce(WorkerReady(address, config.role, metrics))
         log.info("%s of %s ready at %s", config.role, config.model_name, address)
+        return Drain(service, engine_loop, health)
 
     def _connectors(self) -> dict[str, Connector]:
         pool = self._engine.runner.pool
@@ -191,6 +228,20 @@ class Worker:
             raise StartError(str(error)) from error
         log.info("connectors, the best first: %s", ", ".join(connectors))
         return connectors
+
+    def _wiring(
+        self, address: str, connectors: Mapping[str, Connector], registry: CollectorRegistry
+    ) -> Wiring:
+        return Wiring(
+            incarnation=self._incarnation,
+            address=address,
+            connectors=connectors,
+            memory=PoolMemory(self._engine.runner.pool),
+            compatibility=self._compatibility(),
+            metrics=HandoffMetrics(registry, self._config.role),
+            verify=self._config.verify_handoff,
+            patience_s=self._config.handoff_patience,
+        )
 
     async def _listen(self, connectors: dict[str, Connector]) -> dict[str, str]:
         """Connector → the address to hand to peers. Only decode is called."""
@@ -213,11 +264,12 @@ class Worker:
             raise StartError(f"cannot listen on {wanted}: is the port in use?") from error
 
     @staticmethod
-    async def _add_health(server: grpc.aio.Server) -> None:
+    async def _add_health(server: grpc.aio.Server) -> HealthServicer:
         servicer = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         for service in ("", "baton.v1.Worker", "baton.v1.Handoff"):
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return servicer
 
     def _hello(self, address: str) -> worker_pb2.WorkerHello:
         limits, pool = self._engine.scheduler.limits, self._engine.pool

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
+from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.v1 import inference_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -17,9 +19,12 @@ MAX_QUEUED_FRAMES = 4096
 class RouterStream:
     """One connected router. Deltas of one event loop turn leave as one frame."""
 
-    def __init__(self, router_id: str, load: Callable[[], worker_pb2.Load]) -> None:
+    def __init__(self, router_id: str, load: Callable[[], worker_pb2.Load], tempo: Tempo = TEMPO) -> None:
         self.router_id = router_id
         self.frames: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
+        self.pulse = Pulse(tempo)
+        self.drain_noted = False
+        """The router knows that this worker drains: it submits nothing more."""
         self._load = load
         self._pending: list[worker_pb2.TokenDelta] = []
 
@@ -30,13 +35,17 @@ class RouterStream:
 
     def flush(self) -> None:
         """Queue a frame with what is pending, or only the load report."""
+        deltas, self._pending = self._pending, []
         if self.frames.qsize() >= MAX_QUEUED_FRAMES:
             log.warning("router %s does not read its frames: cut off", self.router_id)
-            self.frames.put_nowait(None)
+            self.end()
             return
-        frame = worker_pb2.Frame(deltas=self._pending, load=self._load())
-        self._pending = []
+        frame = worker_pb2.Frame(deltas=deltas, load=self._load())
         self.frames.put_nowait(worker_pb2.WorkerMessage(frame=frame))
+
+    def end(self) -> None:
+        """Close the stream behind what is queued."""
+        self.frames.put_nowait(None)
 
 
 class Routers:
@@ -45,15 +54,21 @@ class Routers:
     def __init__(self) -> None:
         self._streams: dict[str, RouterStream] = {}
 
-    def add(self, stream: RouterStream) -> None:
+    def add(self, stream: RouterStream) -> RouterStream | None:
+        """Returns the router's previous stream, if that is still here: it has been replaced."""
+        previous = self._streams.get(stream.router_id)
         self._streams[stream.router_id] = stream
+        return previous
 
     def remove(self, stream: RouterStream) -> bool:
-        """False: the router has connected again meanwhile, and the new stream stays."""
-        if self._streams.get(stream.router_id) is not stream:
+        """False: it was removed before, or the router's new stream has replaced it."""
+        if not self.is_current(stream):
             return False
         del self._streams[stream.router_id]
         return True
+
+    def is_current(self, stream: RouterStream) -> bool:
+        return self._streams.get(stream.router_id) is stream
 
     def connected(self, owner: str) -> bool:
         return owner in self._streams
@@ -64,18 +79,45 @@ class Routers:
             stream.deliver(delta)
 
     def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        delta = worker_pb2.TokenDelta(
-            request_id=request_id,
-            attempt=attempt,
-            finish_reason=inference_pb2.FINISH_REASON_ERROR,
-            error=reason,
-        )
-        self.deliver(owner, delta)
+        self.deliver(owner, _failure(request_id, attempt, reason))
 
-    def send_loads(self) -> None:
+    def refuse(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
+        self.deliver(owner, _failure(request_id, attempt, reason, refused=True))
+
+    def report_loads(self) -> None:
+        """Tell every router how the worker is; to them it is the worker's heartbeat."""
         for stream in self._streams.values():
             stream.flush()
 
+    def silent(self, elapsed: float, busy: Callable[[str], bool]) -> list[RouterStream]:
+        """``elapsed`` seconds went by: the routers that have been silent for too long. ``busy`` says whether
+        a router has requests here."""
+        streams = list(self._streams.values())
+        for stream in streams:
+            stream.pulse.tick(elapsed)
+        return [s for s in streams if s.pulse.lost(partial(busy, s.router_id))]
+
+    @property
+    def unaware_of_drain(self) -> int:
+        """Routers that may still submit to a worker that drains."""
+        return sum(not stream.drain_noted for stream in self._streams.values())
+
+    def say_drained(self) -> None:
+        """The last word on every stream, after all tokens."""
+        for stream in self._streams.values():
+            stream.flush()
+            stream.frames.put_nowait(worker_pb2.WorkerMessage(drain_done=worker_pb2.DrainDone()))
+
     def close(self) -> None:
         for stream in self._streams.values():
-            stream.frames.put_nowait(None)
+            stream.end()
+
+
+def _failure(request_id: str, attempt: int, reason: str, *, refused: bool = False) -> worker_pb2.TokenDelta:
+    return worker_pb2.TokenDelta(
+        request_id=request_id,
+        attempt=attempt,
+        finish_reason=inference_pb2.FINISH_REASON_ERROR,
+        error=reason,
+        refused=refused,
+    )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from array import array
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 import grpc
 
-from baton.connector.messages import Name
+from baton.connector.liveness import TEMPO, TICK_S, Tempo
+from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import FinishReason, Sequence
+from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
 from baton.sampling_params import SamplingParams
 from baton.telemetry.worker import WorkerStats
@@ -21,14 +26,36 @@ from baton.worker.routers import Routers, RouterStream
 
 log = logging.getLogger(__name__)
 
-LOAD_INTERVAL_S = 1.0
-
 _FINISH = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: inference_pb2.FINISH_REASON_CANCELLED,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWork:
+    """What keeps a worker that drains from ending; false when nothing does."""
+
+    sequences: int
+    """In the engine: waiting, running, or held for a handoff."""
+    requests: int
+    """To be handed on, and not computed yet."""
+    handoffs: int
+    links: int
+    """To this worker, over which prefill workers may still ask for room."""
+    routers: int
+    """Those that may still submit."""
+
+    def __bool__(self) -> bool:
+        return any((self.sequences, self.requests, self.handoffs, self.links, self.routers))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.sequences} sequences, {self.requests} requests to hand on, {self.handoffs} handoffs, "
+            f"{self.links} links from prefill, {self.routers} routers that may submit"
+        )
 
 
 class WorkerService(pb_grpc.WorkerServicer):
@@ -41,12 +68,15 @@ class WorkerService(pb_grpc.WorkerServicer):
         routers: Routers,
         prefill: PrefillRole,
         decode: DecodeRole,
+        tempo: Tempo = TEMPO,
     ) -> None:
         self._engine = engine
         self._hello = hello
         self._routers = routers
         self._prefill = prefill
         self._decode = decode
+        self._tempo = tempo
+        self._draining = False
 
     async def Connect(  # noqa: N802 (the name is the contract's)
         self,
@@ -57,26 +87,44 @@ class WorkerService(pb_grpc.WorkerServicer):
         if first is None or not first.HasField("hello") or not first.hello.router_id:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be RouterHello")
             return
-        stream = RouterStream(first.hello.router_id, self.load)
-        yield worker_pb2.WorkerMessage(hello=self._hello)
-        self._routers.add(stream)
-        log.info("router %s connected", stream.router_id)
+        stream = self._welcome(first.hello.router_id)
         reader = asyncio.create_task(self._read(stream, request_iterator))
         try:
+            yield worker_pb2.WorkerMessage(hello=self._hello)
             while (frame := await stream.frames.get()) is not None:
                 yield frame
         finally:
             reader.cancel()
-            if self._routers.remove(stream):
-                self._cancel_all_of(stream.router_id)
+            self._part(stream)
+
+    def _welcome(self, router_id: str) -> RouterStream:
+        """A router has connected. If it was connected before, it has given up what it had submitted then."""
+        stream = RouterStream(router_id, self.load, self._tempo)
+        previous = self._routers.add(stream)
+        if previous is not None:
+            previous.end()
+            self._cancel_all_of(router_id)
+        stream.flush()
+        log.info("router %s connected", router_id)
+        return stream
+
+    def _part(self, stream: RouterStream) -> None:
+        """A router's stream has ended, or is given up: so are its requests. Once for each stream."""
+        if self._routers.remove(stream):
+            self._cancel_all_of(stream.router_id)
             log.info("router %s disconnected", stream.router_id)
 
     async def _read(self, stream: RouterStream, messages: AsyncIterator[worker_pb2.RouterMessage]) -> None:
         try:
             async for message in messages:
-                self._take(stream.router_id, message)
+                stream.pulse.heard()
+                if message.HasField("drain_noted"):
+                    stream.drain_noted = True
+                elif self._routers.is_current(stream):
+                    self._take(stream.router_id, message)
         finally:
-            stream.frames.put_nowait(None)
+            self._part(stream)
+            stream.end()
 
     def _take(self, router_id: str, message: worker_pb2.RouterMessage) -> None:
         match message.WhichOneof("message"):
@@ -84,16 +132,24 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._submit(router_id, message.submit)
             case "cancel":
                 self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
+            case "peers":
+                peers = [Peer(peer.handoff_address, peer.incarnation) for peer in message.peers.peers]
+                self._prefill.know_peers(router_id, peers)
+            case "heartbeat":
+                pass  # that it was heard is all there is to it
             case other:
                 log.warning("router %s sent %s: ignored", router_id, other)
 
     # --- requests
 
     def _submit(self, router_id: str, submit: worker_pb2.Submit) -> None:
+        if self._draining:
+            self._routers.refuse(router_id, submit.request_id, submit.attempt, "this worker is draining")
+            return
         sequence = Sequence(
             request_id=submit.request_id,
             attempt=submit.attempt,
-            prompt_ids=tuple(submit.prompt_ids),
+            prompt_ids=array("I", submit.prompt_ids),
             output_ids=list(submit.output_ids),
             params=SamplingParams.from_proto(submit.params),
             owner=router_id,
@@ -129,11 +185,51 @@ class WorkerService(pb_grpc.WorkerServicer):
             self._prefill.on_output(output)
         self._decode.room_changed()
 
-    async def report_loads(self) -> None:
-        """Tell idle routers how the worker is, for as long as it lives."""
+    async def run_timers(self) -> None:
+        """Report to the routers and listen for their silence, for as long as the worker lives."""
+        before = time.monotonic()
+        since_report = 0.0
         while True:
-            await asyncio.sleep(LOAD_INTERVAL_S)
-            self._routers.send_loads()
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            since_report += now - before
+            if since_report >= self._tempo.heartbeat_s:
+                since_report = 0.0
+                self._routers.report_loads()
+            for stream in self._routers.silent(now - before, self._busy_for):
+                log.warning("router %s is silent: its requests are cancelled", stream.router_id)
+                self._part(stream)
+                stream.end()
+            before = now
+
+    def _busy_for(self, router_id: str) -> bool:
+        """Whether requests of this router are here."""
+        return any(part.has_any_of(router_id) for part in (self._engine, self._prefill, self._decode))
+
+    # --- the end
+
+    def drain(self) -> None:
+        """Refuse what is submitted from now on, and say so to the routers at once.
+
+        A request that was placed before may still arrive from a prefill worker: it is taken over as always.
+        """
+        self._draining = True
+        self._routers.report_loads()
+
+    def say_drained(self) -> None:
+        """Tell the routers that the end of their streams ends no request."""
+        self._routers.say_drained()
+
+    def open_work(self) -> OpenWork:
+        """What has not ended yet. Once a worker that drains has none, it gets none."""
+        load = self._engine.load()
+        return OpenWork(
+            sequences=load.running + load.waiting + load.held,
+            requests=self._prefill.open_requests,
+            handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
+            links=self._decode.open_links,
+            routers=self._routers.unaware_of_drain,
+        )
 
     def stats(self) -> WorkerStats:
         """Everything the worker exports. Any thread: a scrape has one of its own."""
@@ -152,8 +248,12 @@ class WorkerService(pb_grpc.WorkerServicer):
             prefix_queried_tokens=load.prefix_queried_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
             handoffs_completed=prefill.completed + decode.committed,
-            handoffs_aborted=prefill.aborted + decode.aborted,
+            handoffs_aborted={
+                reason.value: prefill.aborted[reason] + decode.aborted[reason] for reason in AbortReason
+            },
             handoff_stale_messages=prefill.stale + decode.stale,
+            handoff_fences=decode.fences,
+            handoff_holds=(self._prefill.holds(), self._decode.holds()),
         )
 
     def load(self) -> worker_pb2.Load:
@@ -167,6 +267,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             blocks_held=load.blocks_held,
             preemptions=load.preemptions,
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
+            draining=self._draining,
         )
 
 

@@ -1,0 +1,61 @@
+"""When a handoff reached each of its stages, on one side."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+
+from baton.connector.messages import Name
+
+
+class Stage(Enum):
+    """In the order in which they come; a side knows some of them."""
+
+    ASKED = "asked"
+    """Prefill asked for room; decode heard of it."""
+    CREDITED = "credited"
+    """Room is promised: prefill may compute."""
+    READY = "ready"
+    """The first blocks are computed."""
+    GRANTED = "granted"
+    """Decode has bound pages and posted its receives."""
+    COMPUTED = "computed"
+    """Prefill's last chunk is computed and its first token sampled."""
+    SENT = "sent"
+    """The last send is over."""
+    ARRIVED = "arrived"
+    """The last receive is over."""
+    COMMITTED = "committed"
+    """The request is decode's."""
+
+
+class Timeline:
+    """Seconds on this process's monotonic clock, by stage."""
+
+    def __init__(self, now: float, connector: str) -> None:
+        self.connector = connector
+        self._at = {Stage.ASKED: now}
+        self.moved_at = now
+        """When anything happened last."""
+
+    def reach(self, stage: Stage, now: float) -> None:
+        """The last time counts for what comes piecemeal (sends, receives), the first for what is repeated."""
+        self.moved_at = now
+        if stage in (Stage.SENT, Stage.ARRIVED):
+            self._at[stage] = now
+        else:
+            self._at.setdefault(stage, now)
+
+    def reached(self, stage: Stage) -> float | None:
+        return self._at.get(stage)
+
+    def between(self, start: Stage, end: Stage) -> float | None:
+        """Seconds from one stage to another, 0 if they came the other way round; None unless both came."""
+        if start not in self._at or end not in self._at:
+            return None
+        return max(0.0, self._at[end] - self._at[start])
+
+    def line(self, name: Name) -> str:
+        """All of it as JSON, for a log."""
+        at = {stage.value: round(when, 6) for stage, when in self._at.items()}
+        return json.dumps({"request_id": name.request_id, "attempt": name.attempt, "at": at})

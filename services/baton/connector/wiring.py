@@ -1,0 +1,63 @@
+"""What a worker's roles need to hand KV over, and the terms that two workers agree on for a link."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton.connector.choice import first_common
+from baton.connector.identity import first_mismatch
+from baton.connector.transport import Connector, KVMemory
+from baton.telemetry.handoff import HandoffMetrics
+from baton.v1 import handoff_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """One worker's end of all its links."""
+
+    incarnation: str
+    address: str
+    """Where this process serves, for the logs and metrics of its peers."""
+    connectors: Mapping[str, Connector]
+    """By name, the best first."""
+    memory: KVMemory
+    compatibility: pb.Compatibility
+    metrics: HandoffMetrics
+    verify: bool = False
+    """Have the checksum of every transfer compared (rule 10)."""
+    patience_s: float = 120.0
+    """How long decode waits for a sign of life of one handoff on a healthy link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How one link works."""
+
+    connector: Connector
+    block_size: int
+    """Tokens of a wire block: the smaller of both sides' block sizes, which divides the other."""
+    verify: bool
+
+
+def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
+    """Decode's answer to a prefill worker that wants a link: the terms, or which field stands against it."""
+    if opened.decode_incarnation != ours.incarnation:
+        return pb.LinkRefuse(field="decode_incarnation", reason="decode has been restarted since")
+    differs = first_mismatch(ours.compatibility, opened.compatibility)
+    if differs is not None:
+        mine, theirs = (getattr(c, differs) for c in (ours.compatibility, opened.compatibility))
+        return pb.LinkRefuse(field=differs, reason=f"{differs} differs: prefill {theirs}, decode {mine}")
+    smaller, larger = sorted((ours.compatibility.block_size, opened.compatibility.block_size))
+    if smaller < 1 or larger % smaller:
+        return pb.LinkRefuse(
+            field="block_size",
+            reason="block_size of one side must divide that of the other: "
+            f"prefill {opened.compatibility.block_size}, decode {ours.compatibility.block_size}",
+        )
+    connector = first_common(opened.connectors, ours.connectors)
+    if connector is None:
+        theirs, mine = (", ".join(names) for names in (opened.connectors, ours.connectors))
+        reason = f"no common connector: prefill has {theirs}, decode {mine}"
+        return pb.LinkRefuse(field="connectors", reason=reason)
+    return Terms(connector, smaller, ours.verify or opened.verify)

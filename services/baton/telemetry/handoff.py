@@ -1,0 +1,133 @@
+"""What a worker measures of its handoffs, per peer and connector."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.metrics import MetricWrapperBase
+
+STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Seconds of one stage of a handoff."""
+MOST_PEERS = 1024
+"""Peers with series of their own; those heard of longest ago lose theirs."""
+
+
+class Pair(NamedTuple):
+    """Who is at the other end of a link, and what carries the blocks."""
+
+    peer: str
+    """The address at which the peer's process serves."""
+    connector: str
+
+
+class Holds(NamedTuple):
+    """KV blocks that transfers hold."""
+
+    blocks: int
+    since: float | None
+    """When the oldest hold began, on the monotonic clock."""
+
+
+class HandoffMetrics:
+    """Written by the event loop's thread, read by scrapes. Belongs to the registry it is given."""
+
+    def __init__(self, registry: CollectorRegistry, role: str) -> None:
+        self._role = role
+        self._peers: OrderedDict[Pair, None] = OrderedDict()
+        labels = ("role", "peer", "connector")
+        self._sent = Counter(
+            "baton_handoff_sent_bytes",
+            "Bytes of KV blocks sent to a decode worker.",
+            labels,
+            registry=registry,
+        )
+        self._received = Counter(
+            "baton_handoff_received_bytes",
+            "Bytes of KV blocks received from a prefill worker.",
+            labels,
+            registry=registry,
+        )
+        self._sending = Counter(
+            "baton_handoff_sending_seconds",
+            "Time in which at least one send to the peer was under way: sent bytes over it is the goodput.",
+            labels,
+            registry=registry,
+        )
+        self._links = Counter(
+            "baton_handoff_links_opened", "Links made with the peer.", labels, registry=registry
+        )
+        self._reconnects = Counter(
+            "baton_handoff_reconnects",
+            "Links made with a peer that had been linked before, be it an earlier process at its address.",
+            labels,
+            registry=registry,
+        )
+        self._stages = Histogram(
+            "baton_handoff_stage_seconds",
+            "One stage of a handoff. At decode: room (from asking to the promise), prefill (to the first "
+            "blocks computed), grant (to pages bound), transfer (to the last block), commit. At prefill: "
+            "flush (from the last chunk computed to the last send over).",
+            ("role", "connector", "stage"),
+            registry=registry,
+            buckets=STAGE_BUCKETS,
+        )
+
+    def linked(self, pair: Pair) -> None:
+        """A link was made."""
+        labels = (self._role, *pair)
+        again = any(known.peer == pair.peer for known in self._peers)
+        self._touch(pair)
+        self._links.labels(*labels).inc()
+        if again:
+            self._reconnects.labels(*labels).inc()
+
+    def sent(self, pair: Pair, num_bytes: int) -> None:
+        self._sent.labels(self._role, *pair).inc(num_bytes)
+
+    def sending(self, pair: Pair, seconds: float) -> None:
+        self._sending.labels(self._role, *pair).inc(seconds)
+
+    def received(self, pair: Pair, num_bytes: int) -> None:
+        self._received.labels(self._role, *pair).inc(num_bytes)
+
+    def stage(self, connector: str, stage: str, seconds: float | None) -> None:
+        """None: the handoff did not come that far."""
+        if seconds is not None:
+            self._stages.labels(self._role, connector, stage).observe(seconds)
+
+    def _touch(self, pair: Pair) -> None:
+        self._peers[pair] = None
+        self._peers.move_to_end(pair)
+        if len(self._peers) > MOST_PEERS:
+            oldest, _ = self._peers.popitem(last=False)
+            per_pair: tuple[MetricWrapperBase, ...] = (
+                self._sent,
+                self._received,
+                self._sending,
+                self._links,
+                self._reconnects,
+            )
+            for metric in per_pair:
+                metric.remove(self._role, *oldest)
+
+
+class BusyTime:
+    """Time in which anything is under way, however many things overlap."""
+
+    def __init__(self, add: Callable[[float], None]) -> None:
+        self._add = add
+        self._running = 0
+        self._since = 0.0
+
+    def start(self, now: float) -> None:
+        if self._running == 0:
+            self._since = now
+        self._running += 1
+
+    def end(self, now: float) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self._add(now - self._since)

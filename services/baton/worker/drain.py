@@ -1,0 +1,51 @@
+"""The end of a worker that is told to stop: it takes nothing new, and what it has ends in its own time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from grpc_health.v1._async import HealthServicer
+
+from baton.worker.engine_loop import EngineLoop
+from baton.worker.service import WorkerService
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.02
+
+
+class Drain:
+    """Nobody is cut off in the middle. Routers are told, and place nothing new here; each says that it has
+    heard, after its last submit. Prefill workers, whose routers name this worker no more, close their links
+    when their last handoff over them has ended. What was open by then ends as it would have ended anyway.
+    """
+
+    def __init__(self, service: WorkerService, engine_loop: EngineLoop, health: HealthServicer) -> None:
+        self._service = service
+        self._engine_loop = engine_loop
+        self._health = health
+
+    async def run(self, timeout: float | None) -> bool:
+        """Drain, and tell the routers when it is done. False: ``timeout`` seconds were not enough."""
+        await self._health.enter_graceful_shutdown()
+        self._service.drain()
+        log.info("draining: %s", self._service.open_work())
+        try:
+            async with asyncio.timeout(timeout):
+                await self._until_nothing_is_open()
+        except TimeoutError:
+            log.warning("the drain took longer than %s s; still open: %s", timeout, self._service.open_work())
+            return False
+        self._service.say_drained()
+        log.info("drained")
+        return True
+
+    async def _until_nothing_is_open(self) -> None:
+        while True:
+            if not self._service.open_work():
+                # The last step may be over and its tokens still on their way to the routers' streams.
+                await self._engine_loop.settled()
+                if not self._service.open_work():
+                    return
+            await asyncio.sleep(LOOK_S)

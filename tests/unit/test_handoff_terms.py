@@ -1,0 +1,190 @@
+"""What two workers agree on for a link, or what stands against one; and what is measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.connector import checksum as checksums
+from baton.connector.messages import Name
+from baton.connector.tcp import TcpConnector
+from baton.connector.timeline import Stage, Timeline
+from baton.connector.transport import Connector
+from baton.connector.wiring import Terms, Wiring, agree
+from baton.telemetry import handoff as telemetry
+from baton.telemetry.handoff import BusyTime, HandoffMetrics, Pair
+from baton.v1 import handoff_pb2 as pb
+
+COMPATIBILITY = pb.Compatibility(
+    protocol=1,
+    model="llama",
+    revision="a1",
+    kv_dtype="float32",
+    layout="bhl2td",
+    num_kv_heads=2,
+    num_layers=3,
+    head_dim=8,
+    block_size=16,
+)
+
+
+class _NoMemory:
+    def part(self, block_size: int, heads: range | None = None) -> _Bytes:
+        raise AssertionError("no link is made here")
+
+
+class _Bytes:
+    """Four blocks of one byte."""
+
+    block_bytes = 1
+
+    def __init__(self, content: bytes) -> None:
+        self.content = bytearray(content)
+
+    def source(self, blocks: Sequence[int]) -> list[memoryview]:
+        return [memoryview(self.content)[block : block + 1] for block in blocks]
+
+    target = source
+
+    def landed(self, blocks: Sequence[int], views: list[memoryview]) -> None: ...
+
+
+def wiring(*, verify: bool = False, block_size: int = 16) -> Wiring:
+    compatibility = pb.Compatibility()
+    compatibility.CopyFrom(COMPATIBILITY)
+    compatibility.block_size = block_size
+    connector: Connector = TcpConnector()
+    return Wiring(
+        incarnation="D",
+        address="10.0.0.2:9000",
+        connectors={"tcp": connector},
+        memory=_NoMemory(),
+        compatibility=compatibility,
+        metrics=HandoffMetrics(CollectorRegistry(), "decode"),
+        verify=verify,
+    )
+
+
+def opened(*, decode: str = "D", verify: bool = False, **differing: object) -> pb.LinkOpen:
+    connectors = differing.pop("connectors", ["ucx", "tcp"])
+    compatibility = pb.Compatibility()
+    compatibility.CopyFrom(COMPATIBILITY)
+    for field, value in differing.items():
+        setattr(compatibility, field, value)
+    return pb.LinkOpen(
+        prefill_incarnation="P",
+        decode_incarnation=decode,
+        compatibility=compatibility,
+        connectors=connectors,  # type: ignore[arg-type]
+        verify=verify,
+    )
+
+
+@pytest.mark.parametrize(("ours", "theirs", "wire"), [(16, 16, 16), (16, 64, 16), (64, 16, 16), (48, 16, 16)])
+def test_the_smaller_block_size_counts(ours: int, theirs: int, wire: int) -> None:
+    terms = agree(wiring(block_size=ours), opened(block_size=theirs))
+    assert isinstance(terms, Terms)
+    assert (terms.connector.name, terms.block_size) == ("tcp", wire)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(False, True), (True, False), (True, True), (False, False)])
+def test_one_side_can_have_checksums_made(ours: bool, theirs: bool) -> None:
+    terms = agree(wiring(verify=ours), opened(verify=theirs))
+    assert isinstance(terms, Terms)
+    assert terms.verify == (ours or theirs)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("model", "qwen", ("qwen", "llama")),
+        ("revision", "b2", ("b2", "a1")),
+        ("kv_dtype", "bfloat16", ("bfloat16", "float32")),
+        ("layout", "lb2htd", ("lb2htd", "bhl2td")),
+        ("num_kv_heads", 4, ("4", "2")),
+        ("num_layers", 5, ("5", "3")),
+        ("head_dim", 16, ("16", "8")),
+        ("protocol", 9, ("9", "1")),
+        ("block_size", 24, ("24", "16", "divide")),
+        ("block_size", 0, ("0", "16", "divide")),
+        ("connectors", ["smoke"], ("smoke", "tcp")),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(field: str, value: object, words: tuple[str, ...]) -> None:
+    refusal = agree(wiring(), opened(**{field: value}))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.field == field
+    assert all(word in refusal.reason for word in (field.rstrip("s"), *words))
+
+
+def test_another_process_is_not_meant() -> None:
+    refusal = agree(wiring(), opened(decode="an earlier one"))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.field == "decode_incarnation"
+
+
+async def test_a_checksum_covers_the_blocks_in_their_order() -> None:
+    memory = _Bytes(b"abcd")
+    first = await checksums.checksum(memory, (0, 2, 3))
+    assert first == await checksums.checksum(_Bytes(b"acd."), (0, 1, 2))
+    assert first != await checksums.checksum(memory, (0, 3, 2))
+    memory.content[3] ^= 1
+    assert first != await checksums.checksum(memory, (0, 2, 3))
+
+
+def test_a_timeline_keeps_the_first_of_what_is_repeated_and_the_last_of_what_comes_piecemeal() -> None:
+    timeline = Timeline(1.0, "tcp")
+    for stage, now in (
+        (Stage.GRANTED, 2.0),
+        (Stage.GRANTED, 3.0),
+        (Stage.ARRIVED, 4.0),
+        (Stage.ARRIVED, 5.0),
+    ):
+        timeline.reach(stage, now)
+    assert timeline.between(Stage.GRANTED, Stage.ARRIVED) == 3.0
+    assert timeline.between(Stage.ARRIVED, Stage.GRANTED) == 0.0
+    assert timeline.between(Stage.ASKED, Stage.COMMITTED) is None
+    assert timeline.moved_at == 5.0
+    assert '"arrived": 5.0' in timeline.line(Name("r", 1))
+
+
+def test_time_in_which_sends_overlap_counts_once() -> None:
+    spent = list[float]()
+    busy = BusyTime(spent.append)
+    busy.start(1.0)
+    busy.start(2.0)
+    busy.end(3.0)
+    busy.end(5.0)
+    busy.start(9.0)
+    busy.end(9.5)
+    assert spent == [4.0, 0.5]
+
+
+def test_a_peer_that_comes_back_is_a_reconnect_whatever_carries_the_blocks() -> None:
+    registry = CollectorRegistry()
+    metrics = HandoffMetrics(registry, "prefill")
+    for connector in ("ucx", "ucx", "tcp"):
+        metrics.linked(Pair("10.0.0.2:9000", connector))
+
+    def value(name: str, connector: str) -> float | None:
+        labels = {"role": "prefill", "peer": "10.0.0.2:9000", "connector": connector}
+        return registry.get_sample_value(f"baton_handoff_{name}_total", labels)
+
+    assert (value("links_opened", "ucx"), value("reconnects", "ucx")) == (2, 1)
+    assert (value("links_opened", "tcp"), value("reconnects", "tcp")) == (1, 1)
+
+
+def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "MOST_PEERS", 3)
+    registry = CollectorRegistry()
+    metrics = HandoffMetrics(registry, "prefill")
+    for port in range(10):
+        pair = Pair(f"10.0.0.2:{port}", "tcp")
+        metrics.linked(pair)
+        metrics.sent(pair, 8)
+    samples = [
+        s for family in registry.collect() for s in family.samples if s.name.endswith("sent_bytes_total")
+    ]
+    assert {s.labels["peer"] for s in samples} == {f"10.0.0.2:{port}" for port in (7, 8, 9)}
