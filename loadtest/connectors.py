@@ -1,10 +1,12 @@
 """Goodput of each connector, moving segments of KV blocks between two processes, against the same library's
-plain point-to-point messages of the same size.
+plain point-to-point messages of the same size; and what queued messages cost in memory.
 
-    python -m loadtest.connectors [--kinds tcp,ucx,ucx-tcp,gloo] [--rounds 7]
+    python -m loadtest.connectors [--kinds tcp,ucx,ucx-shm,ucx-tcp,gloo] [--rounds 9]
+    python -m loadtest.connectors --queued 200
 
-The receiver is this process, the sender its child. Rounds of the two alternate, and medians are compared: the
-machine may be busy with something else for part of the time.
+The receiver is this process, the sender its child. A round of the connector and a round of each way to use
+the library alone take turns, over the same memory, and medians are compared: the machine may be busy with
+something else for part of the time. Every receive is posted before the sender hears that it may start.
 """
 
 from __future__ import annotations
@@ -18,73 +20,99 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+
+import torch
 
 from baton.connector.door import keep_alive
 from baton.connector.group import GroupConnector
+from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
-from baton.connector.transport import Connector
+from baton.connector.transport import Connector, Link
+from baton.worker.memory import PoolMemory
 
-BLOCK_BYTES = 16 * 16 * 2 * 4 * 64 * 2
-"""Of a model of 125 M parameters: 16 tokens, 16 layers, K and V, 4 heads of 64, two bytes each."""
-SEGMENT_BLOCKS = 16
-SEGMENTS = 32
-SEGMENT_BYTES = SEGMENT_BLOCKS * BLOCK_BYTES
-ROUND_BYTES = SEGMENTS * SEGMENT_BYTES
 UCX: dict[str, Mapping[str, str]] = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
 KINDS = ("tcp", *UCX, "gloo")
+ROUND_BYTES = 1 << 30
+POOL_BYTES = 256 << 20
+"""A round goes over its pool several times."""
 
 
-class Pool:
-    """Blocks in plain memory, every page of it touched."""
+@dataclass(frozen=True)
+class Case:
+    """Messages of ``blocks`` adjacent KV blocks, between pools that may differ in block size."""
 
-    def __init__(self) -> None:
-        self.bytes = bytearray(os.urandom(SEGMENT_BYTES) * SEGMENTS)
+    name: str
+    shape: tuple[int, int, int]
+    """KV heads, layers, head dimension."""
+    dtype: torch.dtype
+    block_sizes: tuple[int, int]
+    """Prefill's and decode's, in tokens."""
+    blocks: int
 
     @property
-    def block_bytes(self) -> int:
-        return BLOCK_BYTES
+    def wire_block_size(self) -> int:
+        return min(self.block_sizes)
 
-    def source(self, pages: Sequence[int]) -> list[memoryview]:
-        return [memoryview(self.bytes)[pages[0] * BLOCK_BYTES : (pages[-1] + 1) * BLOCK_BYTES]]
+    @property
+    def message_bytes(self) -> int:
+        heads, layers, dim = self.shape
+        return self.blocks * self.wire_block_size * heads * layers * 2 * dim * self.dtype.itemsize
 
-    def target(self, pages: Sequence[int]) -> list[memoryview]:
-        return self.source(pages)
+    @property
+    def messages(self) -> int:
+        """In a round."""
+        return ROUND_BYTES // self.message_bytes
 
-    def landed(self, pages: Sequence[int], views: list[memoryview]) -> None:
-        pass
+    @property
+    def places(self) -> int:
+        """For messages in the pool."""
+        return POOL_BYTES // self.message_bytes
 
-    def segment(self, index: int) -> memoryview:
-        return self.source(blocks(index))[0]
+    def pool(self, block_size: int) -> torch.Tensor:
+        heads, layers, dim = self.shape
+        blocks = -(-self.places * self.blocks * self.wire_block_size // block_size)
+        pool = torch.empty(blocks, heads, layers, 2, block_size, dim, dtype=self.dtype)
+        pool.view(torch.uint8).fill_(1)  # touches every page of it
+        return pool
 
 
-def blocks(segment: int) -> range:
-    return range(segment * SEGMENT_BLOCKS, (segment + 1) * SEGMENT_BLOCKS)
+_LLAMA_8B = (8, 32, 128)
+CASES = (
+    Case("demo model, 16 blocks", (2, 6, 64), torch.float32, (16, 16), 16),
+    Case("8B, 1 block", _LLAMA_8B, torch.bfloat16, (16, 16), 1),
+    Case("8B, 16 blocks", _LLAMA_8B, torch.bfloat16, (16, 16), 16),
+    Case("8B, 16 blocks of 64", _LLAMA_8B, torch.bfloat16, (64, 64), 16),
+    Case("8B, 16 blocks, 64 to 16", _LLAMA_8B, torch.bfloat16, (64, 16), 16),
+    Case("8B, 16 blocks, 16 to 64", _LLAMA_8B, torch.bfloat16, (16, 64), 16),
+)
+
+
+def chosen(part: str) -> list[Case]:
+    return [case for case in CASES if part in case.name]
 
 
 def make(kind: str) -> Connector:
+    staging = Staging()
     if kind == "tcp":
-        return TcpConnector()
+        return TcpConnector(staging, os.abort)
     if kind == "gloo":
-        return GroupConnector("gloo")
+        return GroupConnector("gloo", staging, os.abort)
     from baton.connector.ucx import UcxConnector
 
-    return UcxConnector(UCX[kind])
+    return UcxConnector(staging, os.abort, UCX[kind])
 
 
-@dataclass
-class Plain:
-    """The library alone: ``move(0)`` is one round of this process's part."""
+# --- the libraries alone: ``move(views)`` is one round of this process's part
 
-    move: Callable[[], None]
+Move = Callable[[list[memoryview]], None]
 
 
-def plain_tcp(pool: Pool, sock: socket.socket, sending: bool) -> Plain:
-    views = [pool.segment(i) for i in range(SEGMENTS)]
-
-    def move() -> None:
+def plain_tcp(sock: socket.socket, sending: bool) -> Move:
+    def move(views: list[memoryview]) -> None:
         for view in views:
             if sending:
                 sock.sendall(view)
@@ -92,11 +120,10 @@ def plain_tcp(pool: Pool, sock: socket.socket, sending: bool) -> Plain:
             while rest.nbytes:
                 rest = rest[sock.recv_into(rest) :]
 
-    return Plain(move)
+    return move
 
 
-def plain_gloo(pool: Pool, sock: socket.socket, sending: bool) -> Plain:
-    import torch
+def plain_gloo(sock: socket.socket, sending: bool) -> Move:
     from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
     if sending:
@@ -106,118 +133,213 @@ def plain_gloo(pool: Pool, sock: socket.socket, sending: bool) -> Plain:
         store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
         sock.sendall(store.port.to_bytes(2))
     group = ProcessGroupGloo(store, int(sending), 2, timedelta(seconds=60))
-    tensors = [torch.frombuffer(pool.segment(i), dtype=torch.uint8) for i in range(SEGMENTS)]
     transfer = group.send if sending else group.recv  # type: ignore[attr-defined]
 
-    def move() -> None:
-        for tensor in tensors:
-            transfer([tensor], int(not sending), 0).wait()
+    def move(views: list[memoryview]) -> None:
+        tensors = [torch.frombuffer(view, dtype=torch.uint8) for view in views]
+        for work in [transfer([tensor], int(not sending), 0) for tensor in tensors]:
+            work.wait()
 
-    return Plain(move)
+    return move
 
 
-def plain_ucx(pool: Pool, sock: socket.socket, sending: bool, extra: Mapping[str, str]) -> Plain:
-    """Posted receives and sends, all at once, progressed by the thread that waits. Options as Baton's."""
+def plain_ucx(sock: socket.socket, sending: bool, options: Mapping[str, str]) -> Move:
+    """Tagged messages, all posted at once, progressed by the thread that waits for them."""
     from baton.connector import ucx
 
     ucp = ucx.load()
     array = importlib.import_module("ucxx._lib.arr").Array
-    scheme = "am" if "TLS" in extra else "get_zcopy"
-    options = {**ucx.OPTIONS, "RNDV_THRESH": "0", "RNDV_SCHEME": scheme, **extra}
-    worker = ucp.UCXWorker(ucp.UCXContext(options, (ucp.Feature.TAG, ucp.Feature.WAKEUP)))
+    worker = ucp.UCXWorker(ucp.UCXContext(dict(options), (ucp.Feature.TAG, ucp.Feature.WAKEUP)))
     worker.init_blocking_progress_mode()
     own = bytes(memoryview(worker.address))
     sock.sendall(len(own).to_bytes(2) + own)
     peer = sock.recv(int.from_bytes(sock.recv(2)), socket.MSG_WAITALL)
     endpoint = ucp.UCXEndpoint.create_from_worker_address(
-        worker, ucp.UCXAddress.create_from_buffer(peer), True
+        worker, ucp.UCXAddress.create_from_buffer(peer), False
     )
-    transfer = endpoint.tag_send if sending else worker.tag_recv
 
-    def move() -> None:
-        waiting = [transfer(array(pool.segment(i)), ucp.UCXXTag(i + 1)) for i in range(SEGMENTS)]
+    def move(views: list[memoryview]) -> None:
+        transfer = endpoint.tag_send if sending else worker.tag_recv
+        waiting = [transfer(array(view), ucp.UCXXTag(tag + 1)) for tag, view in enumerate(views)]
         while waiting:
             worker.progress_worker_event(20)
             waiting = [request for request in waiting if not request.completed]
 
-    return Plain(move)
+    return move
 
 
-def plain(kind: str, pool: Pool, sock: socket.socket, sending: bool) -> Plain:
+def plain(kind: str, sock: socket.socket, sending: bool) -> dict[str, Move]:
+    """By name. UCX is tried with its defaults, and with all that Baton sets for it."""
     if kind == "tcp":
-        return plain_tcp(pool, sock, sending)
+        return {"plain": plain_tcp(sock, sending)}
     if kind == "gloo":
-        return plain_gloo(pool, sock, sending)
-    return plain_ucx(pool, sock, sending, UCX[kind])
+        return {"plain": plain_gloo(sock, sending)}
+    from baton.connector import ucx
+
+    tuned = ucx.OPTIONS | {"RNDV_THRESH": "0", "RNDV_SCHEME": "am" if UCX[kind] else "get_zcopy"} | UCX[kind]
+    return {
+        "plain": plain_ucx(sock, sending, UCX[kind]),
+        "tuned": plain_ucx(sock, sending, tuned),
+    }
 
 
-async def send(kind: str, rounds: int, port: int, address: str, token: str) -> None:
+# --- the two processes
+
+GO, END = b"g", b"e"
+
+
+class End:
+    """One process's end of a case: its pool as the connector moves it, and as the library alone does."""
+
+    def __init__(self, case: Case, sending: bool) -> None:
+        self.case = case
+        pool, size = case.pool(case.block_sizes[0 if sending else 1]), case.message_bytes
+        self.memory = PoolMemory(pool).part(case.wire_block_size)
+        whole = pool.view(torch.uint8).view(-1).numpy().data
+        views = [whole[i * size : (i + 1) * size] for i in range(case.places)]
+        self.views = [views[i % case.places] for i in range(case.messages)]
+
+    def blocks(self, message: int) -> range:
+        first = message % self.case.places * self.case.blocks
+        return range(first, first + self.case.blocks)
+
+
+async def send(kind: str, rounds: int, queued: int, cases: str, port: int, address: str) -> None:
     """The child: on each byte from the parent, one round."""
-    pool = Pool()
     sock = socket.create_connection(("127.0.0.1", port))
     keep_alive(sock)
-    alone = plain(kind, pool, sock, sending=True)
+    alone = {} if queued else plain(kind, sock, sending=True)
     connector = make(kind)
-    link = await connector.connect(address, bytes.fromhex(token), pool, lambda: None)
-    for number in range(rounds):
-        await asyncio.to_thread(sock.recv, 1)
-        sends = [link.send(number * SEGMENTS + i, blocks(i)) for i in range(SEGMENTS)]
-        await asyncio.gather(*sends)
-        await asyncio.to_thread(sock.recv, 1)
-        alone.move()
-    await asyncio.to_thread(sock.recv, 1)
-    await link.close()
+    for case in chosen(cases):
+        end = End(case, sending=True)
+        token = sock.recv(32, socket.MSG_WAITALL)
+        link = await connector.connect(address, token, end.memory, lambda: None)
+        if queued:
+            sock.recv(1)
+            before = forget_peak()
+            await asyncio.gather(*(link.send(tag, end.blocks(tag)) for tag in range(queued)))
+            sock.sendall(max(0, peak() - before).to_bytes(8))
+        for number in range(0 if queued else rounds):
+            for move in alone.values():
+                sock.recv(1)
+                move(end.views)
+            sock.recv(1)
+            first = number * case.messages
+            await asyncio.gather(*(link.send(first + i, end.blocks(i)) for i in range(case.messages)))
+        sock.recv(1)
+        await link.close()
     await connector.close()
 
 
-async def receive(kind: str, rounds: int) -> tuple[list[float], list[float]]:
-    """GB/s of each round: through the connector, and of the library alone."""
-    pool, token = Pool(), os.urandom(32)
+async def receive(kind: str, rounds: int, queued: int, cases: str) -> None:
     connector = make(kind)
     address = await connector.listen("127.0.0.1", 0)
-    link = connector.expect(token, pool, lambda: None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        argv = (sys.executable, "-m", __spec__.name, "--child", kind, str(rounds), str(port), address)
-        child = subprocess.Popen([*argv, token.hex()])  # noqa: ASYNC220 (nothing else waits here)
+        argv = (sys.executable, "-m", __spec__.name, "--child", kind, str(rounds), str(queued), cases)
+        child = subprocess.Popen([*argv, str(port), address])  # noqa: ASYNC220 (nothing else waits here)
         sock, _ = await asyncio.to_thread(listener.accept)
     keep_alive(sock)
-    alone = await asyncio.to_thread(plain, kind, pool, sock, False)
-    through, by_itself = [], []
-    for number in range(rounds):
-        receives = [link.post_receive(number * SEGMENTS + i, blocks(i)) for i in range(SEGMENTS)]
-        started = time.perf_counter()
-        sock.sendall(b"c")
-        await asyncio.gather(*receives)
-        through.append(ROUND_BYTES / (time.perf_counter() - started) / 1e9)
-        started = time.perf_counter()
-        sock.sendall(b"p")
-        await asyncio.to_thread(alone.move)
-        by_itself.append(ROUND_BYTES / (time.perf_counter() - started) / 1e9)
-    sock.sendall(b"e")
-    await link.close()
+    alone = {} if queued else await asyncio.to_thread(plain, kind, sock, False)
+    for case in chosen(cases):
+        end = End(case, sending=False)
+        token = os.urandom(32)
+        link = connector.expect(token, end.memory, lambda: None)
+        sock.sendall(token)
+        if queued:
+            await queue_up(kind, case, end, link, queued, sock)
+        else:
+            # One more than asked for: in the first, either side meets its memory for the first time.
+            rates = {name: list[float]() for name in ("baton", *alone)}
+            for number in range(rounds + 1):
+                for name, rate in (await one_round(end, link, number, alone, sock)).items():
+                    rates[name] += [rate] if number else []
+            report(kind, case, rates)
+            if "V" in os.environ:
+                print({k: [round(x, 2) for x in v] for k, v in rates.items()})
+        sock.sendall(END)
+        await link.close()
     await connector.close()
     await asyncio.to_thread(child.wait)
-    return through, by_itself
+
+
+async def one_round(
+    end: End, link: Link, number: int, alone: Mapping[str, Move], sock: socket.socket
+) -> dict[str, float]:
+    """GB/s of each."""
+    volume, rates = end.case.messages * end.case.message_bytes / 1e9, {}
+    for name, move in alone.items():
+        started = time.perf_counter()
+        sock.sendall(GO)
+        await asyncio.to_thread(move, end.views)
+        rates[name] = volume / (time.perf_counter() - started)
+    first = number * end.case.messages
+    receives = [link.post_receive(first + i, end.blocks(i)) for i in range(end.case.messages)]
+    started = time.perf_counter()
+    sock.sendall(GO)
+    await asyncio.gather(*receives)
+    rates["baton"] = volume / (time.perf_counter() - started)
+    return rates
+
+
+def report(kind: str, case: Case, rates: Mapping[str, list[float]]) -> None:
+    medians = {name: statistics.median(rate) for name, rate in rates.items()}
+    baton = medians.pop("baton")
+    others = "".join(f"{rate:8.2f}{baton / rate:6.2f}" for rate in medians.values())
+    print(f"{kind:<8} {case.name:<24} {case.message_bytes / 1e6:8.1f} {baton:7.2f}{others}", flush=True)
+
+
+# --- memory
+
+
+def peak() -> int:
+    """Most bytes that this process has had in memory since ``forget_peak``."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
+
+
+def forget_peak() -> int:
+    """Returns what it has now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak()
+
+
+async def queue_up(kind: str, case: Case, end: End, link: Link, queued: int, sock: socket.socket) -> None:
+    """So many messages at once, into and out of the same pages."""
+    before = forget_peak()
+    receives = [link.post_receive(tag, end.blocks(tag)) for tag in range(queued)]
+    sock.sendall(GO)
+    await asyncio.gather(*receives)
+    sent = int.from_bytes(await asyncio.to_thread(sock.recv, 8))
+    print(
+        f"{kind:<8} {case.name:<24} {case.message_bytes / 1e6:8.1f} "
+        f"{sent / 1e6:8.1f} {max(0, peak() - before) / 1e6:8.1f}",
+        flush=True,
+    )
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
-        kind, rounds, port, address, token = sys.argv[2:]
-        asyncio.run(send(kind, int(rounds), int(port), address, token))
+        kind, rounds, queued, cases, port, address = sys.argv[2:]
+        asyncio.run(send(kind, int(rounds) + 1, int(queued), cases, int(port), address))
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--cases", default="", help="those whose name contains this")
+    parser.add_argument("--queued", type=int, default=0)
     options = parser.parse_args()
-    print(f"{SEGMENTS} segments of {SEGMENT_BYTES >> 10} KiB a round, median of {options.rounds}")
-    print(f"{'connector':<10} {'GB/s':>7} {'library':>8} {'ratio':>6}   rounds")
+    if options.queued:
+        print(f"{options.queued} messages queued at once: growth of either process's peak, in MB")
+        print(f"{'':<8} {'message':<24} {'MB':>8} {'sender':>8} {'receiver':>8}")
+    else:
+        print(f"GB/s, medians of {options.rounds} rounds of at least {ROUND_BYTES >> 20} MiB")
+        print(
+            f"{'':<8} {'message':<24} {'MB':>8} {'baton':>7}{'plain':>8}{'ratio':>6}{'tuned':>8}{'ratio':>6}"
+        )
+    torch.set_num_threads(1)
     for kind in options.kinds.split(","):
-        # One more than asked for: in the first, either side meets its memory for the first time.
-        through, alone = (rates[1:] for rates in asyncio.run(receive(kind, options.rounds + 1)))
-        goodput, library = statistics.median(through), statistics.median(alone)
-        each = " ".join(f"{a:.2f}/{b:.2f}" for a, b in zip(through, alone, strict=True))
-        print(f"{kind:<10} {goodput:7.2f} {library:8.2f} {goodput / library:6.2f}   {each}", flush=True)
+        asyncio.run(receive(kind, options.rounds, options.queued, options.cases))
 
 
 if __name__ == "__main__":

@@ -102,13 +102,10 @@ def test_pages_cross_host_memory_unchanged() -> None:
     source = torch.randn(16, 2, 3, 2, 16, 64, device="cuda").bfloat16()
     target = torch.zeros_like(source)
     taken, given = PoolMemory(source).part(16), PoolMemory(target).part(16)
-    views = given.target([3, 4, 9])
-    stream = b"".join(bytes(view) for view in taken.source([5, 6, 1]))
-    start = 0
-    for view in views:
-        view[:] = stream[start : start + view.nbytes]
-        start += view.nbytes
-    given.landed([3, 4, 9], views)
+    piece = memoryview(bytearray(3 * taken.block_bytes))
+    assert taken.in_place([5, 6, 1]) == []
+    taken.gather([5, 6, 1], piece)
+    given.scatter([3, 4, 9], piece)
     torch.cuda.synchronize()
     assert torch.equal(target[[3, 4, 9]], source[[5, 6, 1]])
 

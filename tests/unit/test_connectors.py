@@ -13,8 +13,8 @@ import random
 import signal
 import socket
 import sys
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,26 +24,28 @@ from torch import Tensor
 
 from baton.connector import choice
 from baton.connector.group import GroupConnector
+from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector, Link, PageMemory, TransferError
 from baton.worker.memory import PoolMemory
+from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 
-PAGE_BYTES = 4096
-WAIT_S = 10.0
 FILES = Path("/proc/self/fd")
 UCX = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
 """What UCX may use: all there is (cross-memory attach), shared memory alone, TCP alone."""
 KINDS = ("tcp", *UCX, "gloo")
 
 
-def make(kind: str) -> Connector:
+def make(kind: str, staging: Staging | None = None, on_crash: Callable[[], None] = lambda: None) -> Connector:
+    """``on_crash``: a test that does not care has its transfers time out."""
+    staging = staging or Staging()
     if kind == "tcp":
-        return TcpConnector()
+        return TcpConnector(staging, on_crash)
     if kind == "gloo":
-        return GroupConnector("gloo")
+        return GroupConnector("gloo", staging, on_crash)
     from baton.connector.ucx import UcxConnector
 
-    return UcxConnector(UCX[kind])
+    return UcxConnector(staging, on_crash, UCX[kind])
 
 
 @pytest.fixture(params=KINDS)
@@ -54,30 +56,9 @@ def kind(request: pytest.FixtureRequest) -> str:
     return name
 
 
-class HostMemory:
-    """``PageMemory`` over plain bytes."""
-
-    def __init__(self, num_pages: int, page_bytes: int = PAGE_BYTES, seed: int | None = None) -> None:
-        self.block_bytes = page_bytes
-        size = num_pages * page_bytes
-        self.bytes = bytearray(size if seed is None else random.Random(seed).randbytes(size))
-
-    def source(self, pages: Sequence[int]) -> list[memoryview]:
-        """Adjacent pages as one run, as the pool does."""
-        view, runs = memoryview(self.bytes), list[tuple[int, int]]()
-        for page in pages:
-            start = runs.pop()[0] if runs and runs[-1][1] == page else page
-            runs.append((start, page + 1))
-        return [view[start * self.block_bytes : end * self.block_bytes] for start, end in runs]
-
-    def target(self, pages: Sequence[int]) -> list[memoryview]:
-        return self.source(pages)
-
-    def landed(self, pages: Sequence[int], views: list[memoryview]) -> None:
-        pass
-
-    def page(self, page: int) -> bytes:
-        return bytes(self.source([page])[0])
+class BrokenMemory(HostMemory):
+    def in_place(self, pages: Sequence[int]) -> list[memoryview]:
+        raise RuntimeError("broken on purpose")
 
 
 @dataclass
@@ -145,30 +126,22 @@ class KV(PoolMemory):
         self.pool = pool
 
 
-def kv(block_size: int, tokens: int, heads: int = 4, seed: int | None = None) -> KV:
-    shape = (tokens // block_size, heads, 3, 2, block_size, 8)
+def kv(
+    block_size: int, tokens: int, heads: int = 4, layers: int = 3, dim: int = 8, seed: int | None = None
+) -> KV:
+    shape = (tokens // block_size, heads, layers, 2, block_size, dim)
     if seed is None:
         return KV(torch.zeros(shape, dtype=torch.bfloat16))
     return KV(torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16())
 
 
+def parts(source: KV, target: KV) -> tuple[PageMemory, PageMemory]:
+    return source.part(16), target.part(16)
+
+
 def logical(memory: KV) -> Tensor:
     """[heads, layers, 2, tokens, dim], whatever the block size."""
     return memory.pool.permute(1, 2, 3, 0, 4, 5).flatten(3, 4)
-
-
-def kv_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
-
-
-async def within(awaitable: Awaitable[None]) -> None:
-    await asyncio.wait_for(asyncio.ensure_future(awaitable), WAIT_S)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 (what it waits for has no event)
-            await asyncio.sleep(0.005)
 
 
 async def refused(ends: Ends, token: bytes) -> None:
@@ -256,6 +229,66 @@ class TestParts:
         assert not logical(target)[..., 14 * 16 : 15 * 16, :].any(), "a block that was not sent changed"
         await closed(pairs, prefill, decode)
 
+    @pytest.mark.parametrize(("ours", "theirs"), [(64, 16), (16, 64), (16, 16)])
+    async def test_memory_is_bounded_by_what_is_arriving(self, kind: str, ours: int, theirs: int) -> None:
+        """200 messages of 1.5 MiB, each in as many runs as blocks, so that all of them are copied."""
+        source = kv(ours, 8 * 1024, heads=8, layers=12, dim=8, seed=1)
+        target = kv(theirs, 8 * 1024, heads=8, layers=12, dim=8)
+        prefill, decode = make(kind), make(kind)
+        address = await decode.listen("127.0.0.1", 0)
+        pairs = [await linked(prefill, decode, address, source.part(16), target.part(16))]
+        every_second = list(range(0, 512, 2))
+        random.Random(0).shuffle(every_second)
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        await move(pairs, [every_second[:32]] * 200)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak - before < 40 << 20, "of both ends, which hold 16 MiB each"
+        for block in every_second[:32]:
+            tokens = slice(block * 16, (block + 1) * 16)
+            assert torch.equal(logical(target)[..., tokens, :], logical(source)[..., tokens, :])
+        await closed(pairs, prefill, decode)
+
+    async def test_a_link_that_waits_for_room_can_be_closed(self, kind: str) -> None:
+        source, target = kv(64, self.TOKENS, seed=1), kv(64, self.TOKENS)
+        for full in ("sending", "receiving"):
+            staging = {"sending": Staging(PIECE_BYTES), "receiving": Staging(PIECE_BYTES)}
+            room = getattr(staging[full], full)
+            taken = room.take(1, lambda: None)
+            prefill, decode = make(kind, staging["sending"]), make(kind, staging["receiving"])
+            pairs = [
+                await linked(prefill, decode, await decode.listen("127.0.0.1", 0), *parts(source, target))
+            ]
+            received = asyncio.ensure_future(pairs[0].receiver.post_receive(1, [1, 2]))
+            sent = asyncio.ensure_future(pairs[0].sender.send(1, [1, 2]))
+            await asyncio.sleep(0.2)
+            assert not received.done(), "there is no room"
+            async with asyncio.timeout(2):
+                await pairs[0].close()
+            assert isinstance(received.exception(), TransferError)
+            assert isinstance(sent.exception(), TransferError) or full == "receiving"
+            assert not target.pool.any()
+            room.give_back(taken)
+            await closed([], prefill, decode)
+
+    async def test_it_goes_on_when_there_is_room_again(self, kind: str) -> None:
+        source, target, staging = kv(64, self.TOKENS, seed=1), kv(64, self.TOKENS), Staging(PIECE_BYTES)
+        taken = [room.take(1, lambda: None) for room in (staging.sending, staging.receiving)]
+        prefill, decode = make(kind, staging), make(kind, staging)
+        pairs = [await linked(prefill, decode, await decode.listen("127.0.0.1", 0), *parts(source, target))]
+        moving = asyncio.create_task(move(pairs, [[1, 2], [3], [4, 7, 6]]))
+        for room, memory in zip((staging.sending, staging.receiving), taken, strict=True):
+            await asyncio.sleep(0.1)
+            assert not moving.done()
+            assert memory is not None
+            room.give_back(memory)
+        await moving
+        for block in (1, 2, 3, 4, 7, 6):
+            tokens = slice(block * 16, (block + 1) * 16)
+            assert torch.equal(logical(target)[..., tokens, :], logical(source)[..., tokens, :])
+        await closed(pairs, prefill, decode)
+
     async def test_one_sender_feeds_two_receivers_of_half_the_heads(self, kind: str) -> None:
         source = kv(16, self.TOKENS, seed=1)
         targets = [kv(16, self.TOKENS, heads=2) for _ in range(2)]
@@ -331,6 +364,35 @@ class TestFailure:
         with pytest.raises(TransferError):
             await within(pair.sender.send(3, [3]))
         assert bytes(ends.target.bytes) == bytes(len(ends.target.bytes))
+
+    async def test_a_message_too_short_ends_the_link_on_both_sides(self, ends: Ends) -> None:
+        pair = await ends.link()
+        received = pair.receiver.post_receive(1, [1, 2, 3])
+        await asyncio.wait([asyncio.ensure_future(pair.sender.send(1, [0, 1]))], timeout=WAIT_S)
+        with pytest.raises(TransferError):
+            await within(received)
+        await until(lambda: sorted(pair.lost) == ["receiver", "sender"])
+        assert bytes(ends.target.bytes) == bytes(len(ends.target.bytes))
+
+    @pytest.mark.parametrize("broken", ["sender", "receiver"])
+    async def test_what_a_thread_does_not_expect_ends_the_worker(self, kind: str, broken: str) -> None:
+        """Pages would stay pinned for ever."""
+        crashed = {"sender": asyncio.Event(), "receiver": asyncio.Event()}
+        prefill, decode = (make(kind, on_crash=crashed[end].set) for end in ("sender", "receiver"))
+        memory = {"sender": HostMemory(8), "receiver": HostMemory(8), broken: BrokenMemory(8)}
+        address = await decode.listen("127.0.0.1", 0)
+        pair = await linked(prefill, decode, address, memory["sender"], memory["receiver"])
+        received = asyncio.ensure_future(pair.receiver.post_receive(1, [1]))
+        sent = asyncio.ensure_future(pair.sender.send(1, [1]))
+        await asyncio.wait_for(crashed[broken].wait(), WAIT_S)
+        assert [end for end, event in crashed.items() if event.is_set()] == [broken]
+        # The fence of the broken end may never be complete, as its worker ends instead.
+        await within(pair.sender.close() if broken == "receiver" else pair.receiver.close())
+        await prefill.close()
+        await decode.close()
+        for future in (received, sent):
+            future.cancel()
+        await asyncio.gather(received, sent, return_exceptions=True)
 
     async def test_a_token_admits_one_peer_once(self, ends: Ends) -> None:
         token = os.urandom(32)
@@ -409,14 +471,17 @@ class TestFence:
         def open_files() -> int:
             return len(list(FILES.iterdir()))
 
-        warm = await ends.link()
-        await warm.close()
+        async def use_links(count: int) -> None:
+            for _ in range(count):
+                pair = await ends.link()
+                await move([pair], [[1]])
+                await pair.close()
+
+        # A UCX worker opens a timer of its own, once, when its first endpoint is connected: that takes a
+        # message, not only a link.
+        await use_links(3)
         before, threads = open_files(), kv_threads()
-        for _ in range(20):
-            pair = await ends.link()
-            received = pair.receiver.post_receive(1, [1])
-            await within(asyncio.gather(pair.sender.send(1, [1]), received))  # type: ignore[arg-type]
-            await pair.close()
+        await use_links(20)
         await until(lambda: open_files() <= before and kv_threads() == threads)
 
 
@@ -507,7 +572,7 @@ class TestOtherProcess:
 
 class TestChoice:
     def test_the_best_that_both_have(self) -> None:
-        ours = {name: GroupConnector(name) for name in ("a", "b", "c")}
+        ours = {name: GroupConnector(name, Staging(), lambda: None) for name in ("a", "b", "c")}
         chosen = choice.first_common(["x", "c", "a"], ours)
         assert chosen is ours["c"]
         assert choice.first_common(["x"], ours) is None
@@ -516,11 +581,16 @@ class TestChoice:
         monkeypatch.setitem(sys.modules, "ucxx", None)
         monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
         with pytest.raises(choice.ConnectorMissingError, match="pip install"):
-            choice.available("ucx", on_cuda=False)
-        assert list(choice.available("auto", on_cuda=False)) == ["tcp", "gloo"]
+            choice.available("ucx", on_cuda=False, host="127.0.0.1", on_crash=lambda: None)
+        assert list(choice.available("auto", on_cuda=False, host="127.0.0.1", on_crash=lambda: None)) == [
+            "tcp",
+            "gloo",
+        ]
 
     async def test_nccl_is_gloo_on_a_cpu(self) -> None:
-        assert list(choice.available("nccl", on_cuda=False)) == ["gloo"]
+        assert list(choice.available("nccl", on_cuda=False, host="127.0.0.1", on_crash=lambda: None)) == [
+            "gloo"
+        ]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.connector import checksum as checksums
 from baton.connector.messages import Name
+from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.timeline import Stage, Timeline
 from baton.connector.transport import Connector
@@ -43,19 +44,19 @@ class _Bytes:
     def __init__(self, content: bytes) -> None:
         self.content = bytearray(content)
 
-    def source(self, blocks: Sequence[int]) -> list[memoryview]:
+    def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
         return [memoryview(self.content)[block : block + 1] for block in blocks]
 
-    target = source
+    def gather(self, blocks: Sequence[int], into: memoryview) -> None: ...
 
-    def landed(self, blocks: Sequence[int], views: list[memoryview]) -> None: ...
+    def scatter(self, blocks: Sequence[int], piece: memoryview) -> None: ...
 
 
 def wiring(*, verify: bool = False, block_size: int = 16) -> Wiring:
     compatibility = pb.Compatibility()
     compatibility.CopyFrom(COMPATIBILITY)
     compatibility.block_size = block_size
-    connector: Connector = TcpConnector()
+    connector: Connector = TcpConnector(Staging(), lambda: None)
     return Wiring(
         incarnation="D",
         address="10.0.0.2:9000",

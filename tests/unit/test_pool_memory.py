@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from baton.connector.transport import PageMemory
 from baton.worker.memory import PoolMemory
 
 LAYERS, DIM = 2, 4
@@ -15,7 +16,7 @@ DTYPES = (torch.bfloat16, torch.float32, torch.uint8)
 
 
 def pool_of(num_blocks: int, heads: int, block_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Every element differs from all others that could be taken for it."""
+    """Random bytes, so that each element differs from what could be taken for it."""
     shape = (num_blocks, heads, LAYERS, 2, block_size, DIM)
     values = torch.randint(0, 256, (torch.Size(shape).numel() * dtype.itemsize,), dtype=torch.uint8)
     return values.view(dtype).reshape(shape)
@@ -31,11 +32,21 @@ def tokens_of(pool: Tensor, block_size: int, block: int, heads: range) -> Tensor
     return bits(pool[page, heads.start : heads.stop, :, :, sub * block_size : (sub + 1) * block_size])
 
 
-def carry(views: list[memoryview], into: list[memoryview]) -> None:
-    stream = b"".join(bytes(view) for view in views)
-    assert len(stream) == sum(view.nbytes for view in into)
-    for view in into:
-        view[:], stream = stream[: view.nbytes], stream[view.nbytes :]
+def taken(part: PageMemory, blocks: list[int]) -> bytes:
+    """The wire blocks' bytes, in place where that is possible; a copy must be the same."""
+    copy = bytearray(len(blocks) * part.block_bytes)
+    part.gather(blocks, memoryview(copy))
+    views = part.in_place(blocks)
+    assert not views or b"".join(views) == copy
+    return bytes(copy)
+
+
+def given_to(part: PageMemory, blocks: list[int], content: bytes, *, in_place: bool) -> None:
+    views = part.in_place(blocks) if in_place else []
+    if not views:
+        part.scatter(blocks, memoryview(bytearray(content)))
+    for view in views:
+        view[:], content = content[: view.nbytes], content[view.nbytes :]
 
 
 @st.composite
@@ -59,46 +70,48 @@ def test_every_pool_gives_and_takes_the_same_wire_blocks(data: st.DataObject) ->
     landing = data.draw(st.permutations(range(8)))[: len(sent)]
     before = pools[1].clone()
 
-    views = parts[0].source(sent)
+    content = taken(parts[0], sent)
     definition = [tokens_of(pools[0], wire, block, heads[0]) for block in sent]
-    assert b"".join(bytes(view) for view in views) == b"".join(t.numpy().tobytes() for t in definition)
+    assert content == b"".join(tokens.numpy().tobytes() for tokens in definition)
     assert parts[0].block_bytes == parts[1].block_bytes == definition[0].numel()
-    into = parts[1].target(landing)
-    carry(views, into)
-    parts[1].landed(landing, into)
+    given_to(parts[1], landing, content, in_place=data.draw(st.booleans()))
 
-    for block, content in zip(landing, definition, strict=True):
-        assert torch.equal(tokens_of(pools[1], wire, block, heads[1]), content)
-        tokens_of(before, wire, block, heads[1]).copy_(content)
+    for block, tokens in zip(landing, definition, strict=True):
+        assert torch.equal(tokens_of(pools[1], wire, block, heads[1]), tokens)
+        tokens_of(before, wire, block, heads[1]).copy_(tokens)
     assert torch.equal(bits(pools[1]), bits(before)), "something else changed as well"
 
 
-def test_what_lands_leaves_the_rest_of_the_page_to_others() -> None:
+def test_a_scattered_piece_leaves_the_rest_of_the_page_to_others() -> None:
     source, target = pool_of(1, 2, 4), torch.zeros(1, 2, LAYERS, 2, 4, DIM)
     parts = [PoolMemory(pool).part(1) for pool in (source, target)]
-    first, second = (parts[1].target(blocks) for blocks in ([0, 3], [1, 2]))
-    carry(parts[0].source([0, 3]), first)
-    carry(parts[0].source([1, 2]), second)
-    parts[1].landed([1, 2], second)
-    parts[1].landed([0, 3], first)
+    first, second = taken(parts[0], [0, 3]), taken(parts[0], [1, 2])
+    given_to(parts[1], [1, 2], second, in_place=False)
+    given_to(parts[1], [0, 3], first, in_place=False)
     assert torch.equal(bits(target), bits(source))
 
 
 def test_adjacent_pages_are_one_view_in_place() -> None:
     pool = pool_of(8, 2, 4)
     part = PoolMemory(pool).part(4)
-    assert [view.nbytes for view in part.source([2, 3, 4, 7, 1])] == [n * part.block_bytes for n in (3, 1, 1)]
-    part.target([5])[0][:] = bytes(part.block_bytes)
+    assert [view.nbytes for view in part.in_place([2, 3, 4, 7, 1])] == [
+        count * part.block_bytes for count in (3, 1, 1)
+    ]
+    part.in_place([5])[0][:] = bytes(part.block_bytes)
     assert not bits(pool[5]).any()
 
 
 def test_a_range_of_heads_is_a_view_in_place_for_each_page() -> None:
     pool = pool_of(8, 4, 4)
     part = PoolMemory(pool).part(4, range(1, 3))
-    assert len(part.source([2, 3])) == 2
-    for view in part.target([5]):
+    assert len(part.in_place([2, 3])) == 2
+    for view in part.in_place([5]):
         view[:] = bytes(view.nbytes)
     assert not bits(pool[5, 1:3]).any()
+
+
+def test_parts_of_a_page_are_not_contiguous() -> None:
+    assert PoolMemory(pool_of(8, 2, 4)).part(2).in_place([0, 1]) == []
 
 
 @pytest.mark.parametrize("block_size", [0, -4, 3, 8])
@@ -118,7 +131,9 @@ def test_heads_that_the_pool_does_not_have(heads: range) -> None:
 def test_wire_blocks_that_the_pool_does_not_have(blocks: list[int], block_size: int) -> None:
     part = PoolMemory(pool_of(2 if block_size == 2 else 4, 2, 4)).part(block_size)
     with pytest.raises(ValueError, match="ids of 0 to 3 are allowed"):
-        part.source(blocks)
+        part.in_place(blocks)
+    with pytest.raises(ValueError, match="ids of 0 to 3 are allowed"):
+        part.gather(blocks, memoryview(bytearray(8 * part.block_bytes)))
 
 
 def test_a_pool_must_be_contiguous() -> None:

@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import socket
 import struct
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
 
+from baton.connector.staging import Staging
 from baton.connector.tcp import ReceivingLink, SendingLink, TcpConnector
 from baton.connector.transport import TransferError
+from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 
-PAGE_BYTES = 4096
-WAIT_S = 10.0
 MAGIC = b"baton-tcp-1\n"
-
-
-class HostMemory:
-    """``PageMemory`` over plain bytes."""
-
-    def __init__(self, num_pages: int, page_bytes: int = PAGE_BYTES, seed: int | None = None) -> None:
-        self.block_bytes = page_bytes
-        size = num_pages * page_bytes
-        self.bytes = bytearray(size if seed is None else random.Random(seed).randbytes(size))
-
-    def source(self, pages: Sequence[int]) -> list[memoryview]:
-        view = memoryview(self.bytes)
-        return [view[page * self.block_bytes : (page + 1) * self.block_bytes] for page in pages]
-
-    def target(self, pages: Sequence[int]) -> list[memoryview]:
-        return self.source(pages)
-
-    def landed(self, pages: Sequence[int], views: list[memoryview]) -> None:
-        pass
-
-    def page(self, page: int) -> bytes:
-        return bytes(self.source([page])[0])
 
 
 @dataclass
@@ -81,24 +58,10 @@ class Ends:
         return pair
 
 
-def kv_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
-
-
-async def within(awaitable: Awaitable[None]) -> None:
-    await asyncio.wait_for(asyncio.ensure_future(awaitable), WAIT_S)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 (what it waits for has no event)
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture
 async def ends() -> AsyncIterator[Ends]:
     source, target = HostMemory(64, seed=1), HostMemory(64)
-    prefill, decode = TcpConnector(), TcpConnector()
+    prefill, decode = TcpConnector(Staging(), lambda: None), TcpConnector(Staging(), lambda: None)
     address = await decode.listen("127.0.0.1", 0)
     made = Ends(prefill, decode, source, target, address)
     yield made
@@ -239,7 +202,7 @@ class TestFence:
 
     async def test_close_ends_a_send_that_nobody_reads(self, ends: Ends) -> None:
         big = HostMemory(2, 32 << 20)
-        prefill = TcpConnector()
+        prefill = TcpConnector(Staging(), lambda: None)
         with socket.create_server(("127.0.0.1", 0)) as deaf:
             port = deaf.getsockname()[1]
             sender = await prefill.connect(f"127.0.0.1:{port}", bytes(32), big, lambda: None)

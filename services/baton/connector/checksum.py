@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections.abc import Sequence
 
+from baton.connector.staging import pieces
 from baton.connector.transport import PageMemory
 
 
@@ -19,6 +20,14 @@ async def checksum(memory: PageMemory, blocks: Sequence[int]) -> int:
 
 def _crc32(memory: PageMemory, blocks: Sequence[int]) -> int:
     crc = 0
-    for view in memory.source(blocks):
-        crc = zlib.crc32(view, crc)
+    copy = bytearray()
+    for some in pieces(blocks, memory.block_bytes):
+        views = memory.in_place(some)
+        if not views:
+            size = len(some) * memory.block_bytes
+            copy = copy or bytearray(size)
+            views = [memoryview(copy)[:size]]
+            memory.gather(some, views[0])
+        for view in views:
+            crc = zlib.crc32(view, crc)
     return crc

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from baton.connector.group import GroupConnector
+from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector
 
@@ -16,19 +17,23 @@ class ConnectorMissingError(Exception):
     """A connector was asked for by name and cannot be had; says what to do."""
 
 
-def available(wanted: str, *, on_cuda: bool) -> dict[str, Connector]:
+def available(wanted: str, *, on_cuda: bool, host: str, on_crash: Callable[[], None]) -> dict[str, Connector]:
     """The connectors that ``wanted`` (of worker.config.CONNECTORS) means, the best first.
+
+    ``host`` is what they will listen on. ``on_crash`` is called on the event loop when a thread of theirs met
+    what it did not expect: pages could stay pinned for ever, so it must end the worker.
 
     ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested, and
     ``nccl`` after ``ucx``, which needs no host memory in between.
     """
+    staging = Staging()
     group = "nccl" if on_cuda else "gloo"
     if wanted in ("nccl", "gloo"):
-        return {group: GroupConnector(group)}
+        return {group: GroupConnector(group, staging, on_crash)}
     if wanted == "tcp":
-        return {"tcp": TcpConnector()}
+        return {"tcp": TcpConnector(staging, on_crash)}
     try:
-        ucx = _ucx()
+        ucx = _ucx(staging, on_crash, host)
     except ConnectorMissingError as error:
         if wanted == "ucx":
             raise
@@ -36,17 +41,17 @@ def available(wanted: str, *, on_cuda: bool) -> dict[str, Connector]:
         ucx = None
     if wanted == "ucx" and ucx is not None:
         return {"ucx": ucx}
-    order: list[Connector] = [TcpConnector(), GroupConnector(group)]
+    order: list[Connector] = [TcpConnector(staging, on_crash), GroupConnector(group, staging, on_crash)]
     if on_cuda:
         order.reverse()
     return {connector.name: connector for connector in ([ucx] if ucx is not None else []) + order}
 
 
-def _ucx() -> Connector:
+def _ucx(staging: Staging, on_crash: Callable[[], None], host: str) -> Connector:
     try:
-        from baton.connector.ucx import UcxConnector
+        from baton.connector.ucx import UcxConnector, interface_options
 
-        return UcxConnector()
+        return UcxConnector(staging, on_crash, interface_options(host))
     except ImportError as error:
         reason = f"the connector ucx needs ucxx: pip install 'baton[ucx]' ({error})"
         raise ConnectorMissingError(reason) from error

@@ -3,10 +3,10 @@
 The group is the link's own, made from a store that decode hosts; there is no default group, so one dead peer
 concerns one link. Neither library can withdraw a posted receive, so none is posted before its message is
 announced: the header of a message goes over the link's socket, as in ``tcp``, and only then do both ends
-start its transfer, one after another in the order of the headers. NCCL has no tags and needs that order, and
-it makes cancelling exact: what nothing has matched was never given to the library.
+start its transfers, in the order of the headers, a few ahead of the one that is awaited. NCCL has no tags and
+needs that order, and it makes cancelling exact: what nothing has matched was never given to the library.
 
-The fence: ``close`` breaks off the running transfer and waits for the link's thread. NCCL's communicator is
+The fence: ``close`` breaks off the running transfers and waits for the link's thread. NCCL's communicator is
 aborted. Gloo's groups do nothing on ``abort``, but a wait that times out closes the pair's connection.
 
 Torch is imported when a connector is made: this package must be importable without. ``nccl`` goes through
@@ -16,17 +16,31 @@ host memory like everything over ``PageMemory`` and is untested, two ranks on on
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 from baton.connector.door import Door, dial, receive_exactly
-from baton.connector.tcp import ReceivingLink, SendingLink
+from baton.connector.staging import Room, Staging, pieces
+from baton.connector.tcp import (
+    LOOK_S,
+    Message,
+    Receive,
+    ReceivingLink,
+    SendingLink,
+    connected,
+    settle,
+    shut_down,
+)
 from baton.connector.transport import Link, PageMemory, TransferError
 
 if TYPE_CHECKING:
@@ -39,10 +53,10 @@ _MAGIC = b"baton-grp-1\n"
 _PORT = struct.Struct("!H")
 _MEET_S = 5.0
 _LONGEST = timedelta(seconds=60)
-"""A message that takes longer than this ends the link: the library then closes its connection by itself."""
+"""A piece that takes longer than this ends the link: the library then closes its connection by itself."""
 _BREAK_OFF = timedelta(milliseconds=1)
-_LOOK_S = 0.05
-"""How often a running transfer looks whether it is to be broken off."""
+_AHEAD = 16
+"""Transfers that the library has at a time: its own handshake for one passes while another moves."""
 _DECODE, _PREFILL = 0, 1
 
 
@@ -56,69 +70,142 @@ class _PeerToPeer(Protocol):
     def abort(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    work: Work
+    data: Tensor
+    over: Callable[[bool], None]
+
+
 class _Pair:
-    """One end of a two-rank group: one transfer at a time, on the link's thread.
+    """One end of a two-rank group: transfers in order, which the link's thread starts.
 
     The library is waited for on a thread of its own. Gloo does not wake a waiter whose peer died in the
     middle of a message; once the pair's connection is closed, nothing is written, and that thread is left
     to its timeout.
+
+    A transfer's ``over(ok)`` is called once: with True, on that other thread, when its bytes have arrived or
+    left, and with False if they never will and the library does not touch their memory any more.
     """
 
     def __init__(self, backend: str, store: Store, rank: int, host: str) -> None:
         self._on_cuda = backend == "nccl"
-        self._aborted = threading.Event()
         self._group = _nccl(store, rank) if self._on_cuda else _gloo(store, rank, host)
+        self._changed = threading.Condition()
+        self._running: deque[_Transfer] = deque()
+        self._ended = False
+        self._error: Exception | None = None
+        self._awaited: queue.SimpleQueue[_Transfer | None] = queue.SimpleQueue()
 
-    def send(self, data: Tensor, peer_lives: Callable[[], bool]) -> None:
-        place = data.cuda() if self._on_cuda else data
-        self._run(lambda: self._group.send([place], _DECODE, 0), peer_lives)
+    def begin(self, failed: Callable[[], None]) -> None:
+        """``failed`` is called on the other thread when a transfer failed; ``check`` then says why."""
+        threading.Thread(target=self._wait, args=(failed,), name="library-wait", daemon=True).start()
 
-    def receive(self, data: Tensor, peer_lives: Callable[[], bool]) -> None:
-        place = data.cuda() if self._on_cuda else data
-        self._run(lambda: self._group.recv([place], _PREFILL, 0), peer_lives)
-        if place is not data:
-            data.copy_(place)
+    def send(self, memory: memoryview, over: Callable[[bool], None], alive: Callable[[], bool]) -> None:
+        data = self._place(memory)
+        self._start(partial(self._group.send, [data], _DECODE, 0), data, over, alive)
+
+    def receive(self, memory: memoryview, over: Callable[[bool], None], alive: Callable[[], bool]) -> None:
+        data = self._place(memory)
+
+        def landed(ok: bool) -> None:
+            if ok and self._on_cuda:
+                _tensor(memory).copy_(data)
+            over(ok)
+
+        self._start(partial(self._group.recv, [data], _PREFILL, 0), data, landed, alive)
+
+    def _place(self, memory: memoryview) -> Tensor:
+        return _tensor(memory).cuda() if self._on_cuda else _tensor(memory)
+
+    def _start(
+        self,
+        start: Callable[[], Work],
+        data: Tensor,
+        over: Callable[[bool], None],
+        alive: Callable[[], bool],
+    ) -> None:
+        with self._changed:
+            try:
+                while not self._changed.wait_for(self._may_go_on, LOOK_S):
+                    if not alive():
+                        raise TransferError("the connection has ended")
+                self.check()
+                transfer = _Transfer(_started(start), data, over)
+            except BaseException:
+                over(False)
+                raise
+            self._running.append(transfer)
+        self._awaited.put(transfer)
+
+    def _may_go_on(self) -> bool:
+        return self._ended or self._error is not None or len(self._running) < _AHEAD
+
+    def check(self) -> None:
+        """Raise what became of an earlier transfer, or of the link."""
+        if self._error is not None:
+            raise self._error
+        if self._ended:
+            raise TransferError("the link was closed")
+
+    def _wait(self, failed: Callable[[], None]) -> None:
+        while (transfer := self._awaited.get()) is not None:
+            error = self._outcome(transfer.work)
+            with self._changed:
+                if self._ended:
+                    return
+                self._error = error or self._take_out(transfer)
+                self._changed.notify_all()
+            if self._error is not None:
+                failed()
+                return
+
+    def _outcome(self, work: Work) -> Exception | None:
+        try:
+            work.wait(_LONGEST)
+            if self._on_cuda:
+                _synchronize()
+        except RuntimeError as error:
+            return TransferError(str(error))
+        return None
+
+    def _take_out(self, transfer: _Transfer) -> Exception | None:
+        self._running.remove(transfer)
+        try:
+            transfer.over(True)
+        except Exception as error:  # noqa: BLE001 (``check`` raises it on the link's thread)
+            return error
+        return None
 
     def abort(self) -> None:
-        """Have the running transfer broken off; from any thread."""
-        self._aborted.set()
+        """Nothing more is started or completed; from any thread."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
-    def _run(self, start: Callable[[], Work], peer_lives: Callable[[], bool]) -> None:
-        if self._aborted.is_set():
-            raise TransferError("the link was closed")
-        over = threading.Event()
-        errors: list[RuntimeError] = []
-        try:
-            work = start()
-        except RuntimeError as error:  # torch's own errors derive from it
-            raise TransferError(str(error)) from error
-
-        def wait() -> None:
-            try:
-                work.wait(_LONGEST)
-                if self._on_cuda:
-                    _synchronize()
-            except RuntimeError as error:
-                errors.append(error)
-            over.set()
-
-        threading.Thread(target=wait, name="library-wait", daemon=True).start()
-        while not over.wait(_LOOK_S):
-            if self._aborted.is_set() or not peer_lives():
-                self._break_off(work)
-                raise TransferError("a transfer was broken off")
-        if errors:
-            raise TransferError(str(errors[0])) from errors[0]
-
-    def _break_off(self, work: Work) -> None:
-        """When this returns, the library has closed its connection and moves no byte."""
+    def end(self) -> None:
+        """Break the running transfers off. When this returns, the library moves no byte: it has closed its
+        connection, or had nothing left to move."""
+        self.abort()
+        self._awaited.put(None)
         if self._on_cuda:
-            self._group.abort()
-            return
-        try:
-            work.wait(_BREAK_OFF)
-        except RuntimeError:
-            log.debug("a transfer was broken off")
+            if self._running:
+                self._group.abort()
+        else:
+            for transfer in self._running:
+                try:
+                    transfer.work.wait(_BREAK_OFF)
+                except RuntimeError:
+                    log.debug("a transfer was broken off")
+        while self._running:
+            self._running.popleft().over(False)
+
+
+def _started(start: Callable[[], Work]) -> Work:
+    try:
+        return start()
+    except RuntimeError as error:  # torch's own errors derive from it
+        raise TransferError(str(error)) from error
 
 
 def _synchronize() -> None:
@@ -146,12 +233,10 @@ def _nccl(store: Store, rank: int) -> _PeerToPeer:
     return cast(_PeerToPeer, group)
 
 
-def _tensor(views: list[memoryview]) -> Tensor:
-    """One tensor over the bytes; a copy if they are in several runs, of which there is one at a time."""
+def _tensor(memory: memoryview) -> Tensor:
     import torch
 
-    data = views[0] if len(views) == 1 else bytearray(b"".join(views))
-    return torch.frombuffer(data, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class _GroupReceivingLink(ReceivingLink):
@@ -161,23 +246,46 @@ class _GroupReceivingLink(ReceivingLink):
     def _run(self, sock: socket.socket) -> None:
         self._pair = _made(self.make_pair)
         try:
-            super()._run(sock)
+            with _running(self._pair, sock):
+                super()._run(sock)
         finally:
             self._pair = None  # closes what the library has open
 
-    def _fill(self, sock: socket.socket, views: list[memoryview]) -> None:
+    def _take(self, sock: socket.socket, receive: Receive) -> None:
         assert self._pair is not None
-        whole = _tensor(views)
-        self._pair.receive(whole, partial(_lives, sock))
-        if len(views) > 1:
-            received = memoryview(whole.numpy().data)
-            for view in views:
-                view[:], received = received[: view.nbytes], received[view.nbytes :]
+        missing = len(receive.blocks)
+        for blocks in pieces(receive.blocks, self._memory.block_bytes):
+            missing -= len(blocks)
+            views = self._memory.in_place(blocks)
+            staged = None if len(views) == 1 else self._take_room(sock, len(blocks))
+            over = partial(self._landed, receive if missing == 0 else None, blocks, staged)
+            self._pair.receive(staged or views[0], over, partial(connected, sock))
+
+    def _landed(
+        self, complete: Receive | None, blocks: Sequence[int], staged: memoryview | None, ok: bool
+    ) -> None:
+        if staged is not None:
+            if ok:
+                self._memory.scatter(blocks, staged)
+            self._room.give_back(staged)
+        if ok and complete is not None:
+            self._complete(complete)
 
     def _discard(self, sock: socket.socket, size: int) -> None:
-        self._fill(sock, [memoryview(bytearray(size))])
+        """The library is to take it in the same pieces as it was sent."""
+        assert self._pair is not None
+        count, odd = divmod(size, self._memory.block_bytes)
+        if odd:
+            raise TransferError(f"a message has {size} bytes, no multiple of {self._memory.block_bytes}")
+        for blocks in pieces(range(count), self._memory.block_bytes):
+            scratch = self._take_room(sock, len(blocks))
+            self._pair.receive(scratch, partial(self._let_go, scratch), partial(connected, sock))
+
+    def _let_go(self, scratch: memoryview, ok: bool) -> None:
+        self._room.give_back(scratch)
 
     def _wake(self) -> None:
+        super()._wake()
         pair = self._pair
         if pair is not None:
             pair.abort()
@@ -189,23 +297,41 @@ class _GroupSendingLink(SendingLink):
     def __init__(
         self,
         memory: PageMemory,
+        room: Room,
         sock: socket.socket,
         on_lost: Callable[[], None],
+        on_crash: Callable[[], None],
         make_pair: Callable[[], _Pair],
     ) -> None:
         self._make_pair = make_pair
-        super().__init__(memory, sock, on_lost)
+        super().__init__(memory, room, sock, on_lost, on_crash)
 
     def _run(self, sock: socket.socket) -> None:
         self._pair = _made(self._make_pair)
         try:
-            super()._run(sock)
+            with _running(self._pair, sock):
+                super()._run(sock)
         finally:
             self._pair = None  # closes what the library has open
 
-    def _write(self, sock: socket.socket, views: list[memoryview]) -> None:
+    def _put(self, sock: socket.socket, message: Message) -> None:
         assert self._pair is not None
-        self._pair.send(_tensor(views), partial(_lives, sock))
+        sock.sendall(self._header(message))
+        missing = len(message.blocks)
+        for blocks in pieces(message.blocks, self._memory.block_bytes):
+            missing -= len(blocks)
+            views = self._memory.in_place(blocks)
+            staged = None if len(views) == 1 else self._take_room(sock, len(blocks))
+            if staged is not None:
+                self._memory.gather(blocks, staged)
+            over = partial(self._sent, message if missing == 0 else None, staged)
+            self._pair.send(staged or views[0], over, partial(connected, sock))
+
+    def _sent(self, complete: Message | None, staged: memoryview | None, ok: bool) -> None:
+        if staged is not None:
+            self._room.give_back(staged)
+        if ok and complete is not None:
+            self._post(settle, complete.done, None)
 
     def _wake(self) -> None:
         super()._wake()
@@ -214,14 +340,17 @@ class _GroupSendingLink(SendingLink):
             pair.abort()
 
 
-def _lives(sock: socket.socket) -> bool:
-    """Whether the peer still holds its end of the link's socket."""
+@contextlib.contextmanager
+def _running(pair: _Pair, sock: socket.socket) -> Iterator[None]:
+    """A pair at work, for the link's thread. Leaving this is the fence."""
+    pair.begin(partial(shut_down, sock))
     try:
-        return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+        yield
+    except (OSError, TransferError):
+        pair.check()  # of two errors, the library's says more than that of the socket
+        raise
+    finally:
+        pair.end()
 
 
 def _made(make_pair: Callable[[], _Pair]) -> _Pair:
@@ -236,9 +365,12 @@ class GroupConnector:
 
     drained_is_proof = False
 
-    def __init__(self, backend: str) -> None:
-        """``backend``: nccl or gloo."""
+    def __init__(self, backend: str, staging: Staging, on_crash: Callable[[], None]) -> None:
+        """``backend``: nccl or gloo. ``on_crash`` ends the worker: what a thread met leaves pages pinned for
+        ever."""
         self.name = backend
+        self._staging = staging
+        self._on_crash = on_crash
         self._host = "127.0.0.1"
         self._store: Store | None = None
         self._store_port = 0
@@ -256,7 +388,7 @@ class GroupConnector:
         def forget() -> None:
             self._expected.pop(token, None)
 
-        link = _GroupReceivingLink(memory, on_lost, forget)
+        link = _GroupReceivingLink(memory, self._staging.receiving, on_lost, self._on_crash, forget)
         self._expected[token] = link
         return link
 
@@ -288,7 +420,8 @@ class GroupConnector:
             store = TCPStore(store_host, port, None, False, timedelta(seconds=_MEET_S))
             return _Pair(backend, _room(store, name), _PREFILL, own_host)
 
-        return _GroupSendingLink(memory, sock, on_lost, make_pair)
+        room = self._staging.sending
+        return _GroupSendingLink(memory, room, sock, on_lost, self._on_crash, make_pair)
 
     async def close(self) -> None:
         await self._door.close()

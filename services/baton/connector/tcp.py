@@ -1,24 +1,27 @@
 """The ``tcp`` connector: the standard library only, the default where nothing better is there.
 
 One socket per link. A message is a 16-byte header (tag, size) and its bytes, which go from the sender's pages
-to the socket and from the socket into the receiver's pages without a copy between. Each end has one thread: a
-blocking ``recv_into`` or ``sendall`` releases the GIL and needs no event loop turn per packet, and neither
-the engine nor the control plane waits for it. Once ``close`` has joined the thread, nothing can touch a page:
-that is the fence.
+to the socket and from the socket into the receiver's pages without a copy between, or by way of ``staging``
+where they are not contiguous. Each end has one thread: a blocking ``recvmsg_into`` or ``sendmsg`` releases
+the GIL and needs no event loop turn per packet, and neither the engine nor the control plane waits for it.
+Once ``close`` has joined the thread, nothing can touch a page: that is the fence.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
+import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.connector.door import Door, dial
+from baton.connector.staging import Room, Staging, pieces
 from baton.connector.transport import Link, PageMemory, TransferError
 
 log = logging.getLogger(__name__)
@@ -27,15 +30,27 @@ _HEADER = struct.Struct("!QQ")
 _MAGIC = b"baton-tcp-1\n"
 _DISCARD_BYTES = 1 << 20
 _SOCKET_BUFFER_BYTES = 4 << 20
+LOOK_S = 0.05
+"""How often a thread that waits for something else looks at its socket."""
+_HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+_MOST_VIEWS = 1024
+"""IOV_MAX of Linux: what one system call takes."""
 
 
-@dataclass(slots=True)
-class _Receive:
+@dataclass(slots=True, eq=False)
+class Receive:
     blocks: tuple[int, ...]
     done: asyncio.Future[None]
 
 
-def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+@dataclass(slots=True)
+class Message:
+    tag: int
+    blocks: tuple[int, ...]
+    done: asyncio.Future[None]
+
+
+def settle(future: asyncio.Future[None], error: Exception | None) -> None:
     if future.done():
         return
     if error is None:
@@ -47,13 +62,19 @@ def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
 class _SocketThread:
     """What both ends share: a socket, a thread on it, and a close that waits for the thread."""
 
-    def __init__(self, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, memory: PageMemory, room: Room, on_lost: Callable[[], None], on_crash: Callable[[], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._memory = memory
+        self._room = room
         self._on_lost = on_lost
+        self._on_crash = on_crash
         self._lock = threading.Lock()
         self._closed = False
         self._over = asyncio.Event()
         """The thread has done all it will ever do."""
+        self._room_freed = threading.Event()
         self._socket: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
@@ -73,8 +94,11 @@ class _SocketThread:
         except (OSError, TransferError) as error:
             if not self._closed:
                 log.info("a data connection ended: %s", error)
+        except Exception:
+            log.exception("a data connection's thread met an error; the worker cannot go on")
+            self._post(self._on_crash)
         finally:
-            _shut_down(self._socket)  # the peer learns it now, not when this end is closed
+            shut_down(self._socket)  # the peer learns it now, not when this end is closed
             self._post(self._ended)
 
     def _run(self, sock: socket.socket) -> None:
@@ -85,6 +109,24 @@ class _SocketThread:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:  # the loop is closed: the process is ending
             log.debug("a completion came after the event loop had ended")
+
+    def _take_room(self, sock: socket.socket, num_blocks: int) -> memoryview:
+        """Memory for a piece of so many wire blocks, once there is room. On the thread."""
+        size = num_blocks * self._memory.block_bytes
+        while (piece := self._room.take(size, self._room_freed.set)) is None:
+            while not self._room_freed.wait(LOOK_S):
+                if not connected(sock):
+                    raise TransferError("the connection has ended")
+            self._room_freed.clear()
+        return piece
+
+    @contextlib.contextmanager
+    def _staged(self, sock: socket.socket, num_blocks: int) -> Iterator[memoryview]:
+        piece = self._take_room(sock, num_blocks)
+        try:
+            yield piece
+        finally:
+            self._room.give_back(piece)
 
     def _ended(self) -> None:
         lost = not self._closed
@@ -101,7 +143,7 @@ class _SocketThread:
             self._closed = True
             sock, thread = self._socket, self._thread
         if sock is not None:
-            _shut_down(sock)
+            shut_down(sock)
         self._wake()
         if thread is not None:
             # Not on the loop's executor: others can fill that up, and a join that never ends would keep the
@@ -113,20 +155,25 @@ class _SocketThread:
         self._fail_all(TransferError("the link was closed"))
 
     def _wake(self) -> None:
-        """Let a thread that waits for something other than the socket see that the link is closed."""
+        """Let a thread that waits for something other than the socket or room see that the link is over."""
 
 
 class ReceivingLink(_SocketThread):
     """Decode's end: posted receives, filled by the reader thread."""
 
     def __init__(
-        self, memory: PageMemory, on_lost: Callable[[], None], on_closed: Callable[[], None]
+        self,
+        memory: PageMemory,
+        room: Room,
+        on_lost: Callable[[], None],
+        on_crash: Callable[[], None],
+        on_closed: Callable[[], None],
     ) -> None:
-        super().__init__(on_lost)
-        self._memory = memory
+        super().__init__(memory, room, on_lost, on_crash)
         self._on_closed = on_closed
-        self._posted: dict[int, _Receive] = {}
-        self._matched: _Receive | None = None
+        self._posted: dict[int, Receive] = {}
+        self._matched: list[Receive] = []
+        """Those whose message is arriving."""
 
     async def close(self) -> None:
         self._on_closed()
@@ -137,7 +184,7 @@ class ReceivingLink(_SocketThread):
         self._start(sock)
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
-        receive = _Receive(tuple(blocks), self._loop.create_future())
+        receive = Receive(tuple(blocks), self._loop.create_future())
         with self._lock:
             if self._closed:
                 receive.done.set_exception(TransferError("the link is closed"))
@@ -150,7 +197,7 @@ class ReceivingLink(_SocketThread):
             receive = self._posted.pop(tag, None)
         if receive is None:
             return False
-        _settle(receive.done, TransferError("cancelled before anything arrived"))
+        settle(receive.done, TransferError("cancelled before anything arrived"))
         return True
 
     def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
@@ -159,60 +206,70 @@ class ReceivingLink(_SocketThread):
     def _run(self, sock: socket.socket) -> None:
         header = memoryview(bytearray(_HEADER.size))
         while True:
-            _receive_exactly(sock, header)
+            _receive_exactly(sock, [header])
             tag, size = _HEADER.unpack(header)
-            with self._lock:
-                receive = self._matched = self._posted.pop(tag, None)
+            receive = self._match(tag, size)
             if receive is None:  # cancelled: the sender had posted it before it heard so
                 self._discard(sock, size)
-                continue
-            expected = len(receive.blocks) * self._memory.block_bytes
-            if size != expected:
-                raise TransferError(f"message {tag} has {size} bytes, {expected} were posted")
-            views = self._memory.target(receive.blocks)
-            self._fill(sock, views)
-            self._memory.landed(receive.blocks, views)
-            del views
-            self._matched = None
-            self._post(_settle, receive.done, None)
+            else:
+                self._take(sock, receive)
 
-    def _fill(self, sock: socket.socket, views: list[memoryview]) -> None:
-        """Take the bytes of a message; its header was read."""
-        for view in views:
-            _receive_exactly(sock, view)
+    def _match(self, tag: int, size: int) -> Receive | None:
+        with self._lock:
+            receive = self._posted.pop(tag, None)
+            if receive is not None:
+                self._matched.append(receive)
+        expected = len(receive.blocks) * self._memory.block_bytes if receive is not None else size
+        if size != expected:
+            raise TransferError(f"message {tag} has {size} bytes, {expected} were posted")
+        return receive
+
+    def _take(self, sock: socket.socket, receive: Receive) -> None:
+        """Get the bytes of a message, whose header was read, into its blocks."""
+        for blocks in pieces(receive.blocks, self._memory.block_bytes):
+            views = self._memory.in_place(blocks)
+            if views:
+                _receive_exactly(sock, views)
+                continue
+            with self._staged(sock, len(blocks)) as piece:
+                _receive_exactly(sock, [piece])
+                self._memory.scatter(blocks, piece)
+        self._complete(receive)
+
+    def _complete(self, receive: Receive) -> None:
+        with self._lock:
+            self._matched.remove(receive)
+        self._post(settle, receive.done, None)
 
     def _discard(self, sock: socket.socket, size: int) -> None:
         scratch = memoryview(bytearray(min(size, _DISCARD_BYTES)))
         while size:
             part = scratch[: min(size, scratch.nbytes)]
-            _receive_exactly(sock, part)
+            _receive_exactly(sock, [part])
             size -= part.nbytes
 
     def _fail_all(self, error: TransferError) -> None:
         with self._lock:
-            receives = list(self._posted.values())
+            receives = [*self._posted.values(), *self._matched]
             self._posted.clear()
-            if self._matched is not None:
-                receives.append(self._matched)
-                self._matched = None
+            self._matched.clear()
         for receive in receives:
-            _settle(receive.done, error)
-
-
-@dataclass(slots=True)
-class _Message:
-    tag: int
-    blocks: tuple[int, ...]
-    done: asyncio.Future[None]
+            settle(receive.done, error)
 
 
 class SendingLink(_SocketThread):
     """Prefill's end: a queue of messages, written by the sender thread."""
 
-    def __init__(self, memory: PageMemory, sock: socket.socket, on_lost: Callable[[], None]) -> None:
-        super().__init__(on_lost)
-        self._memory = memory
-        self._queue: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+    def __init__(
+        self,
+        memory: PageMemory,
+        room: Room,
+        sock: socket.socket,
+        on_lost: Callable[[], None],
+        on_crash: Callable[[], None],
+    ) -> None:
+        super().__init__(memory, room, on_lost, on_crash)
+        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._unsent: set[asyncio.Future[None]] = set()
         self._start(sock)
         self._loop.add_reader(sock, self._readable, sock)
@@ -226,7 +283,7 @@ class SendingLink(_SocketThread):
                 return done
             self._unsent.add(done)
         done.add_done_callback(self._unsent.discard)
-        self._queue.put(_Message(tag, tuple(blocks), done))
+        self._queue.put(Message(tag, tuple(blocks), done))
         return done
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
@@ -243,27 +300,36 @@ class SendingLink(_SocketThread):
     def _readable(self, sock: socket.socket) -> None:
         """Decode never writes here: the connection has ended, which an idle thread would not notice."""
         self._loop.remove_reader(sock)
-        _shut_down(sock)
+        shut_down(sock)
         self._wake()
 
     def _run(self, sock: socket.socket) -> None:
         while (message := self._queue.get()) is not None:
-            views = self._memory.source(message.blocks)
-            sock.sendall(_HEADER.pack(message.tag, sum(view.nbytes for view in views)))
-            self._write(sock, views)
-            self._post(_settle, message.done, None)
+            self._put(sock, message)
 
-    def _write(self, sock: socket.socket, views: list[memoryview]) -> None:
-        """Send the bytes of a message; its header was sent."""
-        for view in views:
-            sock.sendall(view)
+    def _put(self, sock: socket.socket, message: Message) -> None:
+        """Send a message, header and bytes."""
+        lead = [self._header(message)]
+        for blocks in pieces(message.blocks, self._memory.block_bytes):
+            views = self._memory.in_place(blocks)
+            if views:
+                _send_all(sock, lead + views)
+            else:
+                with self._staged(sock, len(blocks)) as piece:
+                    self._memory.gather(blocks, piece)
+                    _send_all(sock, [*lead, piece])
+            lead = []
+        self._post(settle, message.done, None)
+
+    def _header(self, message: Message) -> memoryview:
+        return memoryview(_HEADER.pack(message.tag, len(message.blocks) * self._memory.block_bytes))
 
     def _wake(self) -> None:
         self._queue.put(None)
 
     def _fail_all(self, error: TransferError) -> None:
         for done in list(self._unsent):
-            _settle(done, error)
+            settle(done, error)
 
 
 class TcpConnector:
@@ -272,7 +338,10 @@ class TcpConnector:
     name = "tcp"
     drained_is_proof = False
 
-    def __init__(self) -> None:
+    def __init__(self, staging: Staging, on_crash: Callable[[], None]) -> None:
+        """``on_crash`` ends the worker: what a thread met leaves pages pinned for ever."""
+        self._staging = staging
+        self._on_crash = on_crash
         self._expected: dict[bytes, ReceivingLink] = {}
         self._door = Door(_MAGIC, self._expected, self._admitted)
 
@@ -283,7 +352,7 @@ class TcpConnector:
         def forget() -> None:
             self._expected.pop(token, None)
 
-        link = ReceivingLink(memory, on_lost, forget)
+        link = ReceivingLink(memory, self._staging.receiving, on_lost, self._on_crash, forget)
         self._expected[token] = link
         return link
 
@@ -297,7 +366,7 @@ class TcpConnector:
     ) -> Link:
         sock = await dial(address, _MAGIC, token)
         _tune(sock)
-        return SendingLink(memory, sock, on_lost)
+        return SendingLink(memory, self._staging.sending, sock, on_lost, self._on_crash)
 
     async def close(self) -> None:
         await self._door.close()
@@ -308,16 +377,37 @@ def _tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
 
 
-def _shut_down(sock: socket.socket) -> None:
+def connected(sock: socket.socket) -> bool:
+    """Whether neither end has shut the socket down, whatever lies in it unread."""
+    poll = select.poll()
+    poll.register(sock, _HUNG_UP)
+    return not poll.poll(0)
+
+
+def shut_down(sock: socket.socket) -> None:
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         log.debug("the data connection was closed already")
 
 
-def _receive_exactly(sock: socket.socket, view: memoryview) -> None:
-    while view.nbytes:
-        count = sock.recv_into(view)
+def _receive_exactly(sock: socket.socket, views: list[memoryview]) -> None:
+    while views:
+        count, _, _, _ = sock.recvmsg_into(views[:_MOST_VIEWS], 0, socket.MSG_WAITALL)
         if count == 0:
             raise TransferError("the peer closed the connection")
-        view = view[count:]
+        views = _rest(views, count)
+
+
+def _send_all(sock: socket.socket, views: list[memoryview]) -> None:
+    while views:
+        views = _rest(views, sock.sendmsg(views[:_MOST_VIEWS]))
+
+
+def _rest(views: list[memoryview], done: int) -> list[memoryview]:
+    """What is left of ``views`` after so many bytes."""
+    for index, view in enumerate(views):
+        if done < view.nbytes:
+            return [view[done:], *views[index + 1 :]]
+        done -= view.nbytes
+    return []

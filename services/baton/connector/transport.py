@@ -25,17 +25,15 @@ class PageMemory(Protocol):
     def block_bytes(self) -> int:
         """Size of one wire block."""
 
-    def source(self, blocks: Sequence[int]) -> list[memoryview]:
-        """The bytes of these wire blocks in order, to be read until the send is over: in place, adjacent
-        ones merged, or a copy."""
+    def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
+        """The bytes of these wire blocks where they are, in order, adjacent ones merged. Empty if a wire
+        block is not contiguous in the pool, or not in host memory: then they must be copied."""
 
-    def target(self, blocks: Sequence[int]) -> list[memoryview]:
-        """Memory for these wire blocks' bytes in order. It may be as large as the message: ask for it when
-        the message is there, not when it is expected."""
+    def gather(self, blocks: Sequence[int], into: memoryview) -> None:
+        """Copy the bytes of these wire blocks, in order."""
 
-    def landed(self, blocks: Sequence[int], views: list[memoryview]) -> None:
-        """``views``, from ``target``, are filled: make them the content of these blocks, and of nothing else
-        in their pages."""
+    def scatter(self, blocks: Sequence[int], piece: memoryview) -> None:
+        """Make these bytes the content of these wire blocks, and of nothing else in their pages."""
 
 
 class KVMemory(Protocol):

@@ -3,9 +3,9 @@
 **Who copies.** A page must change only while this process can tell. Messages are tagged and always go by
 rendezvous: the sender announces, and nothing moves until the receiver's own thread has found the
 announcement, looked the tag up among what was posted and handed UCX the pages. A receive that nothing has
-matched is an entry in a table of ours, so cancelling it is exact; what was cancelled or never posted is taken
-into scratch memory, which sets its sender free. From there on the *receiving* process copies, in one of two
-ways, of which decode picks one for each link:
+matched is an entry in a table of ours, so cancelling it is exact; what was cancelled or never posted is
+received into no bytes at all, which sets its sender free. From there on the *receiving* process copies, in
+one of two ways, of which decode picks one for each link:
 
 - ``get``: it reads the sender's memory (shared memory with cross-memory attach, or RDMA), no copy between;
 - ``am``: it takes the bytes out of the transport's own buffers (TCP, or shared memory without attach).
@@ -21,8 +21,14 @@ without, UCX sends eagerly. Should a request hang all the same, ``close`` does n
 retires rather than reuse the pages.
 
 The source may be read by the peer after a ``close`` in ``get`` mode; what it then reads is never committed
-(rule 4). A message whose pages are not adjacent at the source goes as one UCX message per run: UCX keeps
-their order, and the receiver fills its pages in order, whatever the pieces.
+(rule 4).
+
+**Pieces.** A message goes as one UCX message for each of its pieces (``staging``), all with one tag, but for
+a bit that marks the last; UCX keeps their order. A piece moves from pages to pages if its blocks are adjacent
+at both ends, and by way of staging memory otherwise. While there is none free at the receiver, what was
+announced stays with UCX. The receiver knows how many bytes are to come: a message that is longer or shorter,
+or another that begins before its end, closes the link. A sender that says nothing more is not malformed, as
+nobody can tell it from a slow one: the handoff's cancel and fence end that.
 
 Peers meet at a door of our own (token first), exchange UCX addresses there and leave the socket open: it
 tells at once when the other process dies, for which UCX's keepalive takes longer.
@@ -47,12 +53,14 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from baton.connector.door import HANDSHAKE_S, Door, Watch, dial, receive_exactly
+from baton.connector.interface import interface_of
+from baton.connector.staging import Room, Staging, piece_blocks
 from baton.connector.transport import Link, PageMemory, TransferError
 
 if TYPE_CHECKING:
@@ -62,17 +70,20 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"baton-ucx-1\n"
 _OK = 0
-_WINDOW_BYTES = 32 << 20
-"""What one link has handed to UCX at a time, and so how much of a device's pages is staged in host memory."""
-_BUSY_WAIT_MS = 1
-_IDLE_WAIT_S = 1.0
+_LAST = 1
+_WINDOW = 32
+"""Pieces of one link that UCX has at a time."""
+_BUSY_WAIT_S, _IDLE_WAIT_S = 0.001, 1.0
+"""Longest sleeps. UCX wakes its sleeper, but should it ever forget to, little time is lost."""
 OPTIONS = {
     # Without these two, UCX uses neither shared memory nor cross-memory attach in error mode PEER.
     "MM_ERROR_HANDLING": "y",
     "CMA_MEMORY_INVALIDATE": "y",
     "KEEPALIVE_INTERVAL": "2s",
-    # Twice the goodput of UCX's own 8 KiB, measured on loopback and through shared memory.
+    # Twice the goodput of UCX's own 8 KiB, measured on loopback and through shared memory; a link through
+    # shared memory has FIFO times SEG bytes of it, 4 MB instead of 17.
     "MM_SEG_SIZE": "65000",
+    "MM_FIFO_SIZE": "64",
     "TCP_TX_SEG_SIZE": "262144",
     "TCP_RX_SEG_SIZE": "262144",
 }
@@ -114,6 +125,22 @@ def load() -> ModuleType:
     return importlib.import_module("ucxx._lib.libucxx")
 
 
+def interface_options(host: str) -> dict[str, str]:
+    """UCX's options for a worker that listens on ``host``.
+
+    UCX's TCP transport listens on every interface that it may use, for whoever comes. A specific host
+    restricts it to the interface that has this address, beside RDMA devices (none for the loopback), which
+    serve nobody without a queue pair. A wildcard leaves all, and so does ``UCX_NET_DEVICES`` in the
+    environment, which is the user's own choice.
+    """
+    interface = None if "UCX_NET_DEVICES" in os.environ else interface_of(host)
+    if interface is None:
+        return {}
+    ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
+    rdma = [f"{port.parent.parent.name}:{port.name}" for port in ports] if interface != "lo" else []
+    return {"NET_DEVICES": ",".join([interface, *rdma])}
+
+
 def _place() -> bytes:
     """Equal for two processes that can read each other's memory: one host, one user, the same namespaces."""
     parts = [str(os.getuid()), socket.gethostname()]
@@ -126,10 +153,11 @@ def _place() -> bytes:
 
 
 def _wire_tag(token: bytes, tag: int) -> int:
-    """A message's name within the UCX tag space, which all links of a worker share: 64 bits that only the two
-    ends of a link can know, from the link's token and the message's tag, matched in full."""
+    """A message's name within the UCX tag space, which all links of a worker share: 63 bits that only the two
+    ends of a link can know, from the link's token and the message's tag, matched in full. The bit ``_LAST``
+    is set for the message's last piece."""
     digest = hashlib.blake2b(struct.pack("!Q", tag), key=token, digest_size=8).digest()
-    return int.from_bytes(digest)
+    return int.from_bytes(digest) & ~_LAST
 
 
 def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
@@ -147,8 +175,9 @@ class _Driver:
     def __init__(
         self,
         scheme: str,
-        deliver: Callable[[_Driver, int, int, _Probe], None],
+        deliver: Callable[[_Driver, int, int], bool],
         extra: Mapping[str, str],
+        on_crash: Callable[[], None],
     ) -> None:
         self.ucp = load()
         self.array = importlib.import_module("ucxx._lib.arr").Array
@@ -161,11 +190,16 @@ class _Driver:
         self.worker = self.ucp.UCXWorker(self._context)
         self.worker.init_blocking_progress_mode()
         self.address = bytes(memoryview(self.worker.address))
+        self._loop = asyncio.get_running_loop()
         self._deliver = deliver
+        self._on_crash = on_crash
         self._any_tag = (self.ucp.UCXXTag(0), self.ucp.UCXXTagMask(0))
+        self._nothing = self.array(bytearray())
         self._calls: deque[Callable[[], None]] = deque()
+        self._posts: list[Callable[[], None]] = []
         self._running: list[tuple[_Request, Callable[[int], None]]] = []
         self._stopping = False
+        self._asleep = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._main, name=f"kv-ucx-{scheme}", daemon=True)
         self._thread.start()
@@ -177,7 +211,16 @@ class _Driver:
     def call(self, work: Callable[[], None]) -> None:
         """Have ``work`` done on the thread, soon."""
         self._calls.append(work)
-        os.eventfd_write(self._wake, 1)
+        if self._asleep:
+            os.eventfd_write(self._wake, 1)
+
+    def post_on_thread(self, call: Callable[..., None], *args: object) -> None:
+        """Have ``call`` made on the event loop, at the end of this turn."""
+        self._posts.append(partial(call, *args))
+
+    def look_again(self) -> None:
+        """There may be room for what was announced."""
+        self.call(lambda: None)
 
     def watch_on_thread(self, request: _Request, over: Callable[[int], None]) -> None:
         """``over(status)`` once UCX has reported the request over, however it ended."""
@@ -187,47 +230,69 @@ class _Driver:
         poller = select.epoll()
         poller.register(self._wake, select.EPOLLIN)
         poller.register(self.worker.epoll_file_descriptor, select.EPOLLIN)
-        with poller:
-            while not self._stopping:
-                try:
-                    if self._turn() or self._stopping:
-                        continue
-                    if self._running:
-                        # UCX's own way to wait moves twice as much over TCP, but it hears UCX alone.
-                        self.worker.progress_worker_event(_BUSY_WAIT_MS)
-                        continue
-                    events = poller.poll(_IDLE_WAIT_S)
-                    if any(number == self._wake for number, _ in events):
-                        os.eventfd_read(self._wake)
-                except Exception:
-                    log.exception("the ucx thread met an error; its links will not complete")
-                    raise
+        try:
+            with poller:
+                while not self._stopping:
+                    self._turn(poller)
+        except Exception:
+            log.exception("the ucx thread met an error; the worker cannot go on")
+            self.post_on_thread(self._on_crash)
+        self._make_posts()
 
-    def _turn(self) -> bool:
-        """Do what there is to do; True if there may be more."""
+    def _turn(self, poller: select.epoll) -> None:
         while self._calls:
             self._calls.popleft()()
         self.worker.progress()
         busy = self._take_messages()
+        busy = self._end_requests() or busy
+        self._make_posts()
+        if not busy and self.worker.arm():  # UCX agrees that nothing is pending
+            self._sleep(poller)
+
+    def _sleep(self, poller: select.epoll) -> None:
+        self._asleep = True
+        if not self._calls and not self._stopping:
+            events = poller.poll(_BUSY_WAIT_S if self._running else _IDLE_WAIT_S)
+            if any(number == self._wake for number, _ in events):
+                os.eventfd_read(self._wake)
+        self._asleep = False
+
+    def _take_messages(self) -> bool:
+        """Hand what was announced to whoever posted for it, in order, as long as there is room."""
+        found = False
+        while (probe := self.worker.tag_probe(*self._any_tag, False)).matched:
+            if not self._deliver(self, probe.sender_tag.value, probe.length):
+                break
+            found = True
+        return found
+
+    def _end_requests(self) -> bool:
         running, self._running = self._running, []
+        ended = False
         for request, over in running:
             if request.completed:
-                busy = True
+                ended = True
                 over(request.status)
             else:
                 self._running.append((request, over))
-        # UCX may only be slept on when it agrees that nothing is pending.
-        return busy or bool(self._calls) or not self.worker.arm()
+        return ended
 
-    def _take_messages(self) -> bool:
-        found = False
-        while (probe := self.worker.tag_probe(*self._any_tag, True)).matched:
-            found = True
-            self._deliver(self, probe.sender_tag.value, probe.length, probe)
-        return found
+    def _make_posts(self) -> None:
+        posts, self._posts = self._posts, []
+        if posts:
+            try:
+                self._loop.call_soon_threadsafe(_make_soon, self._loop, posts)
+            except RuntimeError:  # the loop is closed: the process is ending
+                log.debug("a completion came after the event loop had ended")
 
-    def receive_on_thread(self, view: object, probe: _Probe, over: Callable[[int], None]) -> None:
-        self.watch_on_thread(self.worker.tag_recv_with_handle(self.array(view), probe), over)
+    def receive_on_thread(self, tag: int, view: memoryview, over: Callable[[int], None]) -> None:
+        """Take the first message announced with this tag, which has the size of ``view``."""
+        self.watch_on_thread(self.worker.tag_recv(self.array(view), self.ucp.UCXXTag(tag)), over)
+
+    def refuse_on_thread(self, tag: int) -> None:
+        """Let the sender of the first message with this tag go: no byte of it is taken."""
+        request = self.worker.tag_recv(self._nothing, self.ucp.UCXXTag(tag))
+        self.watch_on_thread(request, _ignore)
 
     def endpoint_on_thread(self, address: bytes, on_closed: Callable[[], None]) -> _Endpoint:
         peer = self.ucp.UCXAddress.create_from_buffer(address)
@@ -241,17 +306,27 @@ class _Driver:
 
         if self._thread.is_alive():
             self.call(stop)
-            await asyncio.to_thread(self._thread.join)
-            os.close(self._wake)
-            del self.worker, self._context
+        await asyncio.to_thread(self._thread.join)
+        os.close(self._wake)
+        del self.worker, self._context
+
+
+def _make_soon(loop: asyncio.AbstractEventLoop, posts: list[Callable[[], None]]) -> None:
+    for post in posts:
+        loop.call_soon(post)  # each by itself, should one raise
+
+
+def _ignore(status: int) -> None:
+    """A refused message was cut off, as it should be."""
 
 
 class _UcxLink:
     """What both ends share: an endpoint, a socket that tells of the peer's death, and the fence."""
 
-    def __init__(self, memory: PageMemory, on_lost: Callable[[], None]) -> None:
+    def __init__(self, memory: PageMemory, room: Room, on_lost: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._memory = memory
+        self._room = room
         self._on_lost = on_lost
         self._closed = False
         self._ended = False
@@ -284,10 +359,8 @@ class _UcxLink:
 
     def post(self, call: Callable[..., None], *args: object) -> None:
         """From the driver's thread to the event loop."""
-        try:
-            self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # the loop is closed: the process is ending
-            log.debug("a completion came after the event loop had ended")
+        assert self._driver is not None
+        self._driver.post_on_thread(call, *args)
 
     def _end(self, why: str) -> None:
         """The connection is no more: fail what can be failed, and tell once."""
@@ -343,7 +416,7 @@ class _UcxLink:
         raise NotImplementedError
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Receive:
     """A posted receive. Its counts change on the driver's thread, under the table's lock."""
 
@@ -352,34 +425,24 @@ class _Receive:
     blocks: tuple[int, ...]
     size: int
     done: asyncio.Future[None]
-    views: list[memoryview] = field(default_factory=list)
     announced: int = 0
-    """Bytes of the messages matched so far."""
+    """Bytes of the pieces matched so far."""
     landed: int = 0
     running: int = 0
     failed: bool = False
 
-    def place(self, start: int, size: int) -> memoryview | None:
-        """Memory of the pages for ``size`` bytes; None if these lie across two runs of pages."""
-        for view in self.views:
-            if start + size <= view.nbytes:
-                return view[start : start + size]
-            if start < view.nbytes:
-                return None
-            start -= view.nbytes
-        return None
 
-    def scatter(self, start: int, piece: memoryview) -> None:
-        for view in self.views:
-            if start < view.nbytes and piece.nbytes:
-                part = min(view.nbytes - start, piece.nbytes)
-                view[start : start + part] = piece[:part]
-                piece, start = piece[part:], start + part
-            start -= view.nbytes
+@dataclass(slots=True)
+class _Landing:
+    """Where a piece goes: into its blocks, or beside them first."""
+
+    blocks: tuple[int, ...]
+    memory: memoryview
+    staged: bool
 
 
 class _Table:
-    """What is posted, by wire tag, on all links: a driver's thread looks here for each message announced."""
+    """What is posted, by wire tag, on all links: a driver's thread looks here for each piece announced."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -399,40 +462,44 @@ class _Table:
             receive.failed = True
             return receive.running == 0
 
-    def deliver(self, driver: _Driver, key: int, size: int, probe: _Probe) -> None:
-        """On the driver's thread. What nobody wants is received all the same: its sender waits for that."""
+    def deliver(self, driver: _Driver, wire_tag: int, size: int) -> bool:
+        """On the driver's thread: a piece was announced. What nobody wants is refused, as its sender waits
+        for an answer. False: there is no room for it at present, so it is left with UCX."""
+        key, last = wire_tag & ~_LAST, bool(wire_tag & _LAST)
         with self.lock:
             receive = self._posted.get(key)
-            start = receive.announced if receive is not None else 0
-            fits = receive is not None and start + size <= receive.size
-            if receive is not None and fits:
+            if receive is None:
+                driver.refuse_on_thread(wire_tag)
+                return True
+            error = receive.link.objection(receive, size, last)
+            landing = receive.link.place(driver, receive, size) if error is None else None
+            if error is None and landing is None:
+                return False
+            if last or error is not None:
+                del self._posted[key]
+            if landing is not None:
                 receive.announced += size
                 receive.running += 1
-            if receive is not None and start + size >= receive.size:
-                del self._posted[key]
-        if receive is not None and fits:
-            receive.link.take(driver, receive, start, size, probe)
-            return
-        scratch = bytearray(size)
-        driver.receive_on_thread(scratch, probe, partial(_let_go, scratch))
-        if receive is not None:
-            receive.link.fail_on_thread(
-                f"message {receive.tag} has more than the {receive.size} bytes posted"
-            )
-
-
-def _let_go(scratch: bytearray, status: int) -> None:
-    """Holds the scratch memory until its request is over."""
+        if landing is not None:
+            receive.link.take(driver, receive, landing, wire_tag)
+        elif error is not None:
+            driver.refuse_on_thread(wire_tag)
+            receive.link.fail_on_thread(error)
+        return True
 
 
 class ReceivingLink(_UcxLink):
     """Decode's end: receives lie in the table until a message is announced for them."""
 
-    def __init__(self, memory: PageMemory, table: _Table, token: bytes, on_lost: Callable[[], None]) -> None:
-        super().__init__(memory, on_lost)
+    def __init__(
+        self, memory: PageMemory, room: Room, table: _Table, token: bytes, on_lost: Callable[[], None]
+    ) -> None:
+        super().__init__(memory, room, on_lost)
         self._table = table
         self._token = token
         self._mine: dict[int, _Receive] = {}
+        self._arriving: _Receive | None = None
+        """The one of which some pieces were announced, and others are to follow."""
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
@@ -458,26 +525,41 @@ class ReceivingLink(_UcxLink):
     def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         raise TransferError("KV blocks travel from prefill to decode only")
 
-    def take(self, driver: _Driver, receive: _Receive, start: int, size: int, probe: _Probe) -> None:
-        """On the driver's thread: a message was matched with ``receive``; get its bytes."""
-        if not receive.views:
-            receive.views = self._memory.target(receive.blocks)
-        place = receive.place(start, size)
-        piece = memoryview(bytearray(size)) if place is None else place
+    def objection(self, receive: _Receive, size: int, last: bool) -> str | None:
+        """Why a piece is not what a sender of ours sends: whole blocks, message after message, in full."""
+        if self._arriving is not None and self._arriving is not receive:
+            return f"message {receive.tag} began before the end of message {self._arriving.tag}"
+        count, odd = divmod(size, self._memory.block_bytes)
+        if odd or not 0 < count <= piece_blocks(self._memory.block_bytes):
+            return f"message {receive.tag} has a piece of {size} bytes"
+        if last != (receive.announced + size == receive.size):
+            return f"message {receive.tag} has more or less than the {receive.size} bytes posted"
+        return None
+
+    def place(self, driver: _Driver, receive: _Receive, size: int) -> _Landing | None:
+        """Memory for the next piece of a message, if there is room."""
+        first = receive.announced // self._memory.block_bytes
+        blocks = receive.blocks[first : first + size // self._memory.block_bytes]
+        views = self._memory.in_place(blocks)
+        if len(views) == 1:
+            return _Landing(blocks, views[0], staged=False)
+        memory = self._room.take(size, driver.look_again)
+        return None if memory is None else _Landing(blocks, memory, staged=True)
+
+    def take(self, driver: _Driver, receive: _Receive, landing: _Landing, wire_tag: int) -> None:
+        """On the driver's thread: get the bytes of the piece that was matched with ``receive``."""
+        self._arriving = None if wire_tag & _LAST else receive
         self._started()
+        driver.receive_on_thread(wire_tag, landing.memory, partial(self._taken, receive, landing))
 
-        def over(status: int) -> None:
-            if place is None and status == _OK:
-                receive.scatter(start, piece)
-            self._taken(receive, size, status)
-            self._finished()
-
-        driver.receive_on_thread(piece, probe, over)
-
-    def _taken(self, receive: _Receive, size: int, status: int) -> None:
+    def _taken(self, receive: _Receive, landing: _Landing, status: int) -> None:
+        if landing.staged:
+            if status == _OK:
+                self._memory.scatter(landing.blocks, landing.memory)
+            self._room.give_back(landing.memory)
         with self._table.lock:
             receive.running -= 1
-            receive.landed += size
+            receive.landed += landing.memory.nbytes
             receive.failed = receive.failed or status != _OK
             failed, more = receive.failed, receive.running > 0
         if failed:
@@ -486,8 +568,8 @@ class ReceivingLink(_UcxLink):
             if status != _OK:
                 self.fail_on_thread(f"a receive ended with ucx status {status}")
         elif receive.landed == receive.size:
-            self._memory.landed(receive.blocks, receive.views)
             self.post(_settle, receive.done, None)
+        self._finished()
 
     def _fail_idle(self, error: TransferError) -> None:
         for receive in list(self._mine.values()):
@@ -495,32 +577,33 @@ class ReceivingLink(_UcxLink):
                 _settle(receive.done, error)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Message:
     tag: int
     blocks: tuple[int, ...]
-    size: int
     done: asyncio.Future[None]
+    started: int = 0
+    """Blocks of the pieces handed to UCX so far."""
     running: int = 0
     status: int = _OK
+    cut_off: bool = False
+    """No more pieces of it will be started."""
 
 
 class SendingLink(_UcxLink):
-    """Prefill's end: messages wait here and go to UCX as its window allows."""
+    """Prefill's end: messages wait here, and go to UCX in order, some pieces at a time."""
 
-    def __init__(self, memory: PageMemory, token: bytes, on_lost: Callable[[], None]) -> None:
-        super().__init__(memory, on_lost)
+    def __init__(self, memory: PageMemory, room: Room, token: bytes, on_lost: Callable[[], None]) -> None:
+        super().__init__(memory, room, on_lost)
         self._token = token
         self._waiting: deque[_Message] = deque()
-        self._window = 0
-        """Bytes handed to UCX. Of the driver's thread."""
 
     def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
         if self._closed or self._ended or self._driver is None:
             done.set_exception(TransferError("the link is closed"))
             return done
-        self._waiting.append(_Message(tag, tuple(blocks), len(blocks) * self._memory.block_bytes, done))
+        self._waiting.append(_Message(tag, tuple(blocks), done))
         self._driver.call(self._pump)
         return done
 
@@ -531,44 +614,57 @@ class SendingLink(_UcxLink):
         return False
 
     def _pump(self) -> None:
-        """On the driver's thread: start what fits into the window, and always one."""
-        while self._endpoint is not None and self._waiting:
-            if self._window and self._window + self._waiting[0].size > _WINDOW_BYTES:
+        """On the driver's thread: start the next pieces."""
+        while self._endpoint is not None and self._waiting and self._running < _WINDOW:
+            if not self._start_piece(self._endpoint, self._waiting[0]):
                 return
-            self._start(self._endpoint, self._waiting.popleft())
+            if self._waiting[0].started == len(self._waiting[0].blocks):
+                self._waiting.popleft()
 
-    def _start(self, endpoint: _Endpoint, message: _Message) -> None:
-        driver = self._driver
+    def _start_piece(self, endpoint: _Endpoint, message: _Message) -> bool:
+        """False: there is no room for it at present."""
+        driver, block_bytes = self._driver, self._memory.block_bytes
         assert driver is not None
-        tag = driver.ucp.UCXXTag(_wire_tag(self._token, message.tag))
-        self._window += message.size
-        views = self._memory.source(message.blocks)
-        message.running = len(views)
-        for view in views:
-            self._started()
-            driver.watch_on_thread(
-                endpoint.tag_send(driver.array(view), tag), partial(self._sent, message, view)
-            )
+        blocks = message.blocks[message.started : message.started + piece_blocks(block_bytes)]
+        views = self._memory.in_place(blocks)
+        staged = None
+        if len(views) != 1:
+            staged = self._room.take(len(blocks) * block_bytes, self._pump_soon)
+            if staged is None:
+                return False
+            self._memory.gather(blocks, staged)
+        message.started += len(blocks)
+        message.running += 1
+        last = _LAST if message.started == len(message.blocks) else 0
+        tag = driver.ucp.UCXXTag(_wire_tag(self._token, message.tag) | last)
+        self._started()
+        request = endpoint.tag_send(driver.array(views[0] if staged is None else staged), tag)
+        driver.watch_on_thread(request, partial(self._sent, message, staged))
+        return True
 
-    def _sent(self, message: _Message, view: memoryview, status: int) -> None:
-        """``view`` was held until here: it may be a copy of a device's pages."""
+    def _pump_soon(self) -> None:
+        if self._driver is not None:
+            self._driver.call(self._pump)
+
+    def _sent(self, message: _Message, staged: memoryview | None, status: int) -> None:
+        if staged is not None:
+            self._room.give_back(staged)
         message.running -= 1
         message.status = message.status or status
-        if message.running == 0:
-            self._window -= message.size
-            broken = message.status != _OK
-            error = TransferError(f"a send ended with ucx status {message.status}") if broken else None
-            self.post(_settle, message.done, error)
-            if error is not None:
-                self.fail_on_thread(str(error))
+        if message.running == 0 and (message.cut_off or message.started == len(message.blocks)):
+            whole = message.status == _OK and not message.cut_off
+            self.post(_settle, message.done, None if whole else TransferError("the transfer was broken off"))
+        if status != _OK:
+            self.fail_on_thread(f"a send ended with ucx status {status}")
         self._finished()
         self._pump()
 
     def _close_endpoint(self) -> None:
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        for message in waiting:
-            self.post(_settle, message.done, TransferError("the link was closed"))
+        while self._waiting:
+            message = self._waiting.popleft()
+            message.cut_off = True
+            if message.running == 0:  # or its pages may still be read
+                self.post(_settle, message.done, TransferError("the link was closed"))
         super()._close_endpoint()
 
     def _fail_idle(self, error: TransferError) -> None:
@@ -576,31 +672,34 @@ class SendingLink(_UcxLink):
 
 
 class UcxConnector:
-    """``Connector`` over UCX. Not encrypted: keep it on a network of your own. UCX's own TCP connections use
-    the interfaces of ``UCX_NET_DEVICES``, whatever host is listened on."""
+    """``Connector`` over UCX. Not encrypted: keep it on a network of your own (``interface_options``)."""
 
     name = "ucx"
     drained_is_proof = False
     """This process copies, so its own requests' ends are the proof; see the module's text."""
 
-    def __init__(self, options: Mapping[str, str] | None = None) -> None:
-        """``options``: of UCX, without their prefix ``UCX_``. Raises ImportError without ucxx."""
-        extra = dict(options or {})
+    def __init__(
+        self, staging: Staging, on_crash: Callable[[], None], options: Mapping[str, str] | None = None
+    ) -> None:
+        """``on_crash`` ends the worker: what a thread met leaves pages pinned for ever. ``options``: of UCX,
+        without their prefix ``UCX_``. To be made on the event loop. Raises ImportError without ucxx."""
+        drive = partial(_Driver, extra=options or {}, on_crash=on_crash)
+        self._staging = staging
         self._table = _Table()
         self._expected: dict[bytes, ReceivingLink] = {}
         self._door = Door(_MAGIC, self._expected, self._admitted)
-        self._drivers: dict[bytes, _Driver] = {_AM: _Driver(_SCHEMES[_AM], self._table.deliver, extra)}
+        self._drivers: dict[bytes, _Driver] = {_AM: drive(_SCHEMES[_AM], self._table.deliver)}
         self._has_rdma = any(re.match(r"(rc|dc|gga)", name) for name in self._drivers[_AM].transports)
         self._has_cma = "cma" in self._drivers[_AM].transports
         if self._has_cma or self._has_rdma:
-            self._drivers[_GET] = _Driver(_SCHEMES[_GET], self._table.deliver, extra)
+            self._drivers[_GET] = drive(_SCHEMES[_GET], self._table.deliver)
         self._greetings: set[asyncio.Task[None]] = set()
 
     async def listen(self, host: str, port: int) -> str:
         return self._door.open(host, port)
 
     def expect(self, token: bytes, memory: PageMemory, on_lost: Callable[[], None]) -> Link:
-        link = _ExpectedLink(memory, self._table, token, on_lost, self._expected)
+        link = _ExpectedLink(memory, self._staging.receiving, self._table, token, on_lost, self._expected)
         self._expected[token] = link
         return link
 
@@ -642,7 +741,7 @@ class UcxConnector:
         self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
     ) -> Link:
         loop = asyncio.get_running_loop()
-        link = SendingLink(memory, token, on_lost)
+        link = SendingLink(memory, self._staging.sending, token, on_lost)
         sock = await dial(address, _MAGIC, token)
         attached = False
         try:
@@ -681,12 +780,13 @@ class _ExpectedLink(ReceivingLink):
     def __init__(
         self,
         memory: PageMemory,
+        room: Room,
         table: _Table,
         token: bytes,
         on_lost: Callable[[], None],
         expected: dict[bytes, ReceivingLink],
     ) -> None:
-        super().__init__(memory, table, token, on_lost)
+        super().__init__(memory, room, table, token, on_lost)
         self._expected = expected
 
     async def close(self) -> None:

@@ -223,7 +223,12 @@ class Worker:
     def _connectors(self) -> dict[str, Connector]:
         pool = self._engine.runner.pool
         try:
-            connectors = choice.available(self._config.connector, on_cuda=pool.device.type == "cuda")
+            connectors = choice.available(
+                self._config.connector,
+                on_cuda=pool.device.type == "cuda",
+                host=self._config.host,
+                on_crash=self._crash,
+            )
         except choice.ConnectorMissingError as error:
             raise StartError(str(error)) from error
         log.info("connectors, the best first: %s", ", ".join(connectors))

@@ -10,27 +10,6 @@ from torch import Tensor
 from baton.connector.transport import PageMemory
 
 
-def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """[start, end) of each run of adjacent block ids, in order."""
-    runs: list[tuple[int, int]] = []
-    for block in blocks:
-        if runs and runs[-1][1] == block:
-            runs[-1] = (runs[-1][0], block + 1)
-        else:
-            runs.append((block, block + 1))
-    return runs
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.view(torch.uint8).reshape(-1).numpy().data
-
-
-def _check_ids(blocks: Sequence[int], num_blocks: int) -> None:
-    """A slice would take an id beyond the pool's end for fewer bytes, and a negative one for others."""
-    if not blocks or min(blocks) < 0 or max(blocks) >= num_blocks:
-        raise ValueError(f"wire blocks {list(blocks)}: one or more ids of 0 to {num_blocks - 1} are allowed")
-
-
 class PoolMemory:
     """``connector.transport.KVMemory`` over the pool tensor
     ``[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]``."""
@@ -57,70 +36,86 @@ class PoolMemory:
             )
         if not heads or heads.step != 1 or heads.start < 0 or heads.stop > num_heads:
             raise ValueError(f"heads {heads}: adjacent heads out of 0 to {num_heads - 1} are allowed")
-        ratio = pool_block_size // block_size
-        if ratio == 1 and self._pool.device.type == "cpu":
-            return _InPlace(self._pool, heads)
-        return _Staged(self._pool, ratio, heads)
+        return _Part(self._pool, pool_block_size // block_size, heads)
 
 
-class _InPlace:
-    """Whole pages of a host pool, or a range of heads of them, read and written where they are."""
+class _Part:
+    """``connector.transport.PageMemory`` over a part of the pool.
 
-    def __init__(self, pool: Tensor, heads: range) -> None:
-        self._bytes = _bytes_of(pool)
-        self._num_blocks = pool.shape[0]
-        self._page_bytes = pool[0].nbytes
-        self._start = pool[0, : heads.start].nbytes
-        self.block_bytes = pool[0, heads.start : heads.stop].nbytes
-
-    def source(self, blocks: Sequence[int]) -> list[memoryview]:
-        _check_ids(blocks, self._num_blocks)
-        if self.block_bytes == self._page_bytes:
-            return [
-                self._bytes[start * self._page_bytes : end * self._page_bytes] for start, end in _runs(blocks)
-            ]
-        starts = (block * self._page_bytes + self._start for block in blocks)
-        return [self._bytes[start : start + self.block_bytes] for start in starts]
-
-    def target(self, blocks: Sequence[int]) -> list[memoryview]:
-        return self.source(blocks)
-
-    def landed(self, blocks: Sequence[int], views: list[memoryview]) -> None:
-        """They landed where they belong."""
-
-
-class _Staged:
-    """Wire blocks that are not contiguous in the pool, or of a pool on a device: a message is gathered into
-    host memory of its own, and scattered from it.
-
-    The copy to the host is ordered after the kernels that wrote the pages, as it is issued on the same
-    (default) stream.
+    A copy from a device is ordered after the kernels that wrote the pages, and one to it before those that
+    read them, as it is issued on the same (default) stream.
     """
 
     def __init__(self, pool: Tensor, ratio: int, heads: range) -> None:
-        # Only bytes matter, and copying is quicker in words of eight.
-        words = pool.view(torch.int64 if pool.shape[-1] * pool.itemsize % 8 == 0 else torch.uint8)
+        words = _in_words(pool)
         num_blocks, _, layers, two, block_size, width = words.shape
         shape = (num_blocks, len(heads), layers, two, ratio, block_size // ratio, width)
-        self._part = (
-            words[:, heads.start : heads.stop].view(shape).movedim(4, 1)
-        )  # [num_blocks, ratio, heads, layers, 2, wire block size, words]
+        self._part = words[:, heads.start : heads.stop].view(shape).movedim(4, 1)
+        """[num_blocks, ratio, heads, layers, 2, wire block size, words]"""
         self.block_bytes = self._part[0, 0].nbytes
+        self._page_bytes = pool[0].nbytes
+        self._start = pool[0, : heads.start].nbytes
+        self._on_host = pool.device.type == "cpu"
+        in_place = self._on_host and ratio == 1
+        self._pool_bytes = pool.view(torch.uint8).view(-1).numpy().data if in_place else None
 
-    def source(self, blocks: Sequence[int]) -> list[memoryview]:
-        return [_bytes_of(self._part[self._places(blocks)].cpu().contiguous())]
+    def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
+        self._check(blocks)
+        if self._pool_bytes is None:
+            return []
+        whole = self.block_bytes == self._page_bytes
+        runs = _runs(blocks) if whole else [(block, 1) for block in blocks]
+        starts = [(block * self._page_bytes + self._start, count) for block, count in runs]
+        return [self._pool_bytes[start : start + count * self.block_bytes] for start, count in starts]
 
-    def target(self, blocks: Sequence[int]) -> list[memoryview]:
-        return [_bytes_of(torch.empty(len(blocks) * self.block_bytes, dtype=torch.uint8))]
+    def gather(self, blocks: Sequence[int], into: memoryview) -> None:
+        places, copy = self._places(blocks), self._as_tensor(blocks, into)
+        if self._on_host:
+            torch.ops.aten.index.Tensor_out(self._part, places, out=copy)  # ``copy[:] =`` would copy twice
+        else:
+            copy.copy_(self._part[tuple(places)])
 
-    def landed(self, blocks: Sequence[int], views: list[memoryview]) -> None:
-        (view,) = views
-        staged = torch.frombuffer(view, dtype=self._part.dtype).view(len(blocks), *self._part.shape[2:])
-        self._part[self._places(blocks)] = staged.to(self._part.device)
+    def scatter(self, blocks: Sequence[int], piece: memoryview) -> None:
+        self._part[tuple(self._places(blocks))] = self._as_tensor(blocks, piece).to(self._part.device)
 
-    def _places(self, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _as_tensor(self, blocks: Sequence[int], piece: memoryview) -> Tensor:
+        shape = (len(blocks), *self._part.shape[2:])
+        return torch.frombuffer(piece, dtype=torch.uint8).view(self._part.dtype).view(shape)
+
+    def _places(self, blocks: Sequence[int]) -> list[Tensor]:
         """Page and place within it of each wire block."""
-        num_pages, ratio = self._part.shape[:2]
-        _check_ids(blocks, num_pages * ratio)
+        self._check(blocks)
         ids = torch.tensor(blocks, device=self._part.device)
-        return ids // ratio, ids % ratio
+        ratio = self._part.shape[1]
+        return [ids // ratio, ids % ratio]
+
+    def _check(self, blocks: Sequence[int]) -> None:
+        """A slice would take an id beyond the pool's end for fewer bytes, and a negative one for others."""
+        num_blocks = self._part.shape[0] * self._part.shape[1]
+        if not blocks or min(blocks) < 0 or max(blocks) >= num_blocks:
+            raise ValueError(
+                f"wire blocks {list(blocks)}: ids of 0 to {num_blocks - 1} are allowed, at least one"
+            )
+
+
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """First id and length of each run of adjacent block ids, in order."""
+    if tuple(blocks) == tuple(
+        range(blocks[0], blocks[0] + len(blocks))
+    ):  # nearly always, and ten times as fast
+        return [(blocks[0], len(blocks))]
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and sum(runs[-1]) == block:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    return runs
+
+
+def _in_words(pool: Tensor) -> Tensor:
+    """The pool with its last dimension in words as long as it allows: gathering them costs less than
+    gathering numbers, and only bytes matter."""
+    row_bytes = pool.shape[-1] * pool.itemsize
+    words = {16: torch.complex128, 8: torch.int64}
+    return pool.view(next((dtype for size, dtype in words.items() if row_bytes % size == 0), torch.uint8))

@@ -1,0 +1,40 @@
+"""Which network interface has an address: what libraries want that bind to interfaces, not to addresses."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+_SIOCGIFCONF = 0x8912
+_IFREQ = struct.Struct("16s4x4s16x")
+"""Name, port, IPv4 address, padding: ``struct ifreq`` of 64-bit Linux."""
+_MOST_ADDRESSES = 1024
+_IF_INET6 = Path("/proc/net/if_inet6")
+
+
+def interface_of(host: str) -> str | None:
+    """The interface that has the address of ``host``; None for a wildcard address, or if none here has it."""
+    address = ipaddress.ip_address(socket.getaddrinfo(host, None)[0][4][0])
+    if address.is_unspecified:
+        return None
+    return _ipv4().get(address.packed) if address.version == 4 else _ipv6().get(address.packed)
+
+
+def _ipv4() -> dict[bytes, str]:
+    buffer = array.array("B", bytes(_IFREQ.size * _MOST_ADDRESSES))
+    start, size = buffer.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        answer = fcntl.ioctl(sock, _SIOCGIFCONF, struct.pack("iL", size, start))
+    (filled,) = struct.unpack_from("i", answer)
+    entries = _IFREQ.iter_unpack(buffer.tobytes()[:filled])
+    # An alias such as eth0:1 is an address of eth0.
+    return {address: name.rstrip(b"\0").decode().partition(":")[0] for name, address in entries}
+
+
+def _ipv6() -> dict[bytes, str]:
+    lines = _IF_INET6.read_text().splitlines() if _IF_INET6.exists() else []
+    return {bytes.fromhex(line.split()[0]): line.split()[5] for line in lines}
