@@ -127,7 +127,8 @@ def rings(over: Over, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     def start(name: str, role: str, block_size: int, options: tuple[str, ...] = ()) -> Service:
         pool = ("--block-size", str(block_size), "--num-blocks", str(TOKENS // block_size))
-        return worker(tmp, name, role, str(model), "--connector", over.connector, *pool, *options)
+        options = ("--connector", over.connector, "--log-level", "debug", *pool, *options)
+        return worker(tmp, name, role, str(model), *options)
 
     workers = {name: start(name, "prefill", size, options) for name, (size, options) in PREFILLS.items()}
     workers |= {name: start(name, "decode", size) for name, size in DECODES.items()}
@@ -177,6 +178,24 @@ async def test_the_tokens_are_one_workers(
         assert counted([service], "baton_handoffs_completed") > done[service.name], f"{service.name} is idle"
         # What breaks is done again, so that the tokens alone would not show it.
         assert counted([service], "baton_handoffs_aborted") == 0
+
+
+PREFILL_STAGES = ("asked", "credited", "ready", "computed", "complete")
+DECODE_STAGES = ("asked", "credited", "ready", "granted", "arrived", "committed", "started")
+
+
+async def test_each_side_tells_when_it_came_to_each_stage(
+    rings: Mapping[str, Ring], questions: Mapping[str, list[Question]]
+) -> None:
+    ring = rings["p64-chunked to d16"]
+    (prefill,), (decode,) = ring.of_role("prefill"), ring.of_role("decode")
+    await ask(ring, [[1, *questions["p64-chunked to d16"][0].prompt]])
+    ring.wait_idle()
+    here, there = prefill.handoffs()[-1], decode.handoffs()[-1]
+    for at, stages in ((here, PREFILL_STAGES), (there, DECODE_STAGES)):
+        assert [at[stage] for stage in stages] == sorted(at[stage] for stage in stages)
+    assert here["asked"] < there["asked"] < there["credited"] < here["credited"], "one clock on one host"
+    assert here["posted"] < here["sent"] <= here["complete"] < there["complete"] <= there["committed"]
 
 
 async def test_workers_that_come_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -94,6 +95,12 @@ class Service:
         """This worker's own metrics: name with labels → value."""
         assert isinstance(self.ready, ready.WorkerReady)
         return scrape(f"http://{self.ready.metrics}/metrics")
+
+    def handoffs(self) -> list[dict[str, float]]:
+        """This worker's own account of each handoff that went through, in order: stage → when, on the host's
+        monotonic clock. With ``--log-level debug`` only."""
+        lines = re.findall(r"handoff (\{.*\})$", self.log.read_text(), re.MULTILINE)
+        return [json.loads(line)["at"] for line in lines]
 
     def blocks(self) -> dict[str, int]:
         """KV blocks by state: free, cached, held."""

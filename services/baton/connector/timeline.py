@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 
-from baton.connector.messages import Name
+from baton.connector.messages import Credit, Grant, Name, Ready, SendComplete
 
 
 class Stage(Enum):
@@ -21,12 +23,29 @@ class Stage(Enum):
     """Decode has bound pages and posted its receives."""
     COMPUTED = "computed"
     """Prefill's last chunk is computed and its first token sampled."""
+    POSTED = "posted"
+    """The last send is posted."""
     SENT = "sent"
     """The last send is over."""
     ARRIVED = "arrived"
     """The last receive is over."""
+    COMPLETE = "complete"
+    """Prefill said SendComplete; decode heard it."""
     COMMITTED = "committed"
     """The request is decode's."""
+    STARTED = "started"
+    """Decode's first step with it begins."""
+
+
+STAGE_OF: Mapping[type[object], Stage] = MappingProxyType(
+    {
+        Credit: Stage.CREDITED,
+        Ready: Stage.READY,
+        Grant: Stage.GRANTED,
+        SendComplete: Stage.COMPLETE,
+    }
+)
+"""The stage that a side reaches when it says or hears a message of this kind."""
 
 
 class Timeline:
@@ -41,7 +60,7 @@ class Timeline:
     def reach(self, stage: Stage, now: float) -> None:
         """The last time counts for what comes piecemeal (sends, receives), the first for what is repeated."""
         self.moved_at = now
-        if stage in (Stage.SENT, Stage.ARRIVED):
+        if stage in (Stage.POSTED, Stage.SENT, Stage.ARRIVED):
             self._at[stage] = now
         else:
             self._at.setdefault(stage, now)

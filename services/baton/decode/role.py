@@ -23,25 +23,22 @@ from baton.connector.messages import (
     Ask,
     CancelReceive,
     Commit,
-    Credit,
     Fail,
     Fence,
-    Grant,
     LinkId,
     Name,
     PostReceive,
-    Ready,
     Retire,
     Send,
     Stop,
 )
-from baton.connector.timeline import Stage, Timeline
+from baton.connector.timeline import STAGE_OF, Stage, Timeline
 from baton.connector.transport import Link, PageMemory, TransferError
 from baton.connector.wiring import Terms, Wiring, agree
 from baton.decode.room import PoolRoom
-from baton.engine.engine import Engine
+from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
-from baton.engine.sequence import Sequence
+from baton.engine.sequence import Sequence, Status
 from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import Holds, Pair
 from baton.v1 import handoff_pb2 as pb
@@ -56,6 +53,7 @@ _STAGES = (
     ("grant", Stage.READY, Stage.GRANTED),
     ("transfer", Stage.GRANTED, Stage.ARRIVED),
     ("commit", Stage.ARRIVED, Stage.COMMITTED),
+    ("start", Stage.COMMITTED, Stage.STARTED),
 )
 
 
@@ -101,6 +99,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         drained_is_proof = all(connector.drained_is_proof for connector in wiring.connectors.values())
         self._machine = DecodeHandoffs(wiring.incarnation, self._room, drained_is_proof=drained_is_proof)
         self._timelines: dict[Name, Timeline] = {}
+        self._joined: dict[Sequence, Timeline] = {}
+        """Of requests that no step has computed anything for since they were committed."""
         self._peers: dict[LinkId, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.data_addresses: dict[str, str] = {}
@@ -247,8 +247,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             return
         known = wire.from_prefill(message, link)
         if known is not None:
-            if isinstance(known, Ready):
-                self._reach(known.name, Stage.READY)
+            self._reach(known.name, STAGE_OF.get(type(known)))
             self._do(lambda now: self._machine.receive(link, known, now))
 
     def _on_ask(self, link: LinkId, ask: pb.Ask) -> None:
@@ -319,10 +318,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def _execute(self, action: Action) -> None:
         match action:
             case Send(link=link, message=message):
-                if isinstance(message, Credit | Grant):
-                    self._reach(
-                        message.name, Stage.CREDITED if isinstance(message, Credit) else Stage.GRANTED
-                    )
+                self._reach(message.name, STAGE_OF.get(type(message)))
                 self._send(link, wire.to_prefill(message))  # type: ignore[arg-type]
             case PostReceive():
                 self._post_receive(action)
@@ -387,27 +383,36 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
     # --- stages
 
-    def _reach(self, name: Name, stage: Stage) -> None:
+    def _reach(self, name: Name, stage: Stage | None) -> None:
+        """``stage``: None for what marks none."""
         timeline = self._timelines.get(name)
-        if timeline is not None:
+        if timeline is not None and stage is not None:
             timeline.reach(stage, time.monotonic())
 
     def _forget(self, name: Name) -> None:
         self._room.take(name)
         self._timelines.pop(name, None)
 
-    def _record(self, name: Name) -> None:
-        """The handoff is through: measure its stages."""
-        timeline = self._timelines.pop(name, None)
+    def on_output(self, output: SequenceOutput) -> None:
+        """A step computed something. With the first one of a request that was taken over its handoff is
+        through: measure its stages."""
+        timeline = self._joined.pop(output.seq, None)
         if timeline is None:
             return
-        timeline.reach(Stage.COMMITTED, time.monotonic())
+        timeline.reach(Stage.STARTED, output.forward.began)
         for stage, start, end in _STAGES:
             self._wiring.metrics.stage(timeline.connector, stage, timeline.between(start, end))
-        log.debug("handoff %s", timeline.line(name))
+        log.debug("handoff %s", timeline.line(Name(output.seq.request_id, output.seq.attempt)))
+
+    def _join(self, sequence: Sequence, timeline: Timeline) -> None:
+        """The engine has a request that was taken over. Those that ended before a step computed anything for
+        them are forgotten."""
+        timeline.reach(Stage.COMMITTED, time.monotonic())
+        self._joined = {s: t for s, t in self._joined.items() if s.status is not Status.FINISHED}
+        self._joined[sequence] = timeline
 
     def _commit(self, commit: Commit) -> None:
-        self._record(commit.name)
+        timeline = self._timelines.pop(commit.name)
         with self._engine.lock:
             sequence = self._room.take(commit.name)
             if sequence is None:
@@ -423,6 +428,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
                 self._engine.pool.free(commit.pages)
                 self._outlet.fail(sequence.owner, *commit.name, str(error))
                 return
+        self._join(sequence, timeline)
         # Prefill has sent this token to the router as well: should prefill die now, it is not lost.
         first = worker_pb2.TokenDelta(
             request_id=commit.name.request_id,

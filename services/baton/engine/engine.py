@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
@@ -14,6 +16,13 @@ from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
 from baton.engine.stop import finish_reason
 from baton.models.loader import Progress
+
+
+class Span(NamedTuple):
+    """When something ran, in seconds on this process's monotonic clock."""
+
+    began: float
+    ended: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,8 @@ class SequenceOutput:
     advanced_to: int
     """``num_computed`` after the step: the KV of this many tokens is in the blocks. Less than it was before
     if the sequence was preempted in between, and the blocks are others then."""
+    forward: Span
+    """Of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +202,16 @@ class Engine:
             self._in_flight = frozenset(item.sequence for item in batch.items)
         if not batch.items:
             return []
+        began = time.monotonic()
         try:
             tokens = self.runner.run(batch)
         except BaseException:
             with self.lock:
                 self._land()
             raise
+        forward = Span(began, time.monotonic())
         with self.lock:
-            return self._apply(batch, tokens)
+            return self._apply(batch, tokens, forward)
 
     def load(self) -> Load:
         with self.lock:
@@ -218,12 +231,16 @@ class Engine:
                 generated_tokens=self.generated_tokens,
             )
 
-    def _apply(self, batch: ScheduledBatch, tokens: dict[Sequence, int]) -> list[SequenceOutput]:
+    def _apply(
+        self, batch: ScheduledBatch, tokens: dict[Sequence, int], forward: Span
+    ) -> list[SequenceOutput]:
         for seq, num_new in batch.items:
             self.scheduler.advance(seq, num_new)
         self._land()
         return [
-            self._publish(seq, tokens.get(seq)) for seq, _ in batch.items if seq.status is not Status.FINISHED
+            self._publish(seq, tokens.get(seq), forward)
+            for seq, _ in batch.items
+            if seq.status is not Status.FINISHED
         ]
 
     def _land(self) -> None:
@@ -233,10 +250,10 @@ class Engine:
             if seq.cancelled:
                 self._finish(seq, FinishReason.CANCELLED)
 
-    def _publish(self, seq: Sequence, token: int | None) -> SequenceOutput:
+    def _publish(self, seq: Sequence, token: int | None, forward: Span) -> SequenceOutput:
         advanced_to = seq.num_computed
         if token is None:
-            return SequenceOutput(seq, None, None, advanced_to)
+            return SequenceOutput(seq, None, None, advanced_to, forward)
         seq.append(token)
         self.generated_tokens += 1
         reason = finish_reason(seq, self.eos_token_ids)
@@ -244,7 +261,7 @@ class Engine:
             self._finish(seq, reason)
         elif seq.hold_after_prefill:
             self.scheduler.hold(seq)
-        return SequenceOutput(seq, token, reason, advanced_to)
+        return SequenceOutput(seq, token, reason, advanced_to, forward)
 
     # -- the table of requests ---------------------------------------------------------------------------
 

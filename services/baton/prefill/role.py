@@ -21,13 +21,12 @@ from baton.connector.messages import (
     Failure,
     LinkId,
     Name,
-    Ready,
     Send,
     SendBlocks,
     Stop,
 )
 from baton.connector.prefill import Computed, Counters, PrefillHandoffs
-from baton.connector.timeline import Stage, Timeline
+from baton.connector.timeline import STAGE_OF, Stage, Timeline
 from baton.connector.transport import Link, TransferError
 from baton.connector.wiring import Wiring
 from baton.engine.engine import Engine, SequenceOutput
@@ -176,13 +175,14 @@ class PrefillRole:
             self._do(lambda now: self._machine.withdraw(name, "finished", now))
             self._requests.pop(name, None)
             return
-        self._do(lambda _: self._progress(name, sequence))
+        self._do(lambda _: self._progress(name, output))
 
-    def _progress(self, name: Name, sequence: Sequence) -> list[Action]:
+    def _progress(self, name: Name, output: SequenceOutput) -> list[Action]:
+        sequence = output.seq
         # Preempted since the step? Its state now, under the lock, is what counts.
         if sequence.status is not Status.HELD:
             return self._machine.progress(name)
-        self._reach(name, Stage.COMPUTED)
+        self._reach(name, Stage.COMPUTED, output.forward.ended)
         token_ids = sequence.token_ids[:-1]
         computed = Computed(
             num_tokens=len(token_ids),
@@ -287,8 +287,7 @@ class PrefillRole:
             self._do(lambda now: self._machine.withdraw(name, "refused by the engine", now))
 
     def _send(self, link: LinkId, message: wire.FromPrefill | Ask) -> None:
-        if isinstance(message, Ready):
-            self._reach(message.name, Stage.READY)
+        self._reach(message.name, STAGE_OF.get(type(message)))
         peer = self._links.at(link)
         if peer is None:
             return
@@ -325,10 +324,12 @@ class PrefillRole:
     async def _send_data(self, peer: DecodePeer, data: Link, action: SendBlocks) -> None:
         """Send blocks, and tell the machine how that ended, with the checksum of what was to be sent."""
         crc: int | None = None
+        name = self._machine.name_of(action.link, action.tag)
         try:
             if peer.verify:
                 crc = await checksum(peer.memory, action.blocks)
             peer.busy.start(time.monotonic())
+            self._reach(name, Stage.POSTED)
             try:
                 await data.send(action.tag, action.blocks)
             finally:
@@ -338,9 +339,7 @@ class PrefillRole:
             ok = False
         else:
             self._wiring.metrics.sent(peer.pair, len(action.blocks) * peer.memory.block_bytes)
-            name = self._machine.name_of(action.link, action.tag)
-            if name is not None:
-                self._reach(name, Stage.SENT)
+            self._reach(name, Stage.SENT)
         self._do(lambda now: self._machine.sent(action.link, action.tag, ok, now, crc))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
@@ -352,10 +351,11 @@ class PrefillRole:
 
     # --- stages
 
-    def _reach(self, name: Name, stage: Stage) -> None:
-        timeline = self._timelines.get(name)
-        if timeline is not None:
-            timeline.reach(stage, time.monotonic())
+    def _reach(self, name: Name | None, stage: Stage | None, now: float | None = None) -> None:
+        """``stage``: None for what marks none. ``now``: if it was earlier."""
+        timeline = self._timelines.get(name) if name is not None else None
+        if timeline is not None and stage is not None:
+            timeline.reach(stage, time.monotonic() if now is None else now)
 
     def _record(self, name: Name) -> None:
         """Prefill has nothing more to do for the request."""

@@ -186,6 +186,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             if output.new_token is not None:
                 self._routers.deliver(output.seq.owner, _delta(output, output.new_token))
             self._prefill.on_output(output)
+            self._decode.on_output(output)
         self._decode.room_changed()
 
     async def run_timers(self) -> None:

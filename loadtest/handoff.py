@@ -1,0 +1,248 @@
+"""What handing a prompt on adds to its first token: a ring against one worker, on the same cores.
+
+    python -m loadtest.handoff [--connector tcp,ucx,ucx-tcp,gloo] [--tokens 500,2000,8000] [--repeats 5]
+
+A ring (one prefill and one decode worker) and a worker of role ``both`` serve the same random model of 126
+million parameters in float32. Prompts that nothing has cached go to the one and the other in turns, each
+alone. The prefill worker and the ``both`` worker have the same cores; decode, the routers and this program
+have the others. Ratios are of medians within one run.
+
+The second table says where the time goes between prefill's last chunk and decode's first step. It is read
+from the workers' own accounts of each handoff (``--log-level debug``), whose clocks are one on one host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from baton.models.config import ModelConfig
+from baton.models.registry import MODEL_CLASSES
+from tests.support.clients import RingClient
+from tests.support.ring import Ring, Service, running_ring
+from tests.support.tiny_models import save_shape
+
+VOCAB = 4096
+BLOCK_SIZE = 16
+LLAMA: Mapping[str, object] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 768,
+    "intermediate_size": 2560,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 16384,
+}
+"""Its KV takes 32 KiB a token in float32."""
+MODEL = "llama"
+NEW_TOKENS = 3
+CONNECTORS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "tcp": ("tcp", {}),
+    "ucx": ("ucx", {}),
+    "ucx-tcp": ("ucx", {"UCX_TLS": "tcp"}),
+    "gloo": ("gloo", {}),
+}
+"""Name here → the workers' ``--connector``, and their environment."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt at the client, in seconds: sent on this host's monotonic clock, and from there its first
+    tokens."""
+
+    sent: float
+    first: float
+    second: float
+    third: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """One handoff as the two workers tell it: stage → when."""
+
+    prefill: Mapping[str, float]
+    decode: Mapping[str, float]
+    client: Sample
+
+
+STEPS: Mapping[str, Callable[[Account], float]] = {
+    "last chunk computed to last send posted": lambda a: a.prefill["posted"] - a.prefill["computed"],
+    "to the last send over": lambda a: a.prefill["sent"] - a.prefill["posted"],
+    "to SendComplete said": lambda a: a.prefill["complete"] - a.prefill["sent"],
+    "to SendComplete heard": lambda a: a.decode["complete"] - a.prefill["complete"],
+    "to committed": lambda a: a.decode["committed"] - a.decode["complete"],
+    "to decode's first step": lambda a: a.decode["started"] - a.decode["committed"],
+    "= last chunk computed to decode's first step": lambda a: a.decode["started"] - a.prefill["computed"],
+}
+AROUND: Mapping[str, Callable[[Account], float]] = {
+    "client sends to prefill asks for room": lambda a: a.prefill["asked"] - a.client.sent,
+    "prefill asks to room is promised": lambda a: a.prefill["credited"] - a.prefill["asked"],
+    "last chunk computed to first token at the client": lambda a: (
+        a.client.sent + a.client.first - a.prefill["computed"]
+    ),
+    "decode's first step to second token at the client": lambda a: (
+        a.client.sent + a.client.second - a.decode["started"]
+    ),
+}
+
+
+def num_parameters(path: Path) -> int:
+    config = ModelConfig.from_dir(path)
+    with torch.device("meta"):
+        model = MODEL_CLASSES[config.architecture](config, torch.float32)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def pin(service: Service, cores: set[int]) -> None:
+    """Keep a running process, all of its threads, on these cores; threads yet to come inherit it."""
+    for thread in Path(f"/proc/{service.process.pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes started within."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def rings(tmp: Path, model: Path, connector: str, threads: int, longest: int) -> Iterator[tuple[Ring, Ring]]:
+    """1P1D over ``connector``, and one worker of role ``both``, with the cores shared out."""
+    cores = sorted(os.sched_getaffinity(0))
+    computing, others = set(cores[:threads]), set(cores[threads:])
+    if not others:
+        raise SystemExit(f"--threads: {threads} leaves none of the {len(cores)} cores to decode")
+    flag, variables = CONNECTORS[connector]
+    # Little more than one prompt: each takes the memory of the one before, so that none is new to the system.
+    num_blocks = longest // BLOCK_SIZE + 64
+    options = ("--load-format", "dummy", "--connector", flag, "--log-level", "debug")
+    options += ("--block-size", str(BLOCK_SIZE), "--num-blocks", str(num_blocks), "--threads", str(threads))
+    with (
+        environment(variables),
+        running_ring(tmp / "split", model=str(model), options=options) as split,
+        running_ring(tmp / "one", model=str(model), prefill=0, decode=0, both=1, options=options) as one,
+    ):
+        for service in (*split.of_role("decode"), split.router, one.router):
+            pin(service, others)
+        for service in (*split.of_role("prefill"), *one.of_role("both")):
+            pin(service, computing)
+        yield split, one
+
+
+async def ask(client: RingClient, rng: random.Random, tokens: int) -> Sample:
+    prompt = [rng.randrange(2, VOCAB) for _ in range(tokens)]
+    sent = time.monotonic()
+    answer = await client.stream(prompt, max_tokens=NEW_TOKENS, temperature=0)
+    first, second, third = answer.arrivals
+    return Sample(sent, first, second, third)
+
+
+async def in_turns(
+    split: Ring, one: Ring, tokens: int, repeats: int, rng: random.Random
+) -> tuple[list[Sample], list[Sample]]:
+    """The ring's samples and one worker's."""
+    samples: tuple[list[Sample], list[Sample]] = ([], [])
+    async with RingClient(split.url, MODEL) as to_split, RingClient(one.url, MODEL) as to_one:
+        turns = [(to_split, samples[0]), (to_one, samples[1])]
+        for client, _ in turns:  # links and memory are new to the first
+            await ask(client, rng, tokens)
+        for number in range(repeats):
+            for client, taken in turns if number % 2 else reversed(turns):
+                taken.append(await ask(client, rng, tokens))
+    return samples
+
+
+def accounts(split: Ring, samples: Sequence[Sample]) -> list[Account]:
+    """The last handoffs, which were those of ``samples``."""
+    (prefill,), (decode,) = split.of_role("prefill"), split.of_role("decode")
+    sides = zip(prefill.handoffs(), decode.handoffs(), strict=True)
+    return [Account(p, d, s) for (p, d), s in zip(list(sides)[-len(samples) :], samples, strict=True)]
+
+
+def median_of(samples: Sequence[Sample], of: Callable[[Sample], float]) -> float:
+    return statistics.median(map(of, samples))
+
+
+def gap(sample: Sample) -> float:
+    """Between the first and the second token."""
+    return sample.second - sample.first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--connector", default=",".join(CONNECTORS), help="some of " + ", ".join(CONNECTORS))
+    parser.add_argument("--tokens", default="2000", help="lengths of the prompts, with commas between them")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1, help="cores of prefill, and of the one worker")
+    parser.add_argument("--json", type=Path, help="a file for every sample")
+    args = parser.parse_args()
+    everything: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as name:
+        tmp = Path(name)
+        model = save_shape(tmp / MODEL, **LLAMA)
+        totals = Table(
+            *("connector", "prompt", "TTFT, ring", "TTFT, one worker", "ratio"),
+            *("2nd token after, ring", "one worker"),
+            title=f"{num_parameters(model) / 1e6:.0f} M parameters, {args.threads} core(s) to prefill, "
+            f"medians of {args.repeats}",
+        )
+        columns: list[tuple[str, list[Account]]] = []
+        for connector in args.connector.split(","):
+            for tokens in map(int, args.tokens.split(",")):
+                with rings(tmp / f"{connector}-{tokens}", model, connector, args.threads, tokens) as (
+                    split,
+                    one,
+                ):
+                    ring, local = asyncio.run(
+                        in_turns(split, one, tokens, args.repeats, random.Random(tokens))
+                    )
+                    told = accounts(split, ring)
+                ttft, alone = (median_of(taken, lambda s: s.first) for taken in (ring, local))
+                second, alone_second = (median_of(taken, gap) for taken in (ring, local))
+                totals.add_row(
+                    *(connector, str(tokens), f"{ttft:.3f} s", f"{alone:.3f} s", f"{ttft / alone:.3f}"),
+                    *(f"{second * 1e3:.1f} ms", f"{alone_second * 1e3:.1f} ms"),
+                )
+                columns.append((f"{connector} {tokens}", told))
+                everything.append(
+                    {
+                        "connector": connector,
+                        "tokens": tokens,
+                        "ring": [asdict(account) for account in told],
+                        "one_worker": [asdict(sample) for sample in local],
+                    }
+                )
+    steps = Table("milliseconds, medians", *(name for name, _ in columns))
+    for name, of in {**STEPS, **AROUND}.items():
+        cells = [f"{statistics.median(map(of, told)) * 1e3:.1f}" for _, told in columns]
+        steps.add_row(name, *cells, end_section=name.startswith("="))
+    Console().print(totals, steps)
+    if args.json:
+        args.json.write_text(json.dumps(everything, indent=2))
+
+
+if __name__ == "__main__":
+    main()
