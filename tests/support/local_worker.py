@@ -63,10 +63,10 @@ class LocalWorker:
     async def start(self) -> None:
         server = grpc.aio.server()
         self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        wiring = self._wiring()
+        self.wiring = self._wiring()
         crash = self.crashed.set
-        self.prefill = PrefillRole(self.engine, wiring, self.routers, crash, self._tempo)
-        self.decode = DecodeRole(self.engine, wiring, KEY, self.routers, crash, crash, self._tempo)
+        self.prefill = PrefillRole(self.engine, self.wiring, self.routers, crash, self._tempo)
+        self.decode = DecodeRole(self.engine, self.wiring, KEY, self.routers, crash, crash, self._tempo)
         hello = worker_pb2.WorkerHello(
             incarnation=self.incarnation,
             role=worker_pb2.Role.Value(f"ROLE_{self.role.upper()}"),

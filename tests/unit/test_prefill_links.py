@@ -29,6 +29,7 @@ class Connection:
         self.link = LinkId("prefill", peer.incarnation, epoch)
         self.pulse = Pulse()
         self.ended = asyncio.Event()
+        self.living = asyncio.ensure_future(self.ended.wait())
         self.closing = False
         self.sent: list[pb.PrefillMessage] = []
         self._on_lost = on_lost

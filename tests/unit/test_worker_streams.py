@@ -13,14 +13,17 @@ import grpc
 import pytest
 
 from baton.connector.liveness import Tempo
+from baton.connector.tcp import SendingLink
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
+from baton.prefill.links import DecodePeer
 from baton.router.ring import WorkerRing
 from baton.router.types import RingError
 from baton.router.workers import WorkerClient
 from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
+from baton.v1.handoff_pb2 import LinkOpen
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.main import end_process_after
 from tests.support.fake_engine import fake_engine
@@ -72,6 +75,38 @@ async def test_a_decode_worker_that_prefill_cannot_link_to_is_avoided() -> None:
         answers = [await answer(ring, f"r{number}", PROMPT, TOKENS) for number in range(4)]
         assert answers == 4 * [await expected()]
         assert decodes[1].engine.generated_tokens == 4 * (TOKENS - 1)
+
+
+async def test_a_link_that_is_closed_as_soon_as_it_is_made_ends_all_the_same() -> None:
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]):
+        greeting = LinkOpen(
+            prefill_incarnation="another",
+            decode_incarnation=decode.incarnation,
+            compatibility=prefill.wiring.compatibility,
+            connectors=["tcp"],
+        )
+        lost: list[DecodePeer] = []
+        peer = DecodePeer(decode.address, prefill.wiring, lambda link, message: None, lost.append)
+        await peer.open(greeting)
+        peer.close()
+        peer.close()
+        await asyncio.wait_for(peer.ended.wait(), 5)
+        assert lost == [peer]
+
+
+async def test_a_link_that_cannot_be_closed_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]):
+        await until(lambda: decode.decode.open_links)
+
+        async def fail(link: SendingLink) -> None:
+            raise OSError("no such connection")
+
+        with monkeypatch.context() as fault:
+            fault.setattr(SendingLink, "close", fail)
+            await decode.stop()
+            await asyncio.wait_for(prefill.crashed.wait(), 5)
 
 
 # --- drains

@@ -51,7 +51,7 @@ class DecodePeer:
     """One decode process: the control stream, the data connection and the link's name.
 
     What decode's answer settles (``memory``, ``block_size``, ``verify``, ``pair``, ``busy``) is there once
-    ``open`` has returned.
+    ``open`` has returned, and so is ``living``.
     ``on_message`` gets every message after the greeting; ``on_lost`` is called once, when either connection
     has ended and the data connection is closed, so that no send can read a page any more.
     """
@@ -72,6 +72,8 @@ class DecodePeer:
         self.verify: bool
         self.pair: Pair
         self.busy: BusyTime
+        self.living: asyncio.Task[None]
+        """Ends with the link. Raises if the data connection could not be closed: then sends may go on."""
         self._wiring = wiring
         self.pulse = Pulse(tempo)
         self.ended = asyncio.Event()
@@ -79,7 +81,7 @@ class DecodePeer:
         self._on_message = on_message
         self._on_lost = on_lost
         self._outbound: asyncio.Queue[pb.PrefillMessage | LateMessage | None] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._closing = False
 
     async def open(self, greeting: pb.LinkOpen) -> LinkId:
@@ -109,7 +111,8 @@ class DecodePeer:
             raise
         link = LinkId(greeting.prefill_incarnation, accept.decode_incarnation, accept.epoch)
         self.link = link
-        self._task = asyncio.create_task(self._read(channel, stream, link), name=f"link {self.address}")
+        self._reading = asyncio.create_task(self._read(stream, link), name=f"read {self.address}")
+        self.living = asyncio.create_task(self._live(channel, self._reading), name=f"link {self.address}")
         return link
 
     async def _connect(self, accept: pb.LinkAccept) -> Link:
@@ -141,9 +144,9 @@ class DecodePeer:
 
     def close(self) -> None:
         """End the link; ``on_lost`` follows, once, however often this is called."""
-        if self._task is not None and not self._closing:
-            self._task.cancel()
         self._closing = True
+        if self._reading is not None:
+            self._reading.cancel()
 
     async def _outgoing(self) -> AsyncIterator[pb.PrefillMessage]:
         while (message := await self._outbound.get()) is not None:
@@ -152,28 +155,26 @@ class DecodePeer:
                 yield made
 
     async def _read(
-        self,
-        channel: grpc.aio.Channel,
-        stream: grpc.aio.StreamStreamCall[pb.PrefillMessage, pb.DecodeMessage],
-        link: LinkId,
+        self, stream: grpc.aio.StreamStreamCall[pb.PrefillMessage, pb.DecodeMessage], link: LinkId
     ) -> None:
-        try:
-            while isinstance(message := await stream.read(), pb.DecodeMessage):
-                self.pulse.heard()
-                self._on_message(link, message)
-        except grpc.aio.AioRpcError as error:
-            log.info("the link to decode at %s ended: %s", self.address, error.details())
-        except asyncio.CancelledError:
-            log.info("the link to decode at %s was closed", self.address)
-        finally:
-            # A close from now on must not break into the one that is under way.
-            self._closing = True
-            self._outbound.put_nowait(None)
-            if self.data is not None:
-                await self.data.close()
-            self._on_lost(self)
-            self.ended.set()
-            await channel.close(None)
+        while isinstance(message := await stream.read(), pb.DecodeMessage):
+            self.pulse.heard()
+            self._on_message(link, message)
+
+    async def _live(self, channel: grpc.aio.Channel, reading: asyncio.Task[None]) -> None:
+        """Wait for the end of the reading, and end the rest. Not the reading's own affair: it may be
+        cancelled at any moment, even before it has begun."""
+        (ended,), _ = await asyncio.wait((reading,))
+        error = None if ended.cancelled() else ended.exception()
+        reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else repr(error)
+        log.info("the link to decode at %s has ended%s", self.address, f": {reason}" if error else "")
+        self._closing = True
+        self._outbound.put_nowait(None)
+        if self.data is not None:
+            await self.data.close()
+        self._on_lost(self)
+        self.ended.set()
+        await channel.close(None)
 
 
 class DecodeLinks:
@@ -236,7 +237,7 @@ class DecodeLinks:
         connections = list(self._open.values())
         for connection in connections:
             connection.close()
-        await asyncio.gather(*(connection.ended.wait() for connection in connections))
+        await asyncio.gather(*(connection.living for connection in connections), return_exceptions=True)
 
     # --- known peers
 

@@ -226,6 +226,7 @@ class PrefillRole:
         )
         connection = DecodePeer(peer.address, self._wiring, self._on_message, on_lost, self._tempo)
         await connection.open(greeting)
+        connection.living.add_done_callback(self._finished)
         return connection
 
     def _on_opened(self, connection: DecodePeer) -> None:
@@ -343,10 +344,10 @@ class PrefillRole:
         self._do(lambda now: self._machine.sent(action.link, action.tag, ok, now, crc))
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        """A send must be followed to its end: its pages hang on it."""
+        """A send, and a link, must be followed to its end: pages hang on it."""
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.critical("a transfer could not be followed to its end", exc_info=task.exception())
+            log.critical("a transfer or a link could not be followed to its end", exc_info=task.exception())
             self._on_crash()
 
     # --- stages
