@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 PAGE_BYTES = 4096
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class HostMemory:

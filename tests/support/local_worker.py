@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.connector.identity import new_incarnation
 from baton.connector.liveness import TEMPO, Tempo
+from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
@@ -57,7 +58,7 @@ class LocalWorker:
         self._tempo = tempo
         self._revision = revision
         self._stack = AsyncExitStack()
-        self._connector = TcpConnector()
+        self._connector = TcpConnector(Staging(), self.crashed.set)
         self.address = ""
 
     async def start(self) -> None:
