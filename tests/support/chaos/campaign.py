@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from tests.support.chaos.catalogue import Catalogue, Question
 from tests.support.chaos.client import ChaosClient, Reply
-from tests.support.chaos.faults import FaultError, Faults
+from tests.support.chaos.faults import Done, FaultError, Faults
 from tests.support.chaos.fleet import EXIT_RETIRED, READY_S, ROLES, Fleet, Usage, running_fleet
 from tests.support.chaos.load import MOMENTS, Load
 
@@ -161,12 +161,12 @@ class Campaign:
 
     async def _inject(self, kind: str) -> None:
         try:
-            what = await getattr(self._faults, kind)()
-            self.report.faults[kind] = self.report.faults.get(kind, 0) + 1
+            done: Done = await getattr(self._faults, kind)()
         except FaultError as error:
-            what = f"{kind}: NO EFFECT: {error}"
-            self._violation(f"a fault had no effect: {error}")
-        self._history.append(f"{self._where}: {what}")
+            self._violation(f"a fault had no effect: {kind}: {error}")
+            return
+        self.report.faults[done.kind] = self.report.faults.get(done.kind, 0) + 1
+        self._history.append(f"{self._where}: {done}")
 
     async def _bury(self) -> None:
         """Look after workers that ended by themselves, as a supervisor would."""

@@ -38,6 +38,17 @@ class FaultError(Exception):
     """A fault did not take effect."""
 
 
+@dataclass(frozen=True)
+class Done:
+    """A fault that took effect."""
+
+    kind: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
 @dataclass
 class Talk:
     """A client that is going to leave."""
@@ -97,7 +108,7 @@ class Faults:
 
     # --- processes
 
-    async def kill(self) -> str:
+    async def kill(self) -> Done:
         """SIGKILL a worker, stopped or not, but never the last of its role; it comes back by and by."""
         victims = [m for m in self._fleet.in_state("up", "frozen") if self._fleet.spare(m)]
         if not victims:
@@ -107,7 +118,7 @@ class Faults:
         await self.end(member, signal.SIGKILL)
         absence = self._rng.choice((0.0, self._rng.uniform(0, LONGEST_ABSENCE_S)))
         self._later(asyncio.create_task(self._come_back(member, absence)))
-        return f"kill -9 {member.name} ({was}), back after {absence:.1f} s"
+        return Done(f"kill -9 {member.role}", f"{member.name} ({was}), back after {absence:.1f} s")
 
     @staticmethod
     async def end(member: Member, number: signal.Signals) -> None:
@@ -122,7 +133,7 @@ class Faults:
         await asyncio.sleep(after_s)
         await member.restart()
 
-    async def freeze(self) -> str:
+    async def freeze(self) -> Done:
         """SIGSTOP a worker for a while, but never the last of its role."""
         victims = [m for m in self._fleet.in_state("up") if self._fleet.spare(m)]
         if not victims:
@@ -130,7 +141,7 @@ class Faults:
         member = self._rng.choice(victims)
         length = self._rng.uniform(0.1, self._rng.choice((1.5, LONGEST_FREEZE_S)))
         self._stop(member, length)
-        return f"SIGSTOP {member.name} for {length:.1f} s"
+        return Done(f"SIGSTOP {member.role}", f"{member.name} for {length:.1f} s")
 
     def _stop(self, member: Member, length_s: float) -> None:
         member.service.freeze()
@@ -143,7 +154,7 @@ class Faults:
             member.service.thaw()
             member.state = "up"
 
-    async def stall(self) -> str:
+    async def stall(self) -> Done:
         """SIGSTOP a worker while prompts are handed on, have their clients leave, and SIGCONT: what was to
         arrive then arrives late, when its place may have been given to others."""
         victims = [m for m in self._fleet.in_state("up") if self._fleet.spare(m)]
@@ -159,17 +170,18 @@ class Faults:
                 self._stop(member, length)
 
         left = await self.leave_together(self._rng.randint(3, 6), when_stopped)
-        return f"SIGSTOP {member.name} for {length:.2f} s while {len(left)} clients left"
+        what = f"{member.name} for {length:.2f} s while {len(left)} clients left"
+        return Done(f"stall {member.role}", what)
 
     # --- clients
 
-    async def leave(self) -> str:
+    async def leave(self) -> Done:
         """Several clients leave in the middle of a long answer."""
         deadline = time.monotonic() + FIND_S
         while time.monotonic() < deadline:
             if left := await self.leave_together(self._rng.randint(1, 5)):
                 tokens = ", ".join(str(len(talk.reply.token_ids)) for talk in left)
-                return f"{len(left)} clients left, having got {tokens} tokens"
+                return Done("leave", f"{len(left)} clients, having got {tokens} tokens")
         raise FaultError(f"within {FIND_S} s no client got to leave: all of them failed before")
 
     async def leave_together(
@@ -234,7 +246,7 @@ class Faults:
 
     # --- connections
 
-    async def cut(self) -> str:
+    async def cut(self) -> Done:
         """Break a connection of a kind that there is, between two workers that run, or to the router."""
         deadline = time.monotonic() + FIND_S
         while time.monotonic() < deadline:
@@ -274,7 +286,7 @@ class Faults:
             with contextlib.suppress(OSError):  # closed meanwhile
                 connection.pace(self._rng.choice(PACES))
 
-    async def _cut(self, kind: CutKind, connection: Connection, server: Member) -> str | None:
+    async def _cut(self, kind: CutKind, connection: Connection, server: Member) -> Done | None:
         """What was cut; None if it was closed before that."""
         manner, at = self._rng.choice(MANNERS), self._rng.randrange(2)
         marks = {name: log.size() for name, log in self._fleet.logs.items()}
@@ -282,14 +294,14 @@ class Faults:
             connection.cut(manner, at)
         except OSError:
             return None
-        what = f"cut ({manner}) the {kind} connection {sorted(connection.ports)} of {server.name}"
+        done = Done(f"cut {kind}", f"({manner}) of {server.name}, ports {sorted(connection.ports)}")
         deadline = time.monotonic() + CUT_SHOWS_S
         while not await asyncio.to_thread(self._shows, kind, connection, server, marks):
             if time.monotonic() > deadline:
                 ends = [f"pid {end.pid} fd {end.fd}" for end in connection.ends if end.open]
-                raise FaultError(f"{what}: not noticed within {CUT_SHOWS_S} s; still open: {ends or 'none'}")
+                raise FaultError(f"{done}: not noticed within {CUT_SHOWS_S} s; still open: {ends or 'none'}")
             await asyncio.sleep(0.01)
-        return what
+        return done
 
     def _shows(self, kind: CutKind, connection: Connection, server: Member, marks: dict[str, int]) -> bool:
         """Whether both ends have closed the connection, and the one that lost it says so. A library may keep
