@@ -535,7 +535,7 @@ async def send_to(kind: str, address: str, token: str) -> None:
 
 class TestOtherProcess:
     async def test_its_bytes_arrive(self, other: Other) -> None:
-        await asyncio.wait_for(other.received, 30)
+        await asyncio.wait_for(other.received, WAIT_S)
         assert other.memory.bytes.count(1) == LARGE
         assert not other.receiver.cancel_receive(1)
 
