@@ -86,7 +86,7 @@ class Footprint(NamedTuple):
 
 
 async def test_survivors_of_many_restarts_keep_nothing_of_the_dead(ring: Ring) -> None:
-    """``BATON_RESTART_CYCLES=50`` for the long run."""
+    """``BATON_RESTART_CYCLES=50 make test ARGS="-k survivors --timeout 1800"`` for the long run."""
     victims = [ring.of_role(role)[0] for role in ("prefill", "decode")]
     survivors = [service for service in (*ring.workers, ring.router) if service not in victims]
     prefill, decode = (ring.of_role(role)[1] for role in ("prefill", "decode"))
