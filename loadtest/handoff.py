@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -138,8 +139,8 @@ def rings(tmp: Path, model: Path, connector: str, threads: int, longest: int) ->
     flag, variables = CONNECTORS[connector]
     # Little more than one prompt: each takes the memory of the one before, so that none is new to the system.
     num_blocks = longest // BLOCK_SIZE + 64
-    options = ("--load-format", "dummy", "--connector", flag, "--log-level", "debug")
-    options += ("--block-size", str(BLOCK_SIZE), "--num-blocks", str(num_blocks), "--threads", str(threads))
+    sizes = ("--block-size", str(BLOCK_SIZE), "--num-blocks", str(num_blocks), "--threads", str(threads))
+    options = ("--load-format", "dummy", "--connector", flag, "--log-level", "debug", *sizes)
     with (
         environment(variables),
         running_ring(tmp / "split", model=str(model), options=options) as split,
@@ -182,13 +183,46 @@ def accounts(split: Ring, samples: Sequence[Sample]) -> list[Account]:
     return [Account(p, d, s) for (p, d), s in zip(list(sides)[-len(samples) :], samples, strict=True)]
 
 
-def median_of(samples: Sequence[Sample], of: Callable[[Sample], float]) -> float:
-    return statistics.median(map(of, samples))
+@dataclass(frozen=True)
+class Result:
+    """One connector with prompts of one length."""
+
+    connector: str
+    tokens: int
+    ring: list[Account]
+    one_worker: list[Sample]
+
+    def medians(self, of: Callable[[Sample], float]) -> tuple[float, float]:
+        """Of the ring and of one worker."""
+        through = statistics.median(of(account.client) for account in self.ring)
+        return through, statistics.median(map(of, self.one_worker))
+
+    def row(self) -> list[str]:
+        ttft, alone = self.medians(lambda s: s.first)
+        second, second_alone = self.medians(lambda s: s.second - s.first)
+        times = [f"{ttft:.3f} s", f"{alone:.3f} s", f"{ttft / alone:.3f}"]
+        gaps = [f"{gap * 1e3:.1f} ms" for gap in (second, second_alone)]
+        return [self.connector, str(self.tokens), *times, *gaps]
 
 
-def gap(sample: Sample) -> float:
-    """Between the first and the second token."""
-    return sample.second - sample.first
+def measure(tmp: Path, model: Path, connector: str, tokens: int, repeats: int, threads: int) -> Result:
+    place = tmp / f"{connector}-{tokens}"
+    with rings(place, model, connector, threads, tokens) as (split, one):
+        ring, local = asyncio.run(in_turns(split, one, tokens, repeats, random.Random(tokens)))
+        return Result(connector, tokens, accounts(split, ring), local)
+
+
+def show(results: Sequence[Result], title: str) -> None:
+    totals = Table("connector", "prompt", "TTFT, ring", "one worker", "ratio", title=title)
+    totals.add_column("2nd token after, ring")
+    totals.add_column("one worker")
+    for result in results:
+        totals.add_row(*result.row())
+    steps = Table("milliseconds, medians", *(f"{r.connector} {r.tokens}" for r in results))
+    for name, of in {**STEPS, **AROUND}.items():
+        cells = [f"{statistics.median(map(of, result.ring)) * 1e3:.1f}" for result in results]
+        steps.add_row(name, *cells, end_section=name.startswith("="))
+    Console().print(totals, steps)
 
 
 def main() -> None:
@@ -199,49 +233,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="cores of prefill, and of the one worker")
     parser.add_argument("--json", type=Path, help="a file for every sample")
     args = parser.parse_args()
-    everything: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as name:
-        tmp = Path(name)
-        model = save_shape(tmp / MODEL, **LLAMA)
-        totals = Table(
-            *("connector", "prompt", "TTFT, ring", "TTFT, one worker", "ratio"),
-            *("2nd token after, ring", "one worker"),
-            title=f"{num_parameters(model) / 1e6:.0f} M parameters, {args.threads} core(s) to prefill, "
-            f"medians of {args.repeats}",
-        )
-        columns: list[tuple[str, list[Account]]] = []
-        for connector in args.connector.split(","):
-            for tokens in map(int, args.tokens.split(",")):
-                with rings(tmp / f"{connector}-{tokens}", model, connector, args.threads, tokens) as (
-                    split,
-                    one,
-                ):
-                    ring, local = asyncio.run(
-                        in_turns(split, one, tokens, args.repeats, random.Random(tokens))
-                    )
-                    told = accounts(split, ring)
-                ttft, alone = (median_of(taken, lambda s: s.first) for taken in (ring, local))
-                second, alone_second = (median_of(taken, gap) for taken in (ring, local))
-                totals.add_row(
-                    *(connector, str(tokens), f"{ttft:.3f} s", f"{alone:.3f} s", f"{ttft / alone:.3f}"),
-                    *(f"{second * 1e3:.1f} ms", f"{alone_second * 1e3:.1f} ms"),
-                )
-                columns.append((f"{connector} {tokens}", told))
-                everything.append(
-                    {
-                        "connector": connector,
-                        "tokens": tokens,
-                        "ring": [asdict(account) for account in told],
-                        "one_worker": [asdict(sample) for sample in local],
-                    }
-                )
-    steps = Table("milliseconds, medians", *(name for name, _ in columns))
-    for name, of in {**STEPS, **AROUND}.items():
-        cells = [f"{statistics.median(map(of, told)) * 1e3:.1f}" for _, told in columns]
-        steps.add_row(name, *cells, end_section=name.startswith("="))
-    Console().print(totals, steps)
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory() as tmp:
+        model = save_shape(Path(tmp) / MODEL, **LLAMA)
+        title = f"{num_parameters(model) / 1e6:.0f} M parameters, {args.threads} core(s) to prefill"
+        for connector, tokens in product(args.connector.split(","), map(int, args.tokens.split(","))):
+            results.append(measure(Path(tmp), model, connector, tokens, args.repeats, args.threads))
+            print(*results[-1].row(), sep="  ", flush=True)
+    show(results, f"{title}, medians of {args.repeats}")
     if args.json:
-        args.json.write_text(json.dumps(everything, indent=2))
+        args.json.write_text(json.dumps([asdict(result) for result in results], indent=2))
 
 
 if __name__ == "__main__":

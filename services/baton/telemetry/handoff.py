@@ -68,8 +68,8 @@ class HandoffMetrics:
         self._stages = Histogram(
             "baton_handoff_stage_seconds",
             "One stage of a handoff. At decode: room (from asking to the promise), prefill (to the first "
-            "blocks computed), grant (to pages bound), transfer (to the last block), commit. At prefill: "
-            "flush (from the last chunk computed to the last send over).",
+            "blocks computed), grant (to pages bound), transfer (to the last block), commit, start (to the "
+            "first step). At prefill: flush (from the last chunk computed to the last send over).",
             ("role", "connector", "stage"),
             registry=registry,
             buckets=STAGE_BUCKETS,
