@@ -24,6 +24,7 @@ gloo); router to worker."""
 LONGEST_FREEZE_S = 6.0
 PACES = (3 << 20, 10 << 20, 30 << 20, 1 << 40)
 """Bytes per second. A prompt of 600 tokens has 5 MiB of blocks."""
+TRANSFER_WITHIN_S = 2.0
 LONGEST_STALL_S = 1.5
 """Shorter than silence may last: the link must live."""
 LONGEST_ABSENCE_S = 2.0
@@ -161,17 +162,29 @@ class Faults:
         if not victims:
             return await self.leave()
         member = self._rng.choice(victims)
-        moment, length = self._rng.uniform(0, 0.1), self._rng.uniform(0.05, LONGEST_STALL_S)
+        length = self._rng.uniform(0.05, LONGEST_STALL_S)
+        stopped = asyncio.Event()
 
         async def when_stopped(talk: Talk) -> None:
             await talk.sent.wait()
-            await asyncio.sleep(moment)
-            if member.state == "up":
-                self._stop(member, length)
+            await stopped.wait()
 
+        stopping = asyncio.create_task(self._stop_in_transfer(member, length, stopped))
         left = await self.leave_together(self._rng.randint(3, 6), when_stopped)
+        await stopping
         what = f"{member.name} for {length:.2f} s while {len(left)} clients left"
         return Done(f"stall {member.role}", what)
+
+    async def _stop_in_transfer(self, member: Member, length_s: float, stopped: asyncio.Event) -> None:
+        """Stop a worker while blocks come or go, if they do so soon."""
+        deadline = time.monotonic() + TRANSFER_WITHIN_S
+        while time.monotonic() < deadline:
+            if await asyncio.to_thread(member.transfers):
+                break
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(self._rng.uniform(0, 0.03))
+        self._stop(member, length_s)
+        stopped.set()
 
     # --- clients
 

@@ -82,6 +82,10 @@ class Member:
         found = [v for k, v in self.service.metrics().items() if k.startswith("baton_handoffs_completed")]
         return int(found[0])
 
+    def transfers(self) -> int:
+        """Blocks that are being sent or received."""
+        return int(self.service.metrics()[f'baton_handoff_held_blocks{{role="{self.role}"}}'])
+
     def events(self) -> Counter[str]:
         """Of this process: what it counts that is out of the ordinary."""
         found: Counter[str] = Counter()
@@ -96,7 +100,12 @@ class Member:
     def held(self) -> dict[str, int]:
         """What is not given back: blocks, handoffs and sequences, those that are not zero."""
         metrics = self.service.metrics()
-        names = ("baton_handoffs_open", "baton_sequences_running", "baton_sequences_waiting")
+        names = (
+            "baton_handoffs_open",
+            "baton_handoff_held_blocks",
+            "baton_sequences_running",
+            "baton_sequences_waiting",
+        )
         of_role = f'{{role="{self.role}"'
         account = {"blocks held": metrics[f'baton_kv_blocks{of_role},state="held"}}']}
         account |= {name: metrics[f"{name}{of_role}}}"] for name in names}
@@ -154,7 +163,7 @@ def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iter
     """``kind``: a connector, or ``ucx-shm`` or ``ucx-tcp`` for UCX over that alone. Several, as in tcp+gloo:
     one prefill worker for each, and decode workers that have them all."""
     tmp.mkdir(parents=True, exist_ok=True)
-    ports = _free_ports(rng)
+    ports = _free_ports()
     several = kind.split("+")
     connectors = {
         "prefill": several if len(several) > 1 else several * PER_ROLE,
@@ -191,9 +200,9 @@ def _member(name: str, role: str, kind: str, model: Path, tmp: Path, ports: Iter
     return Member(service, role, grpc, range(data, data + DATA_PORTS))
 
 
-def _free_ports(rng: random.Random) -> Iterator[int]:
-    """Each with those that follow it."""
-    for first in rng.sample(PORTS, len(PORTS)):
+def _free_ports() -> Iterator[int]:
+    """Each with those that follow it. Not by a seed: another ring may be started with the same one."""
+    for first in random.sample(PORTS, len(PORTS)):
         try:
             for port in range(first, first + DATA_PORTS):
                 socket.create_server(("127.0.0.1", port)).close()
