@@ -82,6 +82,7 @@ class Case:
 
 _LLAMA_8B = (8, 32, 128)
 CASES = (
+    Case("demo model, 1 block", (2, 6, 64), torch.float32, (16, 16), 1),
     Case("demo model, 16 blocks", (2, 6, 64), torch.float32, (16, 16), 16),
     Case("8B, 1 block", _LLAMA_8B, torch.bfloat16, (16, 16), 1),
     Case("8B, 16 blocks", _LLAMA_8B, torch.bfloat16, (16, 16), 16),
@@ -106,13 +107,15 @@ def make(kind: str) -> Connector:
     return UcxConnector(staging, os.abort, UCX[kind])
 
 
-# --- the libraries alone: ``move(views)`` is one round of this process's part
+# --- the libraries alone
 
-Move = Callable[[list[memoryview]], None]
+Move = Callable[[list[memoryview], Callable[[], None]], None]
+"""One round of this process's part. The second argument is called when all receives are posted."""
 
 
 def plain_tcp(sock: socket.socket, sending: bool) -> Move:
-    def move(views: list[memoryview]) -> None:
+    def move(views: list[memoryview], ready: Callable[[], None]) -> None:
+        ready()
         for view in views:
             if sending:
                 sock.sendall(view)
@@ -135,9 +138,11 @@ def plain_gloo(sock: socket.socket, sending: bool) -> Move:
     group = ProcessGroupGloo(store, int(sending), 2, timedelta(seconds=60))
     transfer = group.send if sending else group.recv  # type: ignore[attr-defined]
 
-    def move(views: list[memoryview]) -> None:
+    def move(views: list[memoryview], ready: Callable[[], None]) -> None:
         tensors = [torch.frombuffer(view, dtype=torch.uint8) for view in views]
-        for work in [transfer([tensor], int(not sending), 0) for tensor in tensors]:
+        running = [transfer([tensor], int(not sending), 0) for tensor in tensors]
+        ready()
+        for work in running:
             work.wait()
 
     return move
@@ -145,9 +150,9 @@ def plain_gloo(sock: socket.socket, sending: bool) -> Move:
 
 def plain_ucx(sock: socket.socket, sending: bool, options: Mapping[str, str]) -> Move:
     """Tagged messages, all posted at once, progressed by the thread that waits for them."""
-    from baton.connector import ucx
+    from baton.connector import ucx_driver
 
-    ucp = ucx.load()
+    ucp = ucx_driver.load()
     array = importlib.import_module("ucxx._lib.arr").Array
     worker = ucp.UCXWorker(ucp.UCXContext(dict(options), (ucp.Feature.TAG, ucp.Feature.WAKEUP)))
     worker.init_blocking_progress_mode()
@@ -158,9 +163,10 @@ def plain_ucx(sock: socket.socket, sending: bool, options: Mapping[str, str]) ->
         worker, ucp.UCXAddress.create_from_buffer(peer), False
     )
 
-    def move(views: list[memoryview]) -> None:
+    def move(views: list[memoryview], ready: Callable[[], None]) -> None:
         transfer = endpoint.tag_send if sending else worker.tag_recv
         waiting = [transfer(array(view), ucp.UCXXTag(tag + 1)) for tag, view in enumerate(views)]
+        ready()
         while waiting:
             worker.progress_worker_event(20)
             waiting = [request for request in waiting if not request.completed]
@@ -174,9 +180,13 @@ def plain(kind: str, sock: socket.socket, sending: bool) -> dict[str, Move]:
         return {"plain": plain_tcp(sock, sending)}
     if kind == "gloo":
         return {"plain": plain_gloo(sock, sending)}
-    from baton.connector import ucx
+    from baton.connector import ucx_driver
 
-    tuned = ucx.OPTIONS | {"RNDV_THRESH": "0", "RNDV_SCHEME": "am" if UCX[kind] else "get_zcopy"} | UCX[kind]
+    tuned = (
+        ucx_driver.OPTIONS
+        | {"RNDV_THRESH": "0", "RNDV_SCHEME": "am" if UCX[kind] else "get_zcopy"}
+        | UCX[kind]
+    )
     return {
         "plain": plain_ucx(sock, sending, UCX[kind]),
         "tuned": plain_ucx(sock, sending, tuned),
@@ -185,7 +195,7 @@ def plain(kind: str, sock: socket.socket, sending: bool) -> dict[str, Move]:
 
 # --- the two processes
 
-GO, END = b"g", b"e"
+GO, DONE, END = b"g", b"d", b"e"
 
 
 class End:
@@ -222,10 +232,11 @@ async def send(kind: str, rounds: int, queued: int, cases: str, port: int, addre
         for number in range(0 if queued else rounds):
             for move in alone.values():
                 sock.recv(1)
-                move(end.views)
+                move(end.views, lambda: None)
             sock.recv(1)
             first = number * case.messages
             await asyncio.gather(*(link.send(first + i, end.blocks(i)) for i in range(case.messages)))
+            sock.sendall(DONE)
         sock.recv(1)
         await link.close()
     await connector.close()
@@ -255,8 +266,6 @@ async def receive(kind: str, rounds: int, queued: int, cases: str) -> None:
                 for name, rate in (await one_round(end, link, number, alone, sock)).items():
                     rates[name] += [rate] if number else []
             report(kind, case, rates)
-            if "V" in os.environ:
-                print({k: [round(x, 2) for x in v] for k, v in rates.items()})
         sock.sendall(END)
         await link.close()
     await connector.close()
@@ -267,18 +276,22 @@ async def one_round(
     end: End, link: Link, number: int, alone: Mapping[str, Move], sock: socket.socket
 ) -> dict[str, float]:
     """GB/s of each."""
-    volume, rates = end.case.messages * end.case.message_bytes / 1e9, {}
-    for name, move in alone.items():
+    volume, rates, started = end.case.messages * end.case.message_bytes / 1e9, {}, 0.0
+
+    def go() -> None:
+        nonlocal started
         started = time.perf_counter()
         sock.sendall(GO)
-        await asyncio.to_thread(move, end.views)
+
+    for name, move in alone.items():
+        await asyncio.to_thread(move, end.views, go)
         rates[name] = volume / (time.perf_counter() - started)
     first = number * end.case.messages
     receives = [link.post_receive(first + i, end.blocks(i)) for i in range(end.case.messages)]
-    started = time.perf_counter()
-    sock.sendall(GO)
+    go()
     await asyncio.gather(*receives)
     rates["baton"] = volume / (time.perf_counter() - started)
+    await asyncio.to_thread(sock.recv, 1)  # DONE
     return rates
 
 
@@ -319,6 +332,7 @@ async def queue_up(kind: str, case: Case, end: End, link: Link, queued: int, soc
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     if sys.argv[1:2] == ["--child"]:
         kind, rounds, queued, cases, port, address = sys.argv[2:]
         asyncio.run(send(kind, int(rounds) + 1, int(queued), cases, int(port), address))
@@ -337,7 +351,6 @@ def main() -> None:
         print(
             f"{'':<8} {'message':<24} {'MB':>8} {'baton':>7}{'plain':>8}{'ratio':>6}{'tuned':>8}{'ratio':>6}"
         )
-    torch.set_num_threads(1)
     for kind in options.kinds.split(","):
         asyncio.run(receive(kind, options.rounds, options.queued, options.cases))
 

@@ -17,7 +17,7 @@ def test_whatever_is_done_no_answer_is_wrong_and_nothing_is_kept(tmp_path: Path)
     kinds = [kind for kind in ("tcp", "ucx", "gloo") if kind != "ucx" or importlib.util.find_spec("ucxx")]
     # A worker's start is what costs time here: one is killed.
     faults = {name: share for name, share in SHARES.items() if uncut is None or name != "cut"} | {"kill": 0}
-    plan = Plan(kind="+".join(kinds), seed=1, rounds=10, clients=8, faults=faults)
+    plan = Plan(kind="+".join(kinds), seed=1, rounds=10, clients=8, faults=faults, pace=uncut is None)
     report = run(tmp_path / "ring", record(tmp_path, plan.seed), plan)
     assert not report.violations, "\n".join(map(str, report.violations))
     assert sum(report.faults.values()) == plan.rounds

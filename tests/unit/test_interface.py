@@ -34,14 +34,14 @@ def test_a_wildcard_or_an_address_of_others_is_no_interface(host: str) -> None:
 )
 class TestUcx:
     def test_a_specific_host_restricts_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from baton.connector.ucx import interface_options
+        from baton.connector.ucx_driver import interface_options
 
         monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
         assert interface_options("127.0.0.1") == {"NET_DEVICES": "lo"}
         assert interface_options("0.0.0.0") == {}
 
     def test_the_users_own_choice_goes_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from baton.connector.ucx import interface_options
+        from baton.connector.ucx_driver import interface_options
 
         monkeypatch.setenv("UCX_NET_DEVICES", "eth7")
         assert interface_options("127.0.0.1") == {}

@@ -49,7 +49,8 @@ def available(wanted: str, *, on_cuda: bool, host: str, on_crash: Callable[[], N
 
 def _ucx(staging: Staging, on_crash: Callable[[], None], host: str) -> Connector:
     try:
-        from baton.connector.ucx import UcxConnector, interface_options
+        from baton.connector.ucx import UcxConnector
+        from baton.connector.ucx_driver import interface_options
 
         return UcxConnector(staging, on_crash, interface_options(host))
     except ImportError as error:

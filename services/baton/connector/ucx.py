@@ -33,21 +33,18 @@ nobody can tell it from a slow one: the handoff's cancel and fence end that.
 Peers meet at a door of our own (token first), exchange UCX addresses there and leave the socket open: it
 tells at once when the other process dies, for which UCX's keepalive takes longer.
 
-One thread owns all of UCX: it sleeps until UCX or the event loop has something for it, and UCX's own work
-runs without the GIL. A GPU's pool goes through host memory (``PageMemory``). Views of device memory could be
-handed to UCX as they are, if ``PageMemory`` gave objects with ``__cuda_array_interface__``; that, RDMA and
-NVLink are untested.
+One thread owns all of UCX (``ucx_driver``). A GPU's pool goes through host memory (``PageMemory``). Views of
+device memory could be handed to UCX as they are, if ``PageMemory`` gave objects with
+``__cuda_array_interface__``; that, RDMA and NVLink are untested.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import importlib
 import logging
 import os
 import re
-import select
 import socket
 import struct
 import threading
@@ -56,15 +53,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from baton.connector.door import HANDSHAKE_S, Door, Watch, dial, receive_exactly
-from baton.connector.interface import interface_of
 from baton.connector.staging import Room, Staging, piece_blocks
 from baton.connector.transport import Link, PageMemory, TransferError
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from baton.connector.ucx_driver import Driver, Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -73,72 +66,10 @@ _OK = 0
 _LAST = 1
 _WINDOW = 32
 """Pieces of one link that UCX has at a time."""
-_BUSY_WAIT_S, _IDLE_WAIT_S = 0.001, 1.0
-"""Longest sleeps. UCX wakes its sleeper, but should it ever forget to, little time is lost."""
-OPTIONS = {
-    # Without these two, UCX uses neither shared memory nor cross-memory attach in error mode PEER.
-    "MM_ERROR_HANDLING": "y",
-    "CMA_MEMORY_INVALIDATE": "y",
-    "KEEPALIVE_INTERVAL": "2s",
-    # Twice the goodput of UCX's own 8 KiB, measured on loopback and through shared memory; a link through
-    # shared memory has FIFO times SEG bytes of it, 4 MB instead of 17.
-    "MM_SEG_SIZE": "65000",
-    "MM_FIFO_SIZE": "64",
-    "TCP_TX_SEG_SIZE": "262144",
-    "TCP_RX_SEG_SIZE": "262144",
-}
-"""Baton's defaults; an environment variable ``UCX_...`` of the same name goes first."""
 _GET, _AM = b"g", b"a"
 _SCHEMES = {_GET: "get_zcopy", _AM: "am"}
 _HELLO = struct.Struct("!32s?")
 _SIZE = struct.Struct("!H")
-
-
-class _Request(Protocol):
-    @property
-    def completed(self) -> bool: ...
-
-    @property
-    def status(self) -> int: ...
-
-
-class _Endpoint(Protocol):
-    def tag_send(self, array: object, tag: object) -> _Request: ...
-
-    def close_blocking(self) -> None: ...
-
-    def set_close_callback(self, callback: Callable[[], None]) -> None: ...
-
-
-class _Probe(Protocol):
-    @property
-    def matched(self) -> bool: ...
-
-    @property
-    def length(self) -> int: ...
-
-
-def load() -> ModuleType:
-    """ucxx, or ImportError. UCX reads its log settings when it is loaded; standard output is Baton's own."""
-    os.environ.setdefault("UCX_LOG_FILE", "stderr")
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-    return importlib.import_module("ucxx._lib.libucxx")
-
-
-def interface_options(host: str) -> dict[str, str]:
-    """UCX's options for a worker that listens on ``host``.
-
-    UCX's TCP transport listens on every interface that it may use, for whoever comes. A specific host
-    restricts it to the interface that has this address, beside RDMA devices (none for the loopback), which
-    serve nobody without a queue pair. A wildcard leaves all, and so does ``UCX_NET_DEVICES`` in the
-    environment, which is the user's own choice.
-    """
-    interface = None if "UCX_NET_DEVICES" in os.environ else interface_of(host)
-    if interface is None:
-        return {}
-    ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
-    rdma = [f"{port.parent.parent.name}:{port.name}" for port in ports] if interface != "lo" else []
-    return {"NET_DEVICES": ",".join([interface, *rdma])}
 
 
 def _place() -> bytes:
@@ -169,157 +100,6 @@ def _settle(done: asyncio.Future[None], error: Exception | None) -> None:
         done.set_exception(error)
 
 
-class _Driver:
-    """One UCX worker and the thread that owns it. Everything named ``on_thread`` runs there."""
-
-    def __init__(
-        self,
-        scheme: str,
-        deliver: Callable[[_Driver, int, int], bool],
-        extra: Mapping[str, str],
-        on_crash: Callable[[], None],
-    ) -> None:
-        self.ucp = load()
-        self.array = importlib.import_module("ucxx._lib.arr").Array
-        options = {key: value for key, value in OPTIONS.items() if f"UCX_{key}" not in os.environ}
-        if "UCX_RNDV_SCHEME" not in os.environ:
-            options["RNDV_SCHEME"] = scheme
-        options |= extra
-        features = (self.ucp.Feature.TAG, self.ucp.Feature.WAKEUP)
-        self._context = self.ucp.UCXContext({**options, "RNDV_THRESH": "0"}, features)
-        self.worker = self.ucp.UCXWorker(self._context)
-        self.worker.init_blocking_progress_mode()
-        self.address = bytes(memoryview(self.worker.address))
-        self._loop = asyncio.get_running_loop()
-        self._deliver = deliver
-        self._on_crash = on_crash
-        self._any_tag = (self.ucp.UCXXTag(0), self.ucp.UCXXTagMask(0))
-        self._nothing = self.array(bytearray())
-        self._calls: deque[Callable[[], None]] = deque()
-        self._posts: list[Callable[[], None]] = []
-        self._running: list[tuple[_Request, Callable[[int], None]]] = []
-        self._stopping = False
-        self._asleep = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._main, name=f"kv-ucx-{scheme}", daemon=True)
-        self._thread.start()
-
-    @property
-    def transports(self) -> frozenset[str]:
-        return frozenset(re.findall(r"flags \S+ (\w+)/", self._context.info))
-
-    def call(self, work: Callable[[], None]) -> None:
-        """Have ``work`` done on the thread, soon."""
-        self._calls.append(work)
-        if self._asleep:
-            os.eventfd_write(self._wake, 1)
-
-    def post_on_thread(self, call: Callable[..., None], *args: object) -> None:
-        """Have ``call`` made on the event loop, at the end of this turn."""
-        self._posts.append(partial(call, *args))
-
-    def look_again(self) -> None:
-        """There may be room for what was announced."""
-        self.call(lambda: None)
-
-    def watch_on_thread(self, request: _Request, over: Callable[[int], None]) -> None:
-        """``over(status)`` once UCX has reported the request over, however it ended."""
-        self._running.append((request, over))
-
-    def _main(self) -> None:
-        poller = select.epoll()
-        poller.register(self._wake, select.EPOLLIN)
-        poller.register(self.worker.epoll_file_descriptor, select.EPOLLIN)
-        try:
-            with poller:
-                while not self._stopping:
-                    self._turn(poller)
-        except Exception:
-            log.exception("the ucx thread met an error; the worker cannot go on")
-            self.post_on_thread(self._on_crash)
-        self._make_posts()
-
-    def _turn(self, poller: select.epoll) -> None:
-        while self._calls:
-            self._calls.popleft()()
-        self.worker.progress()
-        busy = self._take_messages()
-        busy = self._end_requests() or busy
-        self._make_posts()
-        if not busy and self.worker.arm():  # UCX agrees that nothing is pending
-            self._sleep(poller)
-
-    def _sleep(self, poller: select.epoll) -> None:
-        self._asleep = True
-        if not self._calls and not self._stopping:
-            events = poller.poll(_BUSY_WAIT_S if self._running else _IDLE_WAIT_S)
-            if any(number == self._wake for number, _ in events):
-                os.eventfd_read(self._wake)
-        self._asleep = False
-
-    def _take_messages(self) -> bool:
-        """Hand what was announced to whoever posted for it, in order, as long as there is room."""
-        found = False
-        while (probe := self.worker.tag_probe(*self._any_tag, False)).matched:
-            if not self._deliver(self, probe.sender_tag.value, probe.length):
-                break
-            found = True
-        return found
-
-    def _end_requests(self) -> bool:
-        running, self._running = self._running, []
-        ended = False
-        for request, over in running:
-            if request.completed:
-                ended = True
-                over(request.status)
-            else:
-                self._running.append((request, over))
-        return ended
-
-    def _make_posts(self) -> None:
-        posts, self._posts = self._posts, []
-        if posts:
-            try:
-                self._loop.call_soon_threadsafe(_make_soon, self._loop, posts)
-            except RuntimeError:  # the loop is closed: the process is ending
-                log.debug("a completion came after the event loop had ended")
-
-    def receive_on_thread(self, tag: int, view: memoryview, over: Callable[[int], None]) -> None:
-        """Take the first message announced with this tag, which has the size of ``view``."""
-        self.watch_on_thread(self.worker.tag_recv(self.array(view), self.ucp.UCXXTag(tag)), over)
-
-    def refuse_on_thread(self, tag: int) -> None:
-        """Let the sender of the first message with this tag go: no byte of it is taken."""
-        request = self.worker.tag_recv(self._nothing, self.ucp.UCXXTag(tag))
-        self.watch_on_thread(request, _ignore)
-
-    def endpoint_on_thread(self, address: bytes, on_closed: Callable[[], None]) -> _Endpoint:
-        peer = self.ucp.UCXAddress.create_from_buffer(address)
-        endpoint: _Endpoint = self.ucp.UCXEndpoint.create_from_worker_address(self.worker, peer, True)
-        endpoint.set_close_callback(on_closed)
-        return endpoint
-
-    async def close(self) -> None:
-        def stop() -> None:
-            self._stopping = True
-
-        if self._thread.is_alive():
-            self.call(stop)
-        await asyncio.to_thread(self._thread.join)
-        os.close(self._wake)
-        del self.worker, self._context
-
-
-def _make_soon(loop: asyncio.AbstractEventLoop, posts: list[Callable[[], None]]) -> None:
-    for post in posts:
-        loop.call_soon(post)  # each by itself, should one raise
-
-
-def _ignore(status: int) -> None:
-    """A refused message was cut off, as it should be."""
-
-
 class _UcxLink:
     """What both ends share: an endpoint, a socket that tells of the peer's death, and the fence."""
 
@@ -330,15 +110,15 @@ class _UcxLink:
         self._on_lost = on_lost
         self._closed = False
         self._ended = False
-        self._driver: _Driver | None = None
-        self._endpoint: _Endpoint | None = None
+        self._driver: Driver | None = None
+        self._endpoint: Endpoint | None = None
         self._watch: Watch | None = None
         self._running = 0
         """Requests of this link that UCX has not reported over. Of the driver's thread."""
         self._closing = False
         self._over = asyncio.Event()
 
-    async def attach(self, driver: _Driver, sock: socket.socket, address: bytes) -> None:
+    async def attach(self, driver: Driver, sock: socket.socket, address: bytes) -> None:
         """Make the endpoint. The socket is the link's from here on."""
         made: asyncio.Future[None] = self._loop.create_future()
 
@@ -462,7 +242,7 @@ class _Table:
             receive.failed = True
             return receive.running == 0
 
-    def deliver(self, driver: _Driver, wire_tag: int, size: int) -> bool:
+    def deliver(self, driver: Driver, wire_tag: int, size: int) -> bool:
         """On the driver's thread: a piece was announced. What nobody wants is refused, as its sender waits
         for an answer. False: there is no room for it at present, so it is left with UCX."""
         key, last = wire_tag & ~_LAST, bool(wire_tag & _LAST)
@@ -536,7 +316,7 @@ class ReceivingLink(_UcxLink):
             return f"message {receive.tag} has more or less than the {receive.size} bytes posted"
         return None
 
-    def place(self, driver: _Driver, receive: _Receive, size: int) -> _Landing | None:
+    def place(self, driver: Driver, receive: _Receive, size: int) -> _Landing | None:
         """Memory for the next piece of a message, if there is room."""
         first = receive.announced // self._memory.block_bytes
         blocks = receive.blocks[first : first + size // self._memory.block_bytes]
@@ -546,16 +326,23 @@ class ReceivingLink(_UcxLink):
         memory = self._room.take(size, driver.look_again)
         return None if memory is None else _Landing(blocks, memory, staged=True)
 
-    def take(self, driver: _Driver, receive: _Receive, landing: _Landing, wire_tag: int) -> None:
+    def take(self, driver: Driver, receive: _Receive, landing: _Landing, wire_tag: int) -> None:
         """On the driver's thread: get the bytes of the piece that was matched with ``receive``."""
         self._arriving = None if wire_tag & _LAST else receive
         self._started()
         driver.receive_on_thread(wire_tag, landing.memory, partial(self._taken, receive, landing))
 
     def _taken(self, receive: _Receive, landing: _Landing, status: int) -> None:
+        over = partial(self._landed, receive, landing, status)
+        if landing.staged and status == _OK:
+            assert self._driver is not None
+            scatter = partial(self._memory.scatter, landing.blocks, landing.memory)
+            self._driver.copy_on_thread(scatter, over)
+        else:
+            over()
+
+    def _landed(self, receive: _Receive, landing: _Landing, status: int) -> None:
         if landing.staged:
-            if status == _OK:
-                self._memory.scatter(landing.blocks, landing.memory)
             self._room.give_back(landing.memory)
         with self._table.lock:
             receive.running -= 1
@@ -621,7 +408,7 @@ class SendingLink(_UcxLink):
             if self._waiting[0].started == len(self._waiting[0].blocks):
                 self._waiting.popleft()
 
-    def _start_piece(self, endpoint: _Endpoint, message: _Message) -> bool:
+    def _start_piece(self, endpoint: Endpoint, message: _Message) -> bool:
         """False: there is no room for it at present."""
         driver, block_bytes = self._driver, self._memory.block_bytes
         assert driver is not None
@@ -683,12 +470,12 @@ class UcxConnector:
     ) -> None:
         """``on_crash`` ends the worker: what a thread met leaves pages pinned for ever. ``options``: of UCX,
         without their prefix ``UCX_``. To be made on the event loop. Raises ImportError without ucxx."""
-        drive = partial(_Driver, extra=options or {}, on_crash=on_crash)
+        drive = partial(Driver, extra=options or {}, on_crash=on_crash)
         self._staging = staging
         self._table = _Table()
         self._expected: dict[bytes, ReceivingLink] = {}
         self._door = Door(_MAGIC, self._expected, self._admitted)
-        self._drivers: dict[bytes, _Driver] = {_AM: drive(_SCHEMES[_AM], self._table.deliver)}
+        self._drivers: dict[bytes, Driver] = {_AM: drive(_SCHEMES[_AM], self._table.deliver)}
         self._has_rdma = any(re.match(r"(rc|dc|gga)", name) for name in self._drivers[_AM].transports)
         self._has_cma = "cma" in self._drivers[_AM].transports
         if self._has_cma or self._has_rdma:

@@ -47,12 +47,16 @@ class _Part:
     """
 
     def __init__(self, pool: Tensor, ratio: int, heads: range) -> None:
-        words = _in_words(pool)
-        num_blocks, _, layers, two, block_size, width = words.shape
-        shape = (num_blocks, len(heads), layers, two, ratio, block_size // ratio, width)
-        self._part = words[:, heads.start : heads.stop].view(shape).movedim(4, 1)
-        """[num_blocks, ratio, heads, layers, 2, wire block size, words]"""
-        self.block_bytes = self._part[0, 0].nbytes
+        num_blocks, num_heads, num_layers, two, _, _ = pool.shape
+        # A wire block is some rows of the pool, each contiguous: a head, or of each layer's K and V a part.
+        rows_per_head = 1 if ratio == 1 else num_layers * two
+        self._num_blocks = num_blocks * ratio
+        self._ratio = ratio
+        self._rows_per_page = num_heads * rows_per_head * ratio
+        self._rows = _in_words(pool).view(num_blocks * self._rows_per_page, -1)
+        rows = range(heads.start * rows_per_head * ratio, heads.stop * rows_per_head * ratio, ratio)
+        self._rows_of_first = torch.tensor(rows, device=pool.device)
+        self.block_bytes = len(rows) * self._rows[0].nbytes
         self._page_bytes = pool[0].nbytes
         self._start = pool[0, : heads.start].nbytes
         self._on_host = pool.device.type == "cpu"
@@ -69,40 +73,37 @@ class _Part:
         return [self._pool_bytes[start : start + count * self.block_bytes] for start, count in starts]
 
     def gather(self, blocks: Sequence[int], into: memoryview) -> None:
-        places, copy = self._places(blocks), self._as_tensor(blocks, into)
+        rows, copy = self._rows_of(blocks), self._as_rows(into)
         if self._on_host:
-            torch.ops.aten.index.Tensor_out(self._part, places, out=copy)  # ``copy[:] =`` would copy twice
+            torch.index_select(self._rows, 0, rows, out=copy)
         else:
-            copy.copy_(self._part[tuple(places)])
+            copy.copy_(torch.index_select(self._rows, 0, rows))
 
     def scatter(self, blocks: Sequence[int], piece: memoryview) -> None:
-        self._part[tuple(self._places(blocks))] = self._as_tensor(blocks, piece).to(self._part.device)
+        rows, copy = self._rows_of(blocks), self._as_rows(piece)
+        self._rows.index_copy_(0, rows, copy.to(self._rows.device))
 
-    def _as_tensor(self, blocks: Sequence[int], piece: memoryview) -> Tensor:
-        shape = (len(blocks), *self._part.shape[2:])
-        return torch.frombuffer(piece, dtype=torch.uint8).view(self._part.dtype).view(shape)
+    def _as_rows(self, piece: memoryview) -> Tensor:
+        words = torch.frombuffer(piece, dtype=torch.uint8).view(self._rows.dtype)
+        return words.view(-1, self._rows.shape[1])
 
-    def _places(self, blocks: Sequence[int]) -> list[Tensor]:
-        """Page and place within it of each wire block."""
+    def _rows_of(self, blocks: Sequence[int]) -> Tensor:
+        """Where in ``_rows`` the bytes of these wire blocks are, in order."""
         self._check(blocks)
-        ids = torch.tensor(blocks, device=self._part.device)
-        ratio = self._part.shape[1]
-        return [ids // ratio, ids % ratio]
+        first = [block // self._ratio * self._rows_per_page + block % self._ratio for block in blocks]
+        return (torch.tensor(first, device=self._rows.device)[:, None] + self._rows_of_first).view(-1)
 
     def _check(self, blocks: Sequence[int]) -> None:
         """A slice would take an id beyond the pool's end for fewer bytes, and a negative one for others."""
-        num_blocks = self._part.shape[0] * self._part.shape[1]
-        if not blocks or min(blocks) < 0 or max(blocks) >= num_blocks:
-            raise ValueError(
-                f"wire blocks {list(blocks)}: ids of 0 to {num_blocks - 1} are allowed, at least one"
-            )
+        if not blocks or min(blocks) < 0 or max(blocks) >= self._num_blocks:
+            allowed = f"ids of 0 to {self._num_blocks - 1} are allowed, at least one"
+            raise ValueError(f"wire blocks {list(blocks)}: {allowed}")
 
 
 def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
     """First id and length of each run of adjacent block ids, in order."""
-    if tuple(blocks) == tuple(
-        range(blocks[0], blocks[0] + len(blocks))
-    ):  # nearly always, and ten times as fast
+    adjacent = range(blocks[0], blocks[0] + len(blocks))
+    if tuple(blocks) == tuple(adjacent):  # nearly always, and ten times as fast
         return [(blocks[0], len(blocks))]
     runs: list[tuple[int, int]] = []
     for block in blocks:

@@ -9,15 +9,16 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from tests.support.chaos.catalogue import Catalogue, Question
-from tests.support.chaos.client import ChaosClient, Reply
+from tests.support.chaos.catalogue import Catalogue
+from tests.support.chaos.client import ChaosClient
 from tests.support.chaos.faults import Done, FaultError, Faults
-from tests.support.chaos.fleet import EXIT_RETIRED, READY_S, ROLES, Fleet, Usage, running_fleet
+from tests.support.chaos.findings import Findings, Violation
+from tests.support.chaos.fleet import EXIT_RETIRED, READY_S, ROLES, Fleet, Member, Usage, running_fleet
 from tests.support.chaos.load import MOMENTS, Load
 
 ZERO_WITHIN_S = 45.0
@@ -44,18 +45,8 @@ class Plan:
     longest_wait_s: float = 0.8
     faults: Mapping[str, int] = field(default_factory=lambda: SHARES)
     """How often each kind is drawn."""
-
-
-@dataclass
-class Violation:
-    """Something that must not be, and what had been done until then."""
-
-    round: str
-    what: str
-    details: list[str]
-
-    def __str__(self) -> str:
-        return "\n    ".join([f"{self.round}: {self.what}", *self.details])
+    pace: bool = True
+    """Have blocks travel slowly."""
 
 
 @dataclass
@@ -94,14 +85,12 @@ class Campaign:
         self._fleet = fleet
         self._plan = plan
         self._rng = fleet.rng
-        self._where = "before the first round"
-        self._history: list[str] = []
+        self._findings = Findings()
         self._events: dict[int, Counter[str]] = {}
         """By process."""
-        self._load = Load(
-            client, catalogue.questions, random.Random(plan.seed + 1), plan.clients, self._on_wrong
-        )
-        self._faults = Faults(fleet, client, catalogue.long, self._on_wrong)
+        rng = random.Random(plan.seed + 1)
+        self._load = Load(client, catalogue.questions, rng, plan.clients, self._findings)
+        self._faults = Faults(fleet, client, catalogue.long, self._findings)
 
     async def run(self) -> Report:
         began = time.monotonic()
@@ -116,12 +105,13 @@ class Campaign:
         report.completed, report.tokens, report.failed = tally.completed, tally.tokens, dict(tally.failed)
         report.reasons = dict(tally.reasons.most_common())
         report.events = dict(sum(self._events.values(), Counter()))
+        report.violations = self._findings.violations
         report.slowest_s, report.seconds = tally.slowest_s, time.monotonic() - began
         return report
 
     @property
     def _over(self) -> bool:
-        return len(self.report.violations) >= ENOUGH_VIOLATIONS
+        return len(self._findings.violations) >= ENOUGH_VIOLATIONS
 
     # --- rounds
 
@@ -129,8 +119,8 @@ class Campaign:
         began = time.monotonic()
         self._load.start()
         for number, kind in enumerate(self._kinds(), start=1):
-            self._where = f"round {number}"
-            if "cut" in self._plan.faults:  # or connections cannot be touched here
+            self._findings.moment = f"round {number}"
+            if self._plan.pace:
                 await self._faults.pace()
             await self._wait()
             await self._inject(kind)
@@ -138,10 +128,10 @@ class Campaign:
             await self._bury()
             if self._over:
                 break
-            if number % self._plan.rounds_between_rests == 0 or number == self._plan.rounds:
-                await self._pause()
-        await self._load.stop()
-        await self._faults.settle()
+            if number % self._plan.rounds_between_rests == 0 and number < self._plan.rounds:
+                await self._rest()
+                self._load.start()
+        await self._rest()
         self.report.round_s = (time.monotonic() - began) / max(1, self.report.rounds)
 
     def _kinds(self) -> list[str]:
@@ -162,11 +152,11 @@ class Campaign:
     async def _inject(self, kind: str) -> None:
         try:
             done: Done = await getattr(self._faults, kind)()
-        except FaultError as error:
-            self._violation(f"a fault had no effect: {kind}: {error}")
+        except (FaultError, OSError) as error:  # a worker that has ended refuses to be asked
+            self._findings.violation(f"a fault had no effect: {kind}: {error}")
             return
         self.report.faults[done.kind] = self.report.faults.get(done.kind, 0) + 1
-        self._history.append(f"{self._where}: {done}")
+        self._findings.did(str(done))
 
     async def _bury(self) -> None:
         """Look after workers that ended by themselves, as a supervisor would."""
@@ -175,25 +165,19 @@ class Campaign:
             if status is None:
                 continue
             member.state = "down"
-            self._history.append(f"{self._where}: {member.name} ended by itself with {status}")
+            self._findings.did(f"{member.name} ended by itself with {status}")
             if status == EXIT_RETIRED:
                 self.report.retired += 1
             else:
-                self._violation(f"{member.name} ended by itself with {status}")
+                self._findings.violation(f"{member.name} ended by itself with {status}")
             await member.restart()
 
     # --- rest
 
-    async def _pause(self) -> None:
-        """Stop the load for a rest, and go on."""
-        await self._load.stop()
-        await self._faults.settle()
-        await self._rest()
-        self._load.start()
-
     async def _rest(self) -> None:
         """Without load, everything must be given back, and every request must be answered."""
-        await self._bury()
+        await self._load.stop()
+        await self._faults.settle()
         await self._until_zero()
         await self._in_calm()
         await self._until_zero()
@@ -203,8 +187,11 @@ class Campaign:
     async def _until_zero(self) -> None:
         began = time.monotonic()
         while accounts := await self._held():
+            await self._bury()
             if time.monotonic() - began > ZERO_WITHIN_S:
-                self._violation(f"{ZERO_WITHIN_S:.0f} s after the last request there is still {accounts}")
+                self._findings.violation(
+                    f"{ZERO_WITHIN_S:.0f} s after the last request there is still {accounts}"
+                )
                 return
             await asyncio.sleep(0.02)
         self.report.to_zero_s.append(time.monotonic() - began)
@@ -219,15 +206,15 @@ class Campaign:
         try:
             await asyncio.to_thread(self._fleet.ring.wait_workers, READY_S)
         except TimeoutError as error:
-            self._violation(str(error))
+            self._findings.violation(str(error))
             return
         before = {m.name: m.handoffs() for m in self._fleet.members}
         for reply in await self._load.once():
             if reply.failure is not None:
-                self._violation(f"in calm a request failed: {reply.failure}")
+                self._findings.violation(f"in calm a request failed: {reply.failure}")
         idle = [m.name for m in self._fleet.members if m.handoffs() == before[m.name]]
         if idle:
-            self._violation(f"no request in calm went through {', '.join(idle)}")
+            self._findings.violation(f"no request in calm went through {', '.join(idle)}")
 
     def _measure(self) -> None:
         for member in self._fleet.members:
@@ -238,15 +225,17 @@ class Campaign:
             self.report.most_fds = max(self.report.most_fds, fds)
             self.report.most_threads = max(self.report.most_threads, threads)
             if fds > MORE_FDS or threads > MORE_THREADS:
-                self._violation(f"{member.name} has {fds} more files and {threads} more threads open")
+                self._findings.violation(
+                    f"{member.name} has {fds} more files and {threads} more threads open"
+                )
 
     def _read_logs(self) -> None:
         for name, log in self._fleet.logs.items():
             for record in log.records():
                 if re.search(r"^\S+ \S+ ERROR |^Traceback", record, re.MULTILINE):
-                    self._violation(f"{name} logged an error", record.splitlines()[:20])
+                    self._findings.violation(f"{name} logged an error", record.splitlines()[:20])
                 if "checksum differs" in record:
-                    self._violation(f"{name}: a page changed during its transfer", [record])
+                    self._findings.violation(f"{name}: a page changed during its transfer", [record])
 
     # --- restarts
 
@@ -258,74 +247,69 @@ class Campaign:
             members = self._fleet.of_role(role)
             member = members[number // len(ROLES) % len(members)]
             how = self._rng.choice((signal.SIGKILL, signal.SIGTERM))
-            self._where = f"restart {number + 1}"
-            self._history.append(f"{self._where}: {how.name} to {member.name}")
+            self._findings.moment = f"restart {number + 1}"
+            self._findings.did(f"{how.name} to {member.name}")
             await self._wait()
-            try:
-                await self._faults.end(member, how)
-            except FaultError as error:
-                self._violation(str(error))
+            await self._end(member, how)
             began = time.monotonic()
             await member.restart()
-            if await self._serves(member.handoffs):
+            if await self._serves(member):
                 self.report.restarts_s[role].append(time.monotonic() - began)
-            else:
-                self._violation(f"{member.name} handed nothing on in {SERVES_WITHIN_S} s after its restart")
             await self._bury()
             if self._over:
                 break
             if (number + 1) % self._plan.rounds_between_rests == 0:
-                await self._pause()
-        await self._load.stop()
+                await self._rest()
+                self._load.start()
         await self._rest()
 
-    @staticmethod
-    async def _serves(handoffs: Callable[[], int]) -> bool:
+    async def _end(self, member: Member, how: signal.Signals) -> None:
+        """SIGTERM lets a worker end what it has: no request may fail of it."""
+        failed = self._load.tally.failed.total()
+        try:
+            await self._faults.end(member, how)
+        except FaultError as error:
+            self._findings.violation(str(error))
+        failed = self._load.tally.failed.total() - failed
+        if how == signal.SIGTERM and failed:
+            self._findings.violation(f"{failed} requests failed while {member.name} drained")
+
+    async def _serves(self, member: Member) -> bool:
+        """Whether the worker takes part again, soon."""
         deadline = time.monotonic() + SERVES_WITHIN_S
-        while not await asyncio.to_thread(handoffs):
-            if time.monotonic() > deadline:
-                return False
+        while time.monotonic() < deadline:
+            if await asyncio.to_thread(member.handoffs):
+                return True
             await asyncio.sleep(0.05)
-        return True
+        self._findings.violation(f"{member.name} handed nothing on in {SERVES_WITHIN_S} s after its restart")
+        return False
 
     # --- cancels
 
     async def _cancels(self) -> None:
         """Clients leave an undisturbed ring; how long until it has its blocks back."""
         while len(self.report.cancels_s) < self._plan.cancels and not self._over:
-            self._where = f"cancel {len(self.report.cancels_s) + 1}"
+            self._findings.moment = f"cancel {len(self.report.cancels_s) + 1}"
             try:
                 left = await self._faults.leave_together(self._rng.choice((1, 1, 3)))
             except FaultError as error:
-                self._violation(str(error))
+                self._findings.violation(str(error))
                 continue
             if not left:
                 continue
             since = max(talk.left_at for talk in left)
             while accounts := await self._held():
                 if time.monotonic() - since > ZERO_WITHIN_S:
-                    self._violation(f"{ZERO_WITHIN_S:.0f} s after a cancel there is still {accounts}")
+                    self._findings.violation(
+                        f"{ZERO_WITHIN_S:.0f} s after a cancel there is still {accounts}"
+                    )
                     break
             self.report.cancels_s += [time.monotonic() - since] * len(left)
         if len(self.report.cancels_s) >= CANCELS_FOR_P99:
             p99 = percentile(self.report.cancels_s, 99)
             if p99 > CANCEL_WITHIN_S:
-                self._violation(f"the 99th percentile of cancels is {p99:.2f} s")
+                self._findings.violation(f"the 99th percentile of cancels is {p99:.2f} s")
         await self._rest()
-
-    # --- findings
-
-    def _on_wrong(self, question: Question, reply: Reply, what: str) -> None:
-        details = [
-            f"request: {question.name}: {question.body}",
-            f"expected: {list(question.answer)}",
-            f"got:      {reply.token_ids} ({reply.finish_reason}, {reply.failure})",
-        ]
-        self._violation(f"{what} for {question.name}", details)
-
-    def _violation(self, what: str, details: Sequence[str] = ()) -> None:
-        recent = self._history[-8:]
-        self.report.violations.append(Violation(self._where, what, [*details, "after:", *recent]))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from typing import Literal
 
 from tests.support.chaos import connections
 from tests.support.chaos.catalogue import Question
-from tests.support.chaos.client import ChaosClient, Reply, verdict
+from tests.support.chaos.client import ChaosClient, Reply
 from tests.support.chaos.connections import MANNERS, Connection
+from tests.support.chaos.findings import Findings
 from tests.support.chaos.fleet import Fleet, Member
 
 CutKind = Literal["control", "data", "library", "router"]
@@ -89,13 +91,13 @@ class Faults:
         fleet: Fleet,
         client: ChaosClient,
         long: tuple[Question, ...],
-        on_wrong: Callable[[Question, Reply, str], None],
+        findings: Findings,
     ) -> None:
         self._fleet = fleet
         self._rng = fleet.rng
         self._client = client
         self._long = long
-        self._on_wrong = on_wrong
+        self._findings = findings
         self.tails: set[asyncio.Task[None]] = set()
 
     async def settle(self) -> None:
@@ -125,14 +127,20 @@ class Faults:
     async def end(member: Member, number: signal.Signals) -> None:
         """End a worker by a signal, and see that it ended as it should."""
         member.state = "down"
-        await asyncio.to_thread(member.service.kill, number)
+        try:
+            await asyncio.to_thread(member.service.kill, number)
+        except subprocess.TimeoutExpired as error:
+            raise FaultError(f"{member.name} did not end within {error.timeout} s of {number.name}") from None
         status = member.service.process.returncode
         if status != (-number if number == signal.SIGKILL else 0):
             raise FaultError(f"{member.name} ended with {status} after {number.name}")
 
     async def _come_back(self, member: Member, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        await member.restart()
+        try:
+            await member.restart()
+        except RuntimeError as error:
+            self._findings.violation(f"{member.name} did not start again", str(error).splitlines()[-20:])
 
     async def freeze(self) -> Done:
         """SIGSTOP a worker for a while, but never the last of its role."""
@@ -172,8 +180,10 @@ class Faults:
         stopping = asyncio.create_task(self._stop_in_transfer(member, length, stopped))
         left = await self.leave_together(self._rng.randint(3, 6), when_stopped)
         await stopping
-        what = f"{member.name} for {length:.2f} s while {len(left)} clients left"
-        return Done(f"stall {member.role}", what)
+        kind = "stall" if left else "SIGSTOP"  # all of them failed before
+        return Done(
+            f"{kind} {member.role}", f"{member.name} for {length:.2f} s while {len(left)} clients left"
+        )
 
     async def _stop_in_transfer(self, member: Member, length_s: float, stopped: asyncio.Event) -> None:
         """Stop a worker while blocks come or go, if they do so soon."""
@@ -205,9 +215,7 @@ class Faults:
         before = await self._chats()
         talks = await asyncio.gather(*(self._talk(until or self._any_moment) for _ in range(count)))
         for talk in talks:
-            wrong = verdict(talk.question, talk.reply)
-            if wrong is not None:
-                self._on_wrong(talk.question, talk.reply, wrong)
+            self._findings.check(talk.question, talk.reply)
         left = [talk for talk in talks if talk.reply.failure is None]
         deadline = time.monotonic() + LEAVING_SHOWS_S
         while (seen := await self._chats() - before).ended < count:

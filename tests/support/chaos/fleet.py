@@ -99,7 +99,10 @@ class Member:
 
     def held(self) -> dict[str, int]:
         """What is not given back: blocks, handoffs and sequences, those that are not zero."""
-        metrics = self.service.metrics()
+        try:
+            metrics = self.service.metrics()
+        except OSError as error:
+            return {f"no answer: {error}": 1}
         names = (
             "baton_handoffs_open",
             "baton_handoff_held_blocks",

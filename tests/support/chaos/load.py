@@ -6,12 +6,13 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tests.support.chaos.catalogue import Question
-from tests.support.chaos.client import ChaosClient, Reply, verdict
+from tests.support.chaos.client import ChaosClient, Reply
+from tests.support.chaos.findings import Findings
 
 Moment = Literal["submitted", "first token", "token"]
 MOMENTS: tuple[Moment, ...] = ("submitted", "first token", "token")
@@ -31,8 +32,7 @@ class Tally:
 
 
 class Load:
-    """``clients`` closed loops over ``questions``, streamed or not. ``on_wrong(question, reply, what)`` hears
-    of everything that must not be."""
+    """``clients`` closed loops over ``questions``, streamed or not."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class Load:
         questions: Sequence[Question],
         rng: random.Random,
         clients: int,
-        on_wrong: Callable[[Question, Reply, str], None],
+        findings: Findings,
     ) -> None:
         self.tally = Tally()
         self._client = client
         self._questions = questions
         self._rng = rng
         self._clients = clients
-        self._on_wrong = on_wrong
+        self._findings = findings
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: dict[Moment, list[asyncio.Future[None]]] = {moment: [] for moment in MOMENTS}
 
@@ -98,9 +98,7 @@ class Load:
         else:
             self.tally.failed[reply.code or "unnamed"] += 1
             self.tally.reasons[reply.failure] += 1
-        wrong = verdict(question, reply)
-        if wrong is not None:
-            self._on_wrong(question, reply, wrong)
+        self._findings.check(question, reply)
         return reply
 
     def _pass(self, moment: Moment) -> None:
