@@ -29,6 +29,8 @@ class WorkerReport:
     """Prompt tokens that wait there to be computed."""
     sequences: int
     """Running and waiting."""
+    last_given_s: float = 0.0
+    """When this router last gave it a request, by the router's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,17 @@ class Choice:
 
 def least_loaded(workers: Sequence[WorkerReport]) -> Choice | None:
     """The prefill worker with the fewest waiting prompt tokens and the decode worker with the fewest
-    sequences; or a ``both`` worker that has fewer sequences than that decode worker.
+    sequences; or a ``both`` worker that has fewer sequences than that decode worker. Among equals, whoever
+    was given nothing for longest.
 
     With no prefill worker ready, decode computes the prompt itself. None: nobody can decode.
     """
     decoders = [w for w in workers if w.role in ("decode", "both")]
     if not decoders:
         return None
-    decode = min(decoders, key=lambda w: (w.sequences, w.prefill_tokens, w.address))
+    decode = min(decoders, key=lambda w: (w.sequences, w.prefill_tokens, w.last_given_s))
     prefills = [w for w in workers if w.role == "prefill"]
     if decode.role == "both" or not prefills:
         return Choice(decode.address)
-    prefill = min(prefills, key=lambda w: (w.prefill_tokens, w.sequences, w.address))
+    prefill = min(prefills, key=lambda w: (w.prefill_tokens, w.sequences, w.last_given_s))
     return Choice(decode.address, prefill.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Protocol, get_args
@@ -71,6 +72,7 @@ class WorkerClient:
         """The decode workers named on this stream."""
         self._sent_sequences = 0
         self._sent_prefill_tokens = 0
+        self._last_given_s = 0.0
 
     @property
     def ready(self) -> bool:
@@ -94,6 +96,7 @@ class WorkerClient:
             role=self.role,
             prefill_tokens=self.load.waiting_prefill_tokens + self._sent_prefill_tokens,
             sequences=self.load.running + self.load.waiting + self._sent_sequences,
+            last_given_s=self._last_given_s,
         )
 
     def submit(self, submit: pb.Submit) -> None:
@@ -104,6 +107,7 @@ class WorkerClient:
         """Count a request against this worker until its next load report."""
         self._sent_sequences += 1
         self._sent_prefill_tokens += prefill_tokens
+        self._last_given_s = time.monotonic()
 
     def cancel(self, request_id: str, attempt: int) -> None:
         if self.ready:
