@@ -35,6 +35,17 @@ BAD_FIELDS: dict[str, tuple[dict[str, object], str]] = {
     "n = 10,000": ({"n": 10_000}, "n"),
     "token ids out of the vocabulary": ({"prompt": [1, 2, 999_999]}, "prompt"),
     "negative token ids": ({"prompt": [1, -2]}, "prompt"),
+    "logprobs of 1,000 tokens": ({"logprobs": 1000}, "logprobs"),
+    "prompt_logprobs of 1,000 tokens": ({"prompt_logprobs": 1000}, "prompt_logprobs"),
+    "repetition_penalty 0": ({"repetition_penalty": 0}, "repetition_penalty"),
+    "presence_penalty 3": ({"presence_penalty": 3}, "presence_penalty"),
+    "logit_bias out of the vocabulary": ({"logit_bias": {"999999": 1}}, "logit_bias"),
+    "10,000 bad words": ({"bad_words": ["x"] * 10_000}, "bad_words"),
+    "nothing allowed": ({"allowed_token_ids": []}, "allowed_token_ids"),
+    "only the demo model's ends allowed, and not yet": (
+        {"allowed_token_ids": [1, 3], "min_tokens": 1},
+        "allowed_token_ids",
+    ),
 }
 
 

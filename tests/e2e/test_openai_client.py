@@ -91,6 +91,31 @@ async def test_a_stop_string_ends_the_text_before_it(openai: AsyncOpenAI) -> Non
         assert reason == "stop"
 
 
+async def test_logprobs_streamed_are_logprobs_whole(openai: AsyncOpenAI) -> None:
+    fields = {"model": "demo", "messages": QUESTION, "temperature": 0, "logprobs": True, "top_logprobs": 3}
+    chat = await openai.chat.completions.create(**fields)  # type: ignore[call-overload]
+    streamed = await openai.chat.completions.create(**fields, stream=True)  # type: ignore[call-overload]
+    told = chat.choices[0].logprobs.content
+    parts = [chunk.choices[0].logprobs async for chunk in streamed]
+    assert [entry.token for part in parts if part for entry in part.content] == [e.token for e in told]
+    assert len(told) == chat.usage.completion_tokens
+    text = b"".join(bytes(entry.bytes) for entry in told[:-1])
+    assert text.decode() == chat.choices[0].message.content, "but for the token that ends the answer"
+    for entry in told:
+        assert entry.top_logprobs[0].token == entry.token, "greedy: the likeliest is chosen"
+        assert abs(entry.top_logprobs[0].logprob - entry.logprob) < 1e-6
+
+    answer = await openai.completions.create(
+        model="demo", prompt="The router", temperature=0, max_tokens=12, logprobs=2, echo=True
+    )
+    completion = answer.choices[0]
+    assert completion.text.startswith("The router")
+    assert completion.logprobs is not None
+    assert completion.logprobs.tokens is not None and completion.logprobs.token_logprobs is not None
+    assert "".join(completion.logprobs.tokens) == completion.text
+    assert [value is None for value in completion.logprobs.token_logprobs].count(True) == 1
+
+
 async def test_models_and_errors(openai: AsyncOpenAI) -> None:
     assert [model.id async for model in openai.models.list()] == ["demo"]
     with pytest.raises(NotFoundError, match="does not exist"):

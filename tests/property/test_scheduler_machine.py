@@ -50,6 +50,11 @@ REQUESTS = st.tuples(
         seed=st.integers(0, 2),
         temperature=st.sampled_from([0.0, 2.0]),
         ignore_eos=st.booleans(),
+        repetition_penalty=st.sampled_from([1.0, 1.0, 1.6]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+        min_tokens=st.sampled_from([0, 0, 1]),
+        bad_word_ids=st.sampled_from([(), (), ((5,), (17, 40))]),
+        logprobs=st.sampled_from([None, 1]),
     ),
 )
 

@@ -6,12 +6,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from baton.logprobs import Logprobs, TokenDetails
 from baton.router.types import FinishReason, ModelInfo, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
 
-MODEL = ModelInfo(name="tiny", revision="0123456789abcdef", max_model_len=256, vocab_size=401)
-
 EOS = 0
+
+MODEL = ModelInfo(
+    name="tiny",
+    revision="0123456789abcdef",
+    max_model_len=256,
+    vocab_size=401,
+    eos_token_ids=frozenset({EOS}),
+)
 
 
 @dataclass
@@ -72,6 +79,7 @@ class FakeRing:
                 token_ids=tuple(chunk),
                 finish_reason=reason if index == len(chunks) - 1 else None,
                 cached_tokens=self.cached_tokens if index == 0 else 0,
+                details=details_of(call, chunk, first=index == 0),
             )
             for index, chunk in enumerate(chunks)
         ]
@@ -94,6 +102,27 @@ class FakeRing:
     def cancelled(self) -> list[Call]:
         """The calls that were closed before they were finished."""
         return [call for call in self.calls if call.closed]
+
+
+def details_of(call: Call, token_ids: Sequence[int], *, first: bool) -> TokenDetails | None:
+    """What ``call`` asks to be told of some of its tokens."""
+    num_top = call.params.logprobs
+    num_prompt = call.params.prompt_logprobs if first else None
+    if num_top is None and num_prompt is None:
+        return None
+    return TokenDetails(
+        None if num_top is None else made_up(token_ids, num_top),
+        None if num_prompt is None else made_up(call.prompt_ids[1:], num_prompt),
+    )
+
+
+def made_up(token_ids: Sequence[int], num_top: int) -> Logprobs:
+    """Log-probabilities that follow from the tokens alone. A token with an even id is the likeliest; one with
+    an odd id has rank 30, behind its successors."""
+    chosen = [-0.25 if token % 2 == 0 else -token / 8 - 5 for token in token_ids]
+    top_ids = [(token + token % 2 + i) % MODEL.vocab_size for token in token_ids for i in range(num_top)]
+    top = [-0.25 - i / 4 for _ in token_ids for i in range(num_top)]
+    return Logprobs(num_top, chosen, [1 if token % 2 == 0 else 30 for token in token_ids], top_ids, top)
 
 
 def busy() -> RingError:

@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
+    LogitsProcessor,
     MistralConfig,
     PretrainedConfig,
     PreTrainedModel,
@@ -224,10 +225,16 @@ def oracle_logits(path: Path, ids: Sequence[int], dtype: str = "float32") -> Ten
 
 @torch.inference_mode()
 def oracle_greedy(
-    path: Path, prompt_ids: Sequence[int], n: int, dtype: str = "float32"
+    path: Path,
+    prompt_ids: Sequence[int],
+    n: int,
+    dtype: str = "float32",
+    processors: Sequence[LogitsProcessor] = (),
 ) -> tuple[list[int], float]:
     """The n ids that greedy decoding gives (end tokens do not end it), and the smallest distance along the
-    way between the best and the second-best logit: the error that would be needed to change an id."""
+    way between the best and the second-best logit: the error that would be needed to change an id.
+
+    ``processors`` are transformers' own, applied to the logits in this order."""
     model = load_oracle(path, dtype)
     if model.config.rope_parameters["rope_type"] == "dynamic":
         load_oracle.cache_clear()  # its angles depend on the longest sequence it has seen
@@ -237,8 +244,11 @@ def oracle_greedy(
     step, cache = torch.tensor([list(prompt_ids)]), None
     for _ in range(n):
         output = model(step, past_key_values=cache, use_cache=True)
-        best, second = output.logits[0, -1].float().topk(2).values.tolist()
+        scores = output.logits[:, -1].float()
+        for processor in processors:
+            scores = processor(torch.tensor([[*prompt_ids, *ids]]), scores)
+        best, second = scores[0].topk(2).values.tolist()
         margin = min(margin, best - second)
-        ids.append(int(output.logits[0, -1].argmax()))
+        ids.append(int(scores[0].argmax()))
         step, cache = torch.tensor([[ids[-1]]]), output.past_key_values
     return ids, margin

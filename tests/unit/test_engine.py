@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -172,6 +173,21 @@ class TestOutputs:
         for bad in (-1, VOCAB_SIZE):
             with pytest.raises(ValueError, match=f"allowed: 0 to {VOCAB_SIZE - 1}"):
                 engine.add(Sequence("r", 1, [5, bad], GREEDY))
+        assert not engine.has_work
+
+    def test_parameters_must_be_of_the_vocabulary_and_leave_a_choice(self) -> None:
+        engine = fake_engine(eos_token_ids=frozenset({3}))
+        beyond = (VOCAB_SIZE,)
+        for params, message in (
+            (replace(GREEDY, allowed_token_ids=beyond), f"allowed: 0 to {VOCAB_SIZE - 1}"),
+            (replace(GREEDY, bad_word_ids=((1,), beyond)), f"allowed: 0 to {VOCAB_SIZE - 1}"),
+            (replace(GREEDY, logit_bias=((VOCAB_SIZE, 1.0),)), f"allowed: 0 to {VOCAB_SIZE - 1}"),
+            (replace(GREEDY, min_tokens=1, stop_token_ids=frozenset(beyond)), "allowed: 0 to"),
+            (replace(GREEDY, min_tokens=1, allowed_token_ids=(3,)), "leave no token"),
+        ):
+            for accept in (engine.check, engine.add):
+                with pytest.raises(ValueError, match=message):
+                    accept(Sequence("r", 1, [5], params))
         assert not engine.has_work
 
 

@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from baton.logprobs import Logprobs
 from baton.router.api import ApiSettings
 from baton.router.api.service import CompletionService
 from baton.router.grpc_api import SERVICE_NAME, add_services, server_options
@@ -21,7 +22,7 @@ from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 from tests.support.api_server import until
-from tests.support.fake_ring import FakeRing, busy
+from tests.support.fake_ring import FakeRing, busy, made_up
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
 ANSWER = "naïve 🙂 fox"
@@ -91,6 +92,55 @@ async def test_token_ids_stop_strings_and_defaults(ring: FakeRing, tokenizer: To
     assert list(models.models) == ["tiny"]
 
 
+async def test_logprobs_and_echo(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    asked = request(max_tokens=50, logprobs=2, prompt_logprobs=0)
+    asked.echo = True
+    async with channel_to(ring, tokenizer) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        responses = [response async for response in stub.Generate(asked)]
+    assert "".join(response.text for response in responses) == "the fox" + ANSWER
+    output = [*tokenizer.encode(ANSWER), 0]
+    told = [Logprobs.from_proto(response.logprobs) for response in responses]
+    assert Logprobs.join(told) == made_up(output, 2)
+    first, *others = responses
+    assert Logprobs.from_proto(first.prompt_logprobs) == made_up(tokenizer.encode("the fox")[1:], 0)
+    assert not any(response.HasField("prompt_logprobs") for response in others)
+
+
+async def test_a_stop_string_ends_the_logprobs_too(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    ring.per_chunk = 50
+    async with channel_to(ring, tokenizer) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        [response] = [r async for r in stub.Generate(request(max_tokens=50, logprobs=1, stop=["🙂"]))]
+    assert 0 < len(response.token_ids) < len(tokenizer.encode(ANSWER))
+    assert Logprobs.from_proto(response.logprobs) == made_up(list(response.token_ids), 1)
+
+
+async def test_sampling_parameters_reach_the_ring(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    asked = request(
+        max_tokens=5,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={7: 2.5},
+        min_tokens=2,
+        bad_words=["fox"],
+        bad_word_ids=[pb.TokenIds(ids=[8, 9])],
+        allowed_token_ids=[10, 11],
+    )
+    async with channel_to(ring, tokenizer) as channel:
+        async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(asked):
+            pass
+        async for _ in inference_pb2_grpc.InferenceStub(channel).Generate(request(max_tokens=5)):
+            pass
+    params = ring.calls[0].params
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, 0.5, -0.5)
+    assert (params.logit_bias, params.min_tokens, params.allowed_token_ids) == (((7, 2.5),), 2, (10, 11))
+    fox = [tuple(tokenizer.encode(text)) for text in ("fox", " fox")]
+    assert params.bad_word_ids == ((8, 9), *fox)
+    assert not ring.calls[1].params.shapes_logits
+
+
 @pytest.mark.parametrize(
     ("asked", "status", "message", "param"),
     [
@@ -105,6 +155,24 @@ async def test_token_ids_stop_strings_and_defaults(ring: FakeRing, tokenizer: To
         (request(max_tokens=1000), grpc.StatusCode.INVALID_ARGUMENT, "max_tokens is 1000", "max_tokens"),
         (request(stop=["x"] * 17), grpc.StatusCode.INVALID_ARGUMENT, "17 strings", "stop"),
         (request(stop_token_ids=[401]), grpc.StatusCode.INVALID_ARGUMENT, "401", "stop_token_ids"),
+        (request(logprobs=21), grpc.StatusCode.INVALID_ARGUMENT, "between 0 and 20", "logprobs"),
+        (request(prompt_logprobs=21), grpc.StatusCode.INVALID_ARGUMENT, "not 21", "prompt_logprobs"),
+        (request(repetition_penalty=-1), grpc.StatusCode.INVALID_ARGUMENT, "0.01", "repetition_penalty"),
+        (request(logit_bias={401: 1}), grpc.StatusCode.INVALID_ARGUMENT, "401", "logit_bias"),
+        (request(logit_bias={4: float("nan")}), grpc.StatusCode.INVALID_ARGUMENT, "nan", "logit_bias"),
+        (request(allowed_token_ids=[401]), grpc.StatusCode.INVALID_ARGUMENT, "401", "allowed_token_ids"),
+        (
+            request(bad_word_ids=[pb.TokenIds()]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "bad_word_ids[0] is empty",
+            "bad_word_ids",
+        ),
+        (
+            request(bad_word_ids=[pb.TokenIds(ids=[4, 401])]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "bad_word_ids[0][1] is 401",
+            "bad_word_ids[0]",
+        ),
         (
             pb.GenerateRequest(token_ids=pb.TokenIds(ids=[401])),
             grpc.StatusCode.INVALID_ARGUMENT,

@@ -46,6 +46,7 @@ TO_DECODE: list[wire.FromPrefill] = [
         first_token=151_935,
         cached_tokens=64,
         checksums=(0, 2**32 - 1),
+        first_details=b"\0details",
     ),
     SendComplete(NAME, Manifest(1, b"", 0), first_token=0),
     Drained(NAME, LINK),

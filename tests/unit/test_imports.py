@@ -17,6 +17,7 @@ BELOW = {
     "text",
     "hub",
     "sampling_params",
+    "logprobs",
     "connector",
     "telemetry",
     "v1",

@@ -369,7 +369,13 @@ class DecodeHandoffs:
         self._room.unpin(handoff.pinned)
         self._forget(handoff, now)
         self.counters.committed += 1
-        commit = Commit(handoff.name, binding.pages, complete.first_token, complete.cached_tokens)
+        commit = Commit(
+            handoff.name,
+            binding.pages,
+            complete.first_token,
+            complete.cached_tokens,
+            complete.first_details,
+        )
         return [commit, Send(handoff.link, Release(handoff.name))]
 
     def _changed(self, handoff: Handoff, complete: SendComplete) -> str | None:

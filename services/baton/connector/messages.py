@@ -109,6 +109,8 @@ class SendComplete:
     cached_tokens: int = 0
     checksums: tuple[int, ...] = ()
     """CRC-32 of each segment as it was sent, in the grant's order; none on a link that does not verify."""
+    first_details: bytes = b""
+    """What the router is told with the first token (``TokenDetails``): decode repeats it with the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class Commit:
     pages: tuple[int, ...]
     first_token: int
     cached_tokens: int
+    first_details: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

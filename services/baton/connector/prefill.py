@@ -81,6 +81,8 @@ class Computed:
     tokens_digest: bytes
     first_token: int
     cached_tokens: int
+    first_details: bytes = b""
+    """See ``SendComplete``."""
 
 
 @dataclass(slots=True)
@@ -252,7 +254,9 @@ class PrefillHandoffs:
         manifest = Manifest(done.num_tokens, done.tokens_digest, len(segments))
         known = handoff.checksums
         checksums = tuple(known[segment.tag] for segment in segments if segment.tag in known)
-        return SendComplete(handoff.name, manifest, done.first_token, done.cached_tokens, checksums)
+        return SendComplete(
+            handoff.name, manifest, done.first_token, done.cached_tokens, checksums, done.first_details
+        )
 
     # --- messages from decode
 

@@ -47,6 +47,7 @@ def to_decode(message: FromPrefill) -> pb.PrefillMessage:
                 first_token=message.first_token,
                 cached_tokens=message.cached_tokens,
                 checksums=message.checksums,
+                first_details=message.first_details,
             )
             return pb.PrefillMessage(send_complete=complete)
         case Drained():
@@ -63,8 +64,14 @@ def from_prefill(message: pb.PrefillMessage, link: LinkId) -> ToDecode | None:
         case "send_complete":
             body = message.send_complete
             manifest = Manifest(body.num_tokens, body.tokens_digest, body.num_segments)
-            name, checksums = name_of(body.name), tuple(body.checksums)
-            return SendComplete(name, manifest, body.first_token, body.cached_tokens, checksums)
+            return SendComplete(
+                name_of(body.name),
+                manifest,
+                body.first_token,
+                body.cached_tokens,
+                tuple(body.checksums),
+                body.first_details,
+            )
         case "drained":
             of = LinkId(link.prefill, link.decode, message.drained.epoch)
             return Drained(name_of(message.drained.name), of)

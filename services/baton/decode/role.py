@@ -429,7 +429,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
                 self._outlet.fail(sequence.owner, *commit.name, str(error))
                 return
         self._join(sequence, timeline)
-        # Prefill has sent this token to the router as well: should prefill die now, it is not lost.
+        # Prefill has sent this token to the router as well, and what goes with it: should prefill die now, or
+        # its frame come late, nothing of it is lost.
         first = worker_pb2.TokenDelta(
             request_id=commit.name.request_id,
             attempt=commit.name.attempt,
@@ -437,6 +438,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
             token_ids=[commit.first_token],
             cached_tokens=commit.cached_tokens,
         )
+        if commit.first_details:
+            first.details.ParseFromString(commit.first_details)
         self._outlet.deliver(sequence.owner, first)
 
     def _lose(self, name: Name, reason: str) -> None:

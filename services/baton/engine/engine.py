@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
-from baton.engine.runner import ModelRunner
+from baton.engine.logits import LogitRules
+from baton.engine.runner import ModelRunner, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
 from baton.engine.stop import finish_reason
+from baton.logprobs import TokenDetails
 from baton.models.loader import Progress
+from baton.sampling_params import SamplingParams
 
 
 class Span(NamedTuple):
@@ -38,6 +41,8 @@ class SequenceOutput:
     if the sequence was preempted in between, and the blocks are others then."""
     forward: Span
     """Of the step."""
+    details: TokenDetails | None = None
+    """Of the new token, if the request asked for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ class Engine:
         """Set whenever there may be something to step that was not there before."""
         self.runner = runner
         self.scheduler = scheduler
-        self.eos_token_ids = eos_token_ids
+        # Of ids beyond the vocabulary, which some configurations name, none can come.
+        self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self.vocab_size = vocab_size
         self.generated_tokens = 0
         self._sequences: dict[str, Sequence] = {}
@@ -107,9 +113,7 @@ class Engine:
         ValueError if it could never run here, if a token id is out of range, or if this attempt or a newer
         one of the request is here already.
         """
-        if self.scheduler.limits.shares(seq):
-            seq.extend_hashes(self.pool.block_size)  # not under the lock: it is long for a long prompt
-        self._check_ids(seq.token_ids)
+        self._prepare(seq)
         with self.lock:
             self._check_attempt(seq)
             self.scheduler.add(seq)
@@ -119,6 +123,7 @@ class Engine:
     def check(self, seq: Sequence) -> None:
         """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here."""
         self._check_ids(seq.token_ids)
+        self._check_params(seq.params)
         self.scheduler.check(seq)
 
     def admit_computed(self, seq: Sequence) -> None:
@@ -127,9 +132,7 @@ class Engine:
         prefix index. ValueError as for :meth:`add`, or if blocks and tokens do not match: then the blocks
         remain the caller's.
         """
-        if self.scheduler.limits.shares(seq):
-            seq.extend_hashes(self.pool.block_size)
-        self._check_ids(seq.token_ids)
+        self._prepare(seq)
         with self.lock:
             self._check_attempt(seq)
             self.scheduler.admit_computed(seq)
@@ -204,14 +207,14 @@ class Engine:
             return []
         began = time.monotonic()
         try:
-            tokens = self.runner.run(batch)
+            result = self.runner.run(batch)
         except BaseException:
             with self.lock:
                 self._land()
             raise
         forward = Span(began, time.monotonic())
         with self.lock:
-            return self._apply(batch, tokens, forward)
+            return self._apply(batch, result, forward)
 
     def load(self) -> Load:
         with self.lock:
@@ -231,16 +234,14 @@ class Engine:
                 generated_tokens=self.generated_tokens,
             )
 
-    def _apply(
-        self, batch: ScheduledBatch, tokens: dict[Sequence, int], forward: Span
-    ) -> list[SequenceOutput]:
+    def _apply(self, batch: ScheduledBatch, result: StepResult, forward: Span) -> list[SequenceOutput]:
+        for seq, part in result.prompt_logprobs.items():
+            seq.add_prompt_logprobs(part)
         for seq, num_new in batch.items:
             self.scheduler.advance(seq, num_new)
         self._land()
         return [
-            self._publish(seq, tokens.get(seq), forward)
-            for seq, _ in batch.items
-            if seq.status is not Status.FINISHED
+            self._publish(seq, result, forward) for seq, _ in batch.items if seq.status is not Status.FINISHED
         ]
 
     def _land(self) -> None:
@@ -250,18 +251,19 @@ class Engine:
             if seq.cancelled:
                 self._finish(seq, FinishReason.CANCELLED)
 
-    def _publish(self, seq: Sequence, token: int | None, forward: Span) -> SequenceOutput:
+    def _publish(self, seq: Sequence, result: StepResult, forward: Span) -> SequenceOutput:
         advanced_to = seq.num_computed
+        token = result.tokens.get(seq)
         if token is None:
             return SequenceOutput(seq, None, None, advanced_to, forward)
-        seq.append(token)
+        seq.append(token, result.logprobs.get(seq))
         self.generated_tokens += 1
         reason = finish_reason(seq, self.eos_token_ids)
         if reason is not None:
             self._finish(seq, reason)
         elif seq.hold_after_prefill:
             self.scheduler.hold(seq)
-        return SequenceOutput(seq, token, reason, advanced_to, forward)
+        return SequenceOutput(seq, token, reason, advanced_to, forward, seq.details)
 
     # -- the table of requests ---------------------------------------------------------------------------
 
@@ -289,7 +291,26 @@ class Engine:
         if older is not None:
             self._end(older)
 
-    def _check_ids(self, token_ids: array[int]) -> None:
+    def _prepare(self, seq: Sequence) -> None:
+        """Checks a new sequence and derives what the engine needs of it. Not under the lock: that takes long
+        for a long prompt."""
+        self._check_ids(seq.token_ids)
+        self._check_params(seq.params)
+        seq.rules = LogitRules.of(seq.params, seq.prompt_ids, self.eos_token_ids)
+        if self.scheduler.limits.shares(seq):
+            seq.extend_hashes(self.pool.block_size)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """Like a bad id, a step with nothing to choose from would fail others too."""
+        if not params.shapes_logits:
+            return
+        biased = [token for token, _ in params.logit_bias]
+        for named in (biased, params.allowed_token_ids, params.stop_token_ids, *params.bad_word_ids):
+            self._check_ids(named)
+        if not params.leaves_a_token(self.vocab_size, self.eos_token_ids):
+            raise ValueError("allowed_token_ids, bad_words and min_tokens leave no token to be generated")
+
+    def _check_ids(self, token_ids: Collection[int]) -> None:
         """One bad id would fail the whole batch it is computed in."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             raise ValueError(

@@ -1,8 +1,9 @@
-"""From a scheduled batch to one sampled token for each sequence that is due one."""
+"""From a scheduled batch to one sampled token for each sequence that is due one, and log-probabilities where
+they are asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -10,10 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.logits import Row, adjust
+from baton.engine.logprobs import score, score_each
 from baton.engine.sampler import sample
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
+from baton.logprobs import Logprobs
 from baton_kernels.paged import Chunk, PagedBatch
+
+PROMPT_ROWS = 64
+"""Rows of a prompt whose logits are made at once: those of a whole chunk would outweigh its activations."""
 
 
 class Model(Protocol):
@@ -29,6 +36,29 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRows:
+    """A run of rows that tell the log-probabilities of the prompt tokens behind them."""
+
+    sequence: Sequence
+    start: int
+    """The first row's index in the step."""
+    token_ids: list[int]
+    """The prompt token that follows each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step found out, by sequence."""
+
+    tokens: dict[Sequence, int] = field(default_factory=dict)
+    """The next token of those that were due one."""
+    logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
+    """Of these tokens, for those that ask."""
+    prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
+    """Of the prompt tokens that follow the step's, for those that ask."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step, laid out for the model and the sampler."""
 
@@ -39,6 +69,7 @@ class StepInputs:
     """Sequences whose last token is in the step, so that it yields their next one."""
     rows: Tensor | None
     """[len(due)] int64: their rows in the step; None: every row, in order."""
+    prompts: tuple[PromptRows, ...] = ()
 
 
 class ModelRunner:
@@ -54,26 +85,51 @@ class ModelRunner:
         self.block_size = block_size
         self.device = device
 
-    def run(self, batch: ScheduledBatch) -> dict[Sequence, int]:
-        """Computes a step and returns the tokens it sampled. The step's KV is in the pool on return."""
+    def run(self, batch: ScheduledBatch) -> StepResult:
+        """Computes a step and what it yields. The step's KV is in the pool on return."""
         return self.execute(self.prepare(batch))
 
-    def execute(self, inputs: StepInputs) -> dict[Sequence, int]:
+    def execute(self, inputs: StepInputs) -> StepResult:
         with torch.inference_mode():
             hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
-            if not inputs.due:
+            result = StepResult()
+            for prompt in inputs.prompts:
+                result.prompt_logprobs[prompt.sequence] = self._score_prompt(hidden, prompt)
+            if inputs.due:
+                if inputs.rows is not None:
+                    hidden = hidden[inputs.rows]
+                self._sample(self.model.logits(hidden), inputs.due, result)
+            elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
                 # read these blocks outside of its stream.
-                if self.device.type == "cuda":
-                    torch.cuda.current_stream(self.device).synchronize()
-                return {}
-            if inputs.rows is not None:
-                hidden = hidden[inputs.rows]
-            logits = self.model.logits(hidden)
-            params = [seq.params for seq in inputs.due]
-            return dict(
-                zip(inputs.due, sample(logits, params, [s.num_outputs for s in inputs.due]), strict=True)
+                torch.cuda.current_stream(self.device).synchronize()
+            return result
+
+    def _score_prompt(self, hidden: Tensor, prompt: PromptRows) -> Logprobs:
+        rows = hidden[prompt.start : prompt.start + len(prompt.token_ids)]
+        num_top = prompt.sequence.params.prompt_logprobs or 0
+        parts = [
+            score(
+                self.model.logits(rows[at : at + PROMPT_ROWS]),
+                prompt.token_ids[at : at + PROMPT_ROWS],
+                num_top,
             )
+            for at in range(0, len(rows), PROMPT_ROWS)
+        ]
+        return Logprobs.join(parts)
+
+    @staticmethod
+    def _sample(logits: Tensor, due: tuple[Sequence, ...], result: StepResult) -> None:
+        """Chooses the next token of each sequence by its row of ``logits``, which this changes."""
+        telling = [row for row, seq in enumerate(due) if seq.params.logprobs is not None]
+        raw = logits[telling] if telling else None
+        adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
+        tokens = sample(logits, [seq.params for seq in due], [seq.num_outputs for seq in due])
+        result.tokens.update(zip(due, tokens, strict=True))
+        if raw is not None:
+            num_tops = [due[row].params.logprobs or 0 for row in telling]
+            scores = score_each(raw, [tokens[row] for row in telling], num_tops)
+            result.logprobs.update(zip([due[row] for row in telling], scores, strict=True))
 
     def prepare(self, batch: ScheduledBatch) -> StepInputs:
         """Lays a batch out in one int64 buffer, so that a device gets it in one copy. Work per sequence is a
@@ -147,7 +203,7 @@ class ModelRunner:
             lengths=_lengths(batch, positions) if self.with_lengths else None,
         )
         every_row = len(due) == len(token_ids)
-        return StepInputs(token_ids, paged, due, None if every_row else rows[: len(due)])
+        return StepInputs(token_ids, paged, due, None if every_row else rows[: len(due)], _prompt_rows(batch))
 
     def _blocks_seen(self, context: int) -> int:
         return -(-context // self.block_size)
@@ -171,3 +227,18 @@ def _due(batch: ScheduledBatch) -> tuple[tuple[Sequence, ...], list[int]]:
             due.append(seq)
             rows.append(end - 1)
     return tuple(due), rows
+
+
+def _prompt_rows(batch: ScheduledBatch) -> tuple[PromptRows, ...]:
+    """The rows of the step after which a prompt token's log-probability is asked for and not known yet."""
+    found = []
+    end = 0
+    for seq, num_new in batch.items:
+        end += num_new
+        if seq.scores_prompt:
+            stop = min(seq.num_computed + num_new, seq.num_prompt - 1)
+            first = max(seq.num_computed, seq.num_scored)
+            if first < stop:
+                start = end - num_new + first - seq.num_computed
+                found.append(PromptRows(seq, start, list(seq.prompt_ids[first + 1 : stop + 1])))
+    return tuple(found)

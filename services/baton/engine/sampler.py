@@ -2,11 +2,12 @@
 
 The choice is a pure function of (logits, parameters, seed, position), where position is the index of the
 token among the request's outputs. What else is in the batch does not matter, nor does the order of earlier
-steps; a request that is resumed anywhere goes on with the same stream.
+steps; a request that is resumed anywhere goes on with the same stream. Penalties, biases and barred tokens
+are in the logits already (``baton.engine.logits``).
 
-Order of the filters, as in transformers and vLLM: temperature, top-k, top-p over what top-k left, min-p. Each
-keeps the tokens whose logit reaches a threshold, so the three are one comparison and equal logits are
-kept or dropped together (only the mass that top-p counts takes exactly k of them).
+Order of the filters, as in transformers: temperature, top-k, top-p over what top-k left, min-p (which vLLM
+has before top-k). Each keeps the tokens whose logit reaches a threshold, so the three are one comparison and
+equal logits are kept or dropped together (only the mass that top-p counts takes exactly k of them).
 """
 
 from __future__ import annotations

@@ -214,8 +214,7 @@ class Scheduler:
         hashes: list[bytes] = []
         if self.limits.shares(seq):
             seq.extend_hashes(pool.block_size)
-            # The last token is always computed: the first output needs its logits.
-            hashes = seq.hashes[: (seq.num_tokens - 1) // pool.block_size]
+            hashes = seq.hashes[: seq.num_reusable // pool.block_size]
         if total - len(hashes) > self._spare_blocks():
             return 0
         cached = pool.match_prefix(hashes)

@@ -9,6 +9,8 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
 from baton.engine.block_pool import hash_blocks
+from baton.engine.logits import LogitRules
+from baton.logprobs import Logprobs, TokenDetails
 from baton.sampling_params import SamplingParams
 
 
@@ -72,6 +74,14 @@ class Sequence:
     """Leading blocks that were offered to the prefix index."""
     hashes: list[bytes] = field(default_factory=list, init=False)
     """Chained digests of the leading full blocks, as far as they have been needed."""
+    rules: LogitRules | None = field(default=None, init=False)
+    """What its parameters do to its logits; made when the engine accepts it. None: nothing."""
+    details: TokenDetails | None = field(default=None, init=False)
+    """Of the last output, if the parameters ask for any."""
+    prompt_logprobs: list[Logprobs] = field(default_factory=list, init=False)
+    """Of the prompt, a part for each step that computed some; empty again when they are told."""
+    num_scored: int = field(default=0, init=False)
+    """Leading prompt tokens after which the next one's log-probability is known."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
     """Cancelled while a forward pass was using its blocks: ends when that pass is over."""
@@ -98,8 +108,31 @@ class Sequence:
     def num_uncomputed(self) -> int:
         return len(self.token_ids) - self.num_computed
 
-    def append(self, token: int) -> None:
-        """Adds a sampled token."""
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens whose KV may come from the prefix cache. The last token is always computed: the next
+        one needs its logits. So is, when the prompt's log-probabilities are asked for, every prompt token
+        that they are not known after: what is cached has no logits."""
+        return self.num_scored if self.scores_prompt else self.num_tokens - 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities are still to be told. They go with the first output, so a
+        sequence that has any was told of by whoever sampled it."""
+        return self.params.prompt_logprobs is not None and not self.output_ids
+
+    def add_prompt_logprobs(self, part: Logprobs) -> None:
+        """Takes the log-probabilities of the prompt tokens that follow those scored before."""
+        self.prompt_logprobs.append(part)
+        self.num_scored += len(part)
+
+    def append(self, token: int, logprobs: Logprobs | None = None) -> None:
+        """Adds a sampled token, with its log-probabilities if they are asked for."""
+        if self.scores_prompt:
+            self.details = TokenDetails(logprobs, Logprobs.join(self.prompt_logprobs))
+            self.prompt_logprobs.clear()
+        else:
+            self.details = None if logprobs is None else TokenDetails(logprobs)
         self.output_ids.append(token)
         self.token_ids.append(token)
 

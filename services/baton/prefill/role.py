@@ -189,6 +189,7 @@ class PrefillRole:
             tokens_digest=tokens_digest(token_ids),
             first_token=sequence.output_ids[-1],
             cached_tokens=sequence.num_cached,
+            first_details=sequence.details.to_proto().SerializeToString() if sequence.details else b"",
         )
         return self._machine.computed(name, computed)
 

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.router.api.completion import Delta
 from baton.router.api.errors import ApiError, as_api_error, invalid
+from baton.router.api.prompts import Echo, check_ids
 from baton.router.api.sampling import SamplingFields, resolve
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
@@ -96,12 +97,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def _job(self, request: pb.GenerateRequest, request_id: str, started: float) -> Job:
         model = self._service.model(request.model or None)
         prompt = await self._prompt(request, model)
+        asked = request.params
         params = resolve(
-            _sampling_fields(request.params),
+            _sampling_fields(asked),
             model,
             self._service.settings,
+            self._service.tokenizer,
             prompt_tokens=len(prompt),
             default_max_tokens=None,
+            logprobs=asked.logprobs if asked.HasField("logprobs") else None,
+            bad_word_ids=self._bad_word_ids(asked, model),
         )
         return Job(
             request_id=request_id,
@@ -110,7 +115,26 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             model=model,
             prompts=[prompt],
             params=params,
-            seeded=request.params.HasField("seed"),
+            seeded=asked.HasField("seed"),
+            echoes=[await self._echo(request, prompt)] if request.echo else (),
+        )
+
+    def _bad_word_ids(self, params: pb.SamplingParams, model: ModelInfo) -> list[tuple[int, ...]]:
+        most, given = self._service.settings.max_bad_words, len(params.bad_word_ids)
+        if given > most:
+            raise invalid("bad_word_ids", f"bad_word_ids has {given} runs; at most {most} are allowed.")
+        for index, run in enumerate(params.bad_word_ids):
+            if not run.ids:
+                raise invalid("bad_word_ids", f"bad_word_ids[{index}] is empty; it must hold a token id.")
+            check_ids(run.ids, model.vocab_size, f"bad_word_ids[{index}]")
+        return [tuple(run.ids) for run in params.bad_word_ids]
+
+    async def _echo(self, request: pb.GenerateRequest, prompt: list[int]) -> Echo:
+        return await self._service.prompts.echo(
+            request.text if request.HasField("text") else prompt,
+            add_special_tokens=True,
+            skip_special_tokens=True,
+            with_offsets=False,
         )
 
     async def _prompt(self, request: pb.GenerateRequest, model: ModelInfo) -> list[int]:
@@ -179,23 +203,31 @@ def _sampling_fields(params: pb.SamplingParams) -> SamplingFields:
         stop=list(params.stop),
         stop_token_ids=list(params.stop_token_ids),
         ignore_eos=params.ignore_eos,
+        repetition_penalty=params.repetition_penalty if params.HasField("repetition_penalty") else None,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias={str(token): bias for token, bias in params.logit_bias.items()},
+        min_tokens=params.min_tokens,
+        bad_words=list(params.bad_words),
+        allowed_token_ids=list(params.allowed_token_ids) or None,
+        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
     )
 
 
 def _response(request_id: str, delta: Delta, usage: Usage) -> pb.GenerateResponse:
-    if delta.finish_reason is None:
-        return pb.GenerateResponse(request_id=request_id, text=delta.text, token_ids=delta.token_ids)
-    return pb.GenerateResponse(
-        request_id=request_id,
-        text=delta.text,
-        token_ids=delta.token_ids,
-        finish_reason=_REASONS[delta.finish_reason],
-        usage=pb.Usage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-        ),
-    )
+    response = pb.GenerateResponse(request_id=request_id, text=delta.text, token_ids=delta.token_ids)
+    if delta.details is not None:
+        details = delta.details
+        if details.logprobs is not None:
+            response.logprobs.CopyFrom(details.logprobs.to_proto())
+        if details.prompt_logprobs is not None:
+            response.prompt_logprobs.CopyFrom(details.prompt_logprobs.to_proto())
+    if delta.finish_reason is not None:
+        response.finish_reason = _REASONS[delta.finish_reason]
+        response.usage.prompt_tokens = usage.prompt_tokens
+        response.usage.completion_tokens = usage.completion_tokens
+        response.usage.cached_tokens = usage.cached_tokens
+    return response
 
 
 async def _abort(context: _Context, error: ApiError) -> NoReturn:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.logprobs import Logprobs, TokenDetails
 from baton.router.types import FinishReason, RingError, TokenChunk
 from baton.v1 import inference_pb2, worker_pb2
 
@@ -56,7 +57,18 @@ class Entry:
         finish = _FINISH.get(delta.finish_reason)
         if not token_ids and finish is None:
             return None
-        cached_tokens = 0 if self.output_ids else delta.cached_tokens
+        first = not self.output_ids
         self.output_ids.extend(token_ids)
         self.finished = finish is not None
-        return TokenChunk(token_ids, finish, cached_tokens)
+        details = _new_details(delta.details, repeated, first) if delta.HasField("details") else None
+        return TokenChunk(token_ids, finish, delta.cached_tokens if first else 0, details)
+
+
+def _new_details(details: worker_pb2.TokenDetails, repeated: int, first: bool) -> TokenDetails:
+    """What a delta tells besides its tokens, but for what was told with those it repeats."""
+    logprobs = prompt_logprobs = None
+    if details.HasField("logprobs"):
+        logprobs = Logprobs.from_proto(details.logprobs)[repeated:]
+    if first and details.HasField("prompt_logprobs"):
+        prompt_logprobs = Logprobs.from_proto(details.prompt_logprobs)
+    return TokenDetails(logprobs, prompt_logprobs)

@@ -91,6 +91,7 @@ class WorkerRing:
             revision=hellos[0].revision,
             max_model_len=min(h.max_model_len for h in hellos),
             vocab_size=min(h.vocab_size for h in hellos),
+            eos_token_ids=frozenset().union(*(h.eos_token_ids for h in hellos)),
         )
 
     @property

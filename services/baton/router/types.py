@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from baton.logprobs import TokenDetails
 from baton.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length"]
@@ -19,18 +20,21 @@ class ModelInfo:
     revision: str
     max_model_len: int
     vocab_size: int
+    eos_token_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
     """Tokens of one request, in order, exactly once. The last chunk has ``finish_reason`` set.
 
-    ``cached_tokens`` (prompt tokens found in a prefix cache) comes with the first chunk.
+    ``cached_tokens`` (prompt tokens found in a prefix cache) comes with the first chunk. ``details`` is what
+    the request asked to be told besides; None: nothing.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    details: TokenDetails | None = None
 
 
 class RingError(Exception):

@@ -81,15 +81,18 @@ class StopMatcher:
         self.matched: str | None = None
         """The stop string that was found."""
 
-    def push(self, text: str) -> str:
-        """Take more text; return what is now safe to send. After a match that is the text before it."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Take more text; return what is now safe to send. After a match that is the text before it.
+
+        Nothing matches at the characters of a text that may not; but what begins there may match later.
+        """
         if self.matched is not None:
             return ""
         stops, state = self._stops, self._state
         for position, character in enumerate(text):
             state = stops.step(state, character)
             found = stops.match[state]
-            if found is not None:
+            if found is not None and may_match:
                 self.matched = found
                 seen = self._held + text[: position + 1]
                 self._held = ""

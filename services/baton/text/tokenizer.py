@@ -92,6 +92,28 @@ class Tokenizer:
         """A decoder for one stream of tokens, which follows the tokens ``after``; see `Detokenizer`."""
         return Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens, after=after)
 
+    def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The character of ``text`` in which each token of its encoding begins. Tokens that the tokenizer
+        adds have no text: they begin where the one before ended."""
+        spans = self._backend.encode(text, add_special_tokens=add_special_tokens).offsets
+        if add_special_tokens and self._prepend_bos is not None:
+            spans.insert(0, (0, 0))
+        elif add_special_tokens and self._drop_bos:
+            del spans[0]
+        ended = 0
+        offsets = []
+        for start, end in spans:
+            offsets.append(start if end else ended)
+            ended = max(ended, end)
+        return offsets
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token adds to a text, as far as it does not depend on its neighbours; special tokens as they
+        are spelled. None for an id without a token."""
+        if self._pieces.as_bytes:
+            return self._pieces[token_id]
+        return self._backend.decode([token_id], skip_special_tokens=False).encode()
+
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, None when there is no such id."""
         return self._backend.id_to_token(token_id)

@@ -468,6 +468,7 @@ class SendComplete(_message.Message):
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    FIRST_DETAILS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     tokens_digest: _builtins.bytes
     """over the token ids whose KV was sent"""
@@ -475,6 +476,8 @@ class SendComplete(_message.Message):
     first_token: _builtins.int
     cached_tokens: _builtins.int
     """prompt tokens prefill found in its own prefix cache"""
+    first_details: _builtins.bytes
+    """TokenDetails that go to the router with first_token: decode repeats both"""
     @_builtins.property
     def name(self) -> Global___Name: ...
     @_builtins.property
@@ -491,10 +494,11 @@ class SendComplete(_message.Message):
         first_token: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         checksums: _abc.Iterable[_builtins.int] | None = ...,
+        first_details: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "checksums", b"checksums", "first_token", b"first_token", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "checksums", b"checksums", "first_details", b"first_details", "first_token", b"first_token", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -149,6 +149,7 @@ class WorkerHello(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     HANDOFF_ADDRESS_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """128 random bits in hex, new for every process start"""
     role: Global___Role.ValueType
@@ -163,6 +164,8 @@ class WorkerHello(_message.Message):
     handoff_address: _builtins.str
     """host:port of this worker's Handoff service"""
     max_running: _builtins.int
+    @_builtins.property
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -176,10 +179,11 @@ class WorkerHello(_message.Message):
         num_blocks: _builtins.int = ...,
         handoff_address: _builtins.str = ...,
         max_running: _builtins.int = ...,
+        eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -415,6 +419,7 @@ class TokenDelta(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_seq: _builtins.int
@@ -430,6 +435,10 @@ class TokenDelta(_message.Message):
     """with FINISH_REASON_ERROR: the handoff failed; another attempt may go on from the tokens"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def details(self) -> Global___TokenDetails:
+        """if the request asked for any"""
+
     def __init__(
         self,
         *,
@@ -442,14 +451,45 @@ class TokenDelta(_message.Message):
         cached_tokens: _builtins.int = ...,
         refused: _builtins.bool = ...,
         lost: _builtins.bool = ...,
+        details: Global___TokenDetails | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["details", b"details"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenDelta: _TypeAlias = TokenDelta  # noqa: Y015
+
+@_typing.final
+class TokenDetails(_message.Message):
+    """What a request asked to be told beside its tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logprobs(self) -> _inference_pb2.Logprobs:
+        """of token_ids"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> _inference_pb2.Logprobs:
+        """of the prompt but its first token, with the request's first output token"""
+
+    def __init__(
+        self,
+        *,
+        logprobs: _inference_pb2.Logprobs | None = ...,
+        prompt_logprobs: _inference_pb2.Logprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenDetails: _TypeAlias = TokenDetails  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):

@@ -290,6 +290,7 @@ class Worker:
             num_blocks=pool.num_blocks,
             handoff_address=address,
             max_running=limits.max_num_seqs,
+            eos_token_ids=sorted(self._engine.eos_token_ids),
         )
 
     def _compatibility(self) -> handoff_pb2.Compatibility:

@@ -278,7 +278,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
 def _delta(output: SequenceOutput, token: int) -> worker_pb2.TokenDelta:
     sequence = output.seq
-    return worker_pb2.TokenDelta(
+    delta = worker_pb2.TokenDelta(
         request_id=sequence.request_id,
         attempt=sequence.attempt,
         # Not from len(output_ids): the engine may be a step ahead by now.
@@ -287,3 +287,6 @@ def _delta(output: SequenceOutput, token: int) -> worker_pb2.TokenDelta:
         finish_reason=_FINISH[output.finish_reason],
         cached_tokens=sequence.num_cached,
     )
+    if output.details is not None:
+        delta.details.CopyFrom(output.details.to_proto())
+    return delta

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.settings import ApiSettings
@@ -11,6 +13,15 @@ from baton.router.types import ModelInfo
 from baton.text.config import Json
 from baton.text.errors import ChatTemplateError, TextTooLongError
 from baton.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt as the answer to it repeats it."""
+
+    text: str
+    offsets: Sequence[int] = ()
+    """The character of ``text`` in which each of the prompt's tokens begins, where that matters."""
 
 
 class PromptReader:
@@ -44,6 +55,26 @@ class PromptReader:
             return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
         except TextTooLongError as error:
             raise invalid(param, f"{param}: {error}.", "string_above_max_length") from error
+
+    async def echo(
+        self,
+        given: str | list[int],
+        *,
+        add_special_tokens: bool,
+        skip_special_tokens: bool,
+        with_offsets: bool,
+    ) -> Echo:
+        """What repeats a prompt: a text as it was given, token ids by their text."""
+        if isinstance(given, str):
+            if not with_offsets:
+                return Echo(given)
+            if len(given) <= self._thread_above:
+                return Echo(given, self._tokenizer.offsets(given, add_special_tokens))
+            return Echo(given, await asyncio.to_thread(self._tokenizer.offsets, given, add_special_tokens))
+        stream = self._tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        pieces = [stream.push((id_,)) for id_ in given]
+        offsets = accumulate(map(len, pieces[:-1]), initial=0) if with_offsets else ()
+        return Echo("".join(pieces) + stream.finish(), tuple(offsets))
 
     def render(
         self,

@@ -5,22 +5,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 import secrets
 import struct
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from baton.router.api.errors import invalid, shown
+from baton.router.api.prompts import check_ids
 from baton.router.api.settings import ApiSettings
 from baton.router.types import ModelInfo
 from baton.sampling_params import SamplingParams
+from baton.text.tokenizer import Tokenizer
 
 MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 2**31 - 1
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_REPETITION = 100.0
+"""Of the repetition penalty; its inverse is the least. Both keep logits finite."""
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 _SEED_MASK = 2**64 - 1
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
 def _range(description: str, minimum: float, maximum: float) -> Meta:
@@ -46,26 +55,62 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    repetition_penalty: (
+        Annotated[
+            float, _range("Above 1: against tokens of prompt and answer.", 1 / MAX_REPETITION, MAX_REPETITION)
+        ]
+        | None
+    ) = None
+    presence_penalty: (
+        Annotated[float, _range("Above 0: against tokens of the answer.", -MAX_PENALTY, MAX_PENALTY)] | None
+    ) = None
+    frequency_penalty: (
+        Annotated[float, _range("Likewise, for each time they came.", -MAX_PENALTY, MAX_PENALTY)] | None
+    ) = None
+    logit_bias: (
+        Annotated[dict[str, float], Meta(description="Token id: -100 to 100, added to its logit.")] | None
+    ) = None
+    min_tokens: Annotated[int, _range("Nothing ends the answer before.", 0, MAX_TOP_K)] | None = None
+    bad_words: Annotated[list[str], Meta(description="Never to be generated.")] | None = None
+    allowed_token_ids: Annotated[list[int], Meta(description="Nothing else is generated.")] | None = None
+    prompt_logprobs: (
+        Annotated[int, Meta(description="Tell the prompt's log-probabilities and so many likeliest tokens.")]
+        | None
+    ) = None
 
 
 def resolve(
     fields: SamplingFields,
     model: ModelInfo,
     settings: ApiSettings,
+    tokenizer: Tokenizer,
     *,
     prompt_tokens: int,
     default_max_tokens: int | None,
     max_tokens_param: str = "max_tokens",
+    logprobs: int | None = None,
+    logprobs_param: str = "logprobs",
+    echo: bool = False,
+    choices: int = 1,
+    bad_word_ids: Iterable[tuple[int, ...]] = (),
 ) -> SamplingParams:
     """Check ``fields`` and fill in what is not given; a seed is drawn. ``default_max_tokens`` None is all
-    there is room for.
+    there is room for. ``logprobs`` has another type in each API; with an ``echo``, it asks for those of the
+    prompt as well. ``bad_word_ids`` are those given as tokens.
 
     Raises ApiError that names the field, its value and what is allowed.
     """
-    return SamplingParams(
-        max_tokens=_max_tokens(
-            fields.max_tokens, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param
-        ),
+    max_tokens = _max_tokens(
+        fields.max_tokens, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param
+    )
+    runs = (*bad_word_ids, *_bad_word_ids(fields.bad_words or [], tokenizer, model.vocab_size, settings))
+    logprobs = _num_logprobs(logprobs_param, logprobs, settings)
+    prompt_logprobs = _num_logprobs("prompt_logprobs", fields.prompt_logprobs, settings)
+    if echo and logprobs is not None:
+        prompt_logprobs = max(logprobs, prompt_logprobs or 0)
+    _check_prompt_logprobs(prompt_logprobs, prompt_tokens, choices, settings)
+    params = SamplingParams(
+        max_tokens=max_tokens,
         seed=_seed(fields.seed),
         temperature=_number("temperature", fields.temperature, 1.0, 0.0, MAX_TEMPERATURE),
         top_k=min(_top_k(fields.top_k), model.vocab_size),
@@ -74,7 +119,20 @@ def resolve(
         stop=_stop_strings(fields.stop, settings),
         stop_token_ids=_stop_token_ids(fields.stop_token_ids, model.vocab_size, settings),
         ignore_eos=bool(fields.ignore_eos),
+        repetition_penalty=_number(
+            "repetition_penalty", fields.repetition_penalty, 1.0, 1 / MAX_REPETITION, MAX_REPETITION
+        ),
+        presence_penalty=_penalty("presence_penalty", fields.presence_penalty),
+        frequency_penalty=_penalty("frequency_penalty", fields.frequency_penalty),
+        logit_bias=_logit_bias(fields.logit_bias or {}, model.vocab_size, settings),
+        min_tokens=_min_tokens(fields.min_tokens, max_tokens, max_tokens_param),
+        bad_word_ids=tuple(dict.fromkeys(runs)),
+        allowed_token_ids=_allowed_token_ids(fields.allowed_token_ids, model.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
+    _check_choice_left(params, model)
+    return params
 
 
 def for_choice(params: SamplingParams, index: int) -> SamplingParams:
@@ -83,6 +141,26 @@ def for_choice(params: SamplingParams, index: int) -> SamplingParams:
         return params
     digest = hashlib.blake2b(struct.pack("<QQ", params.seed, index), digest_size=8).digest()
     return dataclasses.replace(params, seed=int.from_bytes(digest, "little"))
+
+
+def _check_choice_left(params: SamplingParams, model: ModelInfo) -> None:
+    """Raise ApiError when a step could find every token barred."""
+    if params.leaves_a_token(model.vocab_size, model.eos_token_ids):
+        return
+    fields = [
+        name
+        for name, given in (
+            ("allowed_token_ids", params.allowed_token_ids),
+            ("bad_words", params.bad_word_ids),
+            ("min_tokens", params.min_tokens),
+        )
+        if given
+    ]
+    raise invalid(
+        fields[0],
+        f"{' and '.join(fields)} leave no token to be generated: at least 1 must be allowed that ends no bad "
+        "word and, with min_tokens, does not end the answer.",
+    )
 
 
 def _number(param: str, value: float | None, default: float, low: float, high: float) -> float:
@@ -157,10 +235,100 @@ def _stop_token_ids(value: list[int] | None, vocab_size: int, settings: ApiSetti
             "stop_token_ids",
             f"stop_token_ids has {len(ids)} ids; at most {settings.max_stop_token_ids} are allowed.",
         )
-    for index, id_ in enumerate(ids):
-        if not 0 <= id_ < vocab_size:
-            raise invalid(
-                "stop_token_ids",
-                f"stop_token_ids[{index}] is {shown(id_)}; token ids are 0 to {vocab_size - 1}.",
-            )
+    check_ids(ids, vocab_size, "stop_token_ids")
     return frozenset(ids)
+
+
+def _allowed_token_ids(value: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not value:
+        raise invalid("allowed_token_ids", "allowed_token_ids is empty; it must hold at least one token id.")
+    check_ids(value, vocab_size, "allowed_token_ids")
+    return tuple(dict.fromkeys(value))
+
+
+def _penalty(param: str, value: float | None) -> float:
+    return _number(param, value, 0.0, -MAX_PENALTY, MAX_PENALTY)
+
+
+def _min_tokens(value: int | None, max_tokens: int, max_tokens_param: str) -> int:
+    if value is None:
+        return 0
+    if not 0 <= value <= max_tokens:
+        raise invalid(
+            "min_tokens",
+            f"min_tokens must be between 0 and {max_tokens_param} ({max_tokens}), not {shown(value)}.",
+        )
+    return value
+
+
+def _num_logprobs(param: str, value: int | None, settings: ApiSettings) -> int | None:
+    if value is not None and not 0 <= value <= settings.max_logprobs:
+        raise invalid(param, f"{param} must be between 0 and {settings.max_logprobs}, not {shown(value)}.")
+    return value
+
+
+def _check_prompt_logprobs(
+    value: int | None, prompt_tokens: int, choices: int, settings: ApiSettings
+) -> None:
+    """Raise ApiError when more would be told of prompts than the answer has room for."""
+    if value is None:
+        return
+    told = prompt_tokens * (value + 1) * choices
+    if told > settings.max_prompt_logprobs:
+        raise invalid(
+            "prompt_logprobs",
+            f"{told} log-probabilities of a prompt of {prompt_tokens} tokens are asked for ({value + 1} for each, "
+            f"in {choices} choices); at most {settings.max_prompt_logprobs} are told.",
+        )
+
+
+def _logit_bias(
+    value: dict[str, float], vocab_size: int, settings: ApiSettings
+) -> tuple[tuple[int, float], ...]:
+    if len(value) > settings.max_logit_bias:
+        raise invalid(
+            "logit_bias",
+            f"logit_bias has {len(value)} entries; at most {settings.max_logit_bias} are allowed.",
+        )
+    biases: dict[int, float] = {}
+    for key, bias in value.items():
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
+            raise invalid(
+                "logit_bias", f"logit_bias has the key {shown(key)}; token ids are 0 to {vocab_size - 1}."
+            )
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise invalid(
+                "logit_bias",
+                f"logit_bias[{shown(key)}] must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {bias!r}.",
+            )
+        biases[int(key)] = bias
+    return tuple(sorted(biases.items()))
+
+
+def _bad_word_ids(
+    words: list[str], tokenizer: Tokenizer, vocab_size: int, settings: ApiSettings
+) -> list[tuple[int, ...]]:
+    """The tokens of each word, with and without a space before it: most tokenizers have other tokens within
+    a text than at its start."""
+    if len(words) > settings.max_bad_words:
+        raise invalid(
+            "bad_words", f"bad_words has {len(words)} words; at most {settings.max_bad_words} are allowed."
+        )
+    runs = []
+    for index, word in enumerate(words):
+        if not word:
+            raise invalid("bad_words", f"bad_words[{index}] is empty; a bad word needs at least 1 character.")
+        if len(word) > settings.max_bad_word_chars:
+            raise invalid(
+                "bad_words",
+                f"bad_words[{index}] has {len(word)} characters; at most {settings.max_bad_word_chars} are "
+                "allowed.",
+            )
+        bare = word.lstrip() or word
+        for spelled in (bare, " " + bare):
+            run = tokenizer.encode(spelled, add_special_tokens=False)
+            if run and max(run) < vocab_size:  # the model cannot generate other tokens
+                runs.append(tuple(run))
+    return runs

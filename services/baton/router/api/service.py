@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from baton.router.api.choices import merge
 from baton.router.api.completion import ChoiceText, Delta, complete
 from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.meter import RequestMeter
-from baton.router.api.prompts import PromptReader
+from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.sampling import for_choice
 from baton.router.api.settings import ApiSettings
 from baton.router.types import ModelInfo, Ring
@@ -36,6 +36,14 @@ class Job:
     n: int = 1
     seeded: bool = False  # whether the client gave the seed
     skip_special_tokens: bool = True
+    echoes: Sequence[Echo] = ()
+    """What the answers begin with, for each prompt; empty: they begin with what is generated."""
+    only_echo: bool = False
+    """The answer is the echo alone: what is generated beside it is not told."""
+    prompt_logprobs: int | None = None
+    """As the client asked; ``params`` may have more, for the echo."""
+    tokens_as_ids: bool = False
+    """Log-probabilities name tokens by their ids."""
 
     @property
     def choices(self) -> int:
@@ -128,5 +136,11 @@ class CompletionService:
         detokenizer = self.tokenizer.detokenizer(
             skip_special_tokens=job.skip_special_tokens, after=prompt_ids
         )
-        text = ChoiceText(params, detokenizer, StopMatcher(stops) if stops else None)
+        text = ChoiceText(
+            params,
+            detokenizer,
+            StopMatcher(stops) if stops else None,
+            echo=job.echoes[index // job.n].text if job.echoes else "",
+            only_echo=job.only_echo,
+        )
         return complete(self.ring, f"{job.request_id}-{index}", prompt_ids, params, text)

@@ -17,6 +17,14 @@ class ApiSettings:
     max_stop_chars: int = 1024
     """Of one stop string."""
     max_stop_token_ids: int = 1024
+    max_logprobs: int = 20
+    """Likeliest tokens that can be told for one place."""
+    max_prompt_logprobs: int = 2**18
+    """Prompt tokens times log-probabilities told for each, the token's own included."""
+    max_logit_bias: int = 1024
+    max_bad_words: int = 500
+    max_bad_word_chars: int = 128
+    """Of one bad word."""
     thread_above_chars: int = 16 * 1024
     """Texts longer than this are tokenized in a thread, so that other streams go on meanwhile."""
     default_max_tokens: int = 16

@@ -23,6 +23,7 @@ from baton.router.api.http.chunks import (
     usage_fields,
 )
 from baton.router.api.http.disconnect import ClientGoneError, ClientWatch
+from baton.router.api.http.logprobs import NOTHING, Fields, LogprobsView, Told
 from baton.router.api.http.schemas import GenerationFields
 from baton.router.api.service import CompletionService, Job, Usage
 
@@ -33,10 +34,15 @@ class _Choice:
 
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: Fields = field(default_factory=dict)
+    prompt_logprobs: list[object] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: Delta, told: Told) -> None:
+        for name, values in (told.logprobs or {}).items():
+            self.logprobs.setdefault(name, []).extend(values)
+        self.prompt_logprobs = self.prompt_logprobs or told.prompt
         self.text.append(delta.text)
         self.token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
@@ -105,9 +111,10 @@ class Answerer:
     async def _document(self, job: Job, with_token_ids: bool) -> bytes:
         usage = Usage.of(job)
         choices = [_Choice() for _ in range(job.choices)]
+        view = LogprobsView(self._service.tokenizer, job, chat=self._chat)
         async with aclosing(self._service.run(job)) as deltas:
             async for index, delta in deltas:
-                choices[index].add(delta)
+                choices[index].add(delta, await view.of(index, delta))
                 usage.add(job, index, delta)
         document: dict[str, object] = {
             **self._envelope(job, streamed=False).fields(),
@@ -118,6 +125,8 @@ class Answerer:
         }
         if self._chat and with_token_ids:
             document["prompt_token_ids"] = job.prompts[0]
+        if self._chat and job.prompt_logprobs is not None:
+            document["prompt_logprobs"] = choices[0].prompt_logprobs
         return orjson.dumps(document)
 
     def _choice(self, job: Job, index: int, choice: _Choice, with_token_ids: bool) -> dict[str, object]:
@@ -128,7 +137,7 @@ class Answerer:
         else:
             fields["text"] = text
         fields |= {
-            "logprobs": None,
+            "logprobs": choice.logprobs or None,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
@@ -136,6 +145,8 @@ class Answerer:
             fields["token_ids"] = choice.token_ids
             if not self._chat:
                 fields["prompt_token_ids"] = job.prompts[index // job.n]
+        if not self._chat and job.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = choice.prompt_logprobs
         return fields
 
     async def _streamed(self, request: Request, job: Job, fields: GenerationFields) -> Response:
@@ -166,22 +177,28 @@ class Answerer:
             token_ids=with_token_ids,
         )
         usage = Usage.of(job)
+        view = LogprobsView(self._service.tokenizer, job, chat=self._chat)
         opened = [False] * job.choices
 
-        def event(index: int, delta: Delta) -> bytes:
+        def event(index: int, delta: Delta, told: Told) -> bytes:
             usage.add(job, index, delta)
             if opened[index]:
-                return writer.delta(index, delta, usage)
+                return writer.delta(index, delta, usage, told.logprobs)
             opened[index] = True
-            prompt = job.prompts[index // job.n] if with_token_ids else None
+            prompt: dict[str, object] = {}
+            if with_token_ids:
+                prompt["prompt_token_ids"] = job.prompts[index // job.n]
+            if job.prompt_logprobs is not None:
+                prompt["prompt_logprobs"] = told.prompt
             if self._chat:
-                return writer.opening(index, prompt) + writer.delta(index, delta, usage)
-            return writer.delta(index, delta, usage, prompt)
+                return writer.opening(index, prompt) + writer.delta(index, delta, usage, told.logprobs)
+            return writer.delta(index, delta, usage, told.logprobs, prompt)
 
         try:
-            yield event(*first)
+            yield event(*first, await view.of(*first))
             async for index, delta in deltas:
-                data = event(index, delta)
+                told = NOTHING if delta.details is None else await view.of(index, delta)
+                data = event(index, delta, told)
                 if data:
                     yield data
             if mode != "none":

@@ -88,6 +88,7 @@ def _too_large(size: str, limit: int) -> ApiError:
 def _type_error(message: str, document: Json) -> ApiError:
     located = _LOCATED.fullmatch(message)
     problem, path = (located["problem"], located["path"] or "") if located else (message, "")
+    path = path.removesuffix("[...]")  # an entry of a mapping, which is not told
     missing = _MISSING.fullmatch(problem)
     if missing:
         param = f"{path}.{missing[1]}".removeprefix(".")

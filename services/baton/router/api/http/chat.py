@@ -7,11 +7,13 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from baton.router.api.errors import invalid
 from baton.router.api.http.answer import Answerer
 from baton.router.api.http.body import read_request
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.messages import template_messages
 from baton.router.api.http.schemas import ChatRequest, template_arguments
+from baton.router.api.prompts import Echo
 from baton.router.api.sampling import resolve
 from baton.router.api.service import CompletionService, Job
 from baton.router.types import ModelInfo
@@ -39,9 +41,13 @@ class ChatCompletions:
             body,
             model,
             self._service.settings,
+            self._service.tokenizer,
             prompt_tokens=len(prompt),
             default_max_tokens=None,
             max_tokens_param="max_completion_tokens" if newer_name else "max_tokens",
+            logprobs=_top_logprobs(body),
+            logprobs_param="top_logprobs",
+            choices=n,
         )
         job = Job(
             request_id=f"chatcmpl-{request_id_of(request)}",
@@ -53,6 +59,9 @@ class ChatCompletions:
             n=n,
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,
+            echoes=_echo(body) if body.echo else (),
+            prompt_logprobs=body.prompt_logprobs,
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
         )
         return await self._answerer.answer(request, job, body)
 
@@ -66,3 +75,18 @@ class ChatCompletions:
         return await self._service.prompts.from_text(
             text, model, "messages", add_special_tokens=bool(body.add_special_tokens)
         )
+
+
+def _top_logprobs(body: ChatRequest) -> int | None:
+    """How many likeliest tokens to tell with each token's log-probability; None: neither."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise invalid("top_logprobs", "top_logprobs is only allowed when logprobs is true.")
+    return None
+
+
+def _echo(body: ChatRequest) -> list[Echo]:
+    """The turn that the answer goes on with: the last message, if it is the assistant's own."""
+    [last] = template_messages(body.messages[-1:])
+    return [Echo(str(last["content"]) if last["role"] == "assistant" else "")]

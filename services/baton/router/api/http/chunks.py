@@ -9,6 +9,7 @@ import orjson
 
 from baton.router.api.completion import Delta
 from baton.router.api.errors import ApiError
+from baton.router.api.http.logprobs import Fields
 from baton.router.api.service import Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -60,6 +61,7 @@ class ChunkWriter:
         self._chat = chat
         self._with_token_ids = token_ids
         self._usage_mode: UsageMode = usage
+        self._text_only = not token_ids and usage != "continuous"
         self._start = b"data: " + orjson.dumps(envelope.fields())[:-1]
         before_text = b',"delta":{"content":' if chat else b',"text":'
         self._heads = [
@@ -69,37 +71,51 @@ class ChunkWriter:
         self._no_usage = b',"usage":null' if usage != "none" else b""
         self._tail = self._after_text + b',"logprobs":null,"finish_reason":null}]' + self._no_usage + b"}\n\n"
 
-    def opening(self, index: int, prompt_ids: list[int] | None) -> bytes:
-        """A chat choice's first event: who speaks. With ``prompt_ids`` it also tells the prompt."""
-        prompt = b',"prompt_token_ids":' + orjson.dumps(prompt_ids) if prompt_ids is not None else b""
+    def opening(self, index: int, prompt: dict[str, object]) -> bytes:
+        """A chat choice's first event: who speaks. It also has the fields in ``prompt``."""
+        told = _more_fields(prompt)
         return (
             b'%b%b,"choices":[{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,'
-            b'"finish_reason":null}]%b}\n\n' % (self._start, prompt, index, self._no_usage)
+            b'"finish_reason":null}]%b}\n\n' % (self._start, told, index, self._no_usage)
         )
 
-    def delta(self, index: int, delta: Delta, usage: Usage, prompt_ids: list[int] | None = None) -> bytes:
-        """One delta's event; empty when there is nothing to tell yet."""
-        if delta.finish_reason is None and not self._with_token_ids and self._usage_mode != "continuous":
+    def delta(
+        self,
+        index: int,
+        delta: Delta,
+        usage: Usage,
+        logprobs: Fields | None = None,
+        prompt: dict[str, object] | None = None,
+    ) -> bytes:
+        """One delta's event; empty when there is nothing to tell yet. ``prompt`` are more fields to tell."""
+        if self._text_only and delta.finish_reason is None and logprobs is None and not prompt:
             if not delta.text:
                 return b""
             return b"".join((self._heads[index], orjson.dumps(delta.text), self._tail))
-        return self._full_delta(index, delta, usage, prompt_ids)
+        return self._full_delta(index, delta, usage, logprobs, prompt or {})
 
-    def _full_delta(self, index: int, delta: Delta, usage: Usage, prompt_ids: list[int] | None) -> bytes:
+    def _full_delta(
+        self,
+        index: int,
+        delta: Delta,
+        usage: Usage,
+        logprobs: Fields | None,
+        prompt: dict[str, object],
+    ) -> bytes:
         parts = [
             self._heads[index],
             orjson.dumps(delta.text),
             self._after_text,
-            b',"logprobs":null,"finish_reason":',
+            b',"logprobs":',
+            orjson.dumps(logprobs),
+            b',"finish_reason":',
             orjson.dumps(delta.finish_reason),
         ]
         if delta.finish_reason is not None:
             parts += (b',"stop_reason":', orjson.dumps(delta.stop_reason))
         if self._with_token_ids:
             parts += (b',"token_ids":', orjson.dumps(delta.token_ids))
-        if prompt_ids is not None:
-            parts += (b',"prompt_token_ids":', orjson.dumps(prompt_ids))
-        parts.append(b"}]")
+        parts += (_more_fields(prompt), b"}]")
         if self._usage_mode == "continuous":
             parts += (b',"usage":', orjson.dumps(usage_fields(usage)))
         else:
@@ -110,3 +126,8 @@ class ChunkWriter:
     def usage(self, usage: Usage) -> bytes:
         """The event after the last choice's end, when the client asked for usage."""
         return b'%b,"choices":[],"usage":%b}\n\n' % (self._start, orjson.dumps(usage_fields(usage)))
+
+
+def _more_fields(fields: dict[str, object]) -> bytes:
+    """``fields`` as the rest of an object that has some already."""
+    return b"," + orjson.dumps(fields)[1:-1] if fields else b""

@@ -12,6 +12,7 @@ from baton.router.api.http.answer import Answerer
 from baton.router.api.http.body import read_request
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.schemas import CompletionRequest
+from baton.router.api.prompts import Echo
 from baton.router.api.sampling import resolve
 from baton.router.api.service import CompletionService, Job
 from baton.router.types import ModelInfo
@@ -37,13 +38,20 @@ class Completions:
             await self._read(prompt, model, f"prompt[{index}]" if several else "prompt", body)
             for index, prompt in enumerate(given)
         ]
+        only_echo = bool(body.echo) and body.max_tokens == 0
+        if only_echo:
+            body.max_tokens = 1  # the engine always generates something; it is not told
         params = resolve(
             body,
             model,
             self._service.settings,
+            self._service.tokenizer,
             # The longest prompt decides what there is room for.
             prompt_tokens=max(map(len, prompts)),
             default_max_tokens=self._service.settings.default_max_tokens,
+            logprobs=body.logprobs,
+            echo=bool(body.echo),
+            choices=n * len(prompts),
         )
         job = Job(
             request_id=f"cmpl-{request_id_of(request)}",
@@ -55,6 +63,10 @@ class Completions:
             n=n,
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,
+            echoes=[await self._echo(prompt, body) for prompt in given] if body.echo else (),
+            only_echo=only_echo,
+            prompt_logprobs=body.prompt_logprobs,
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
         )
         return await self._answerer.answer(request, job, body)
 
@@ -65,6 +77,14 @@ class Completions:
             special = body.add_special_tokens is not False
             return await self._service.prompts.from_text(prompt, model, param, add_special_tokens=special)
         return self._service.prompts.from_ids(prompt, model, param)
+
+    async def _echo(self, prompt: str | list[int], body: CompletionRequest) -> Echo:
+        return await self._service.prompts.echo(
+            prompt,
+            add_special_tokens=body.add_special_tokens is not False,
+            skip_special_tokens=body.skip_special_tokens is not False,
+            with_offsets=body.logprobs is not None,
+        )
 
 
 def _separate(prompt: str | list[int | str | list[int]]) -> list[str | list[int]]:

@@ -26,7 +26,11 @@ class GenerationFields(SamplingFields, kw_only=True):
     n: Annotated[int, Meta(description="Choices for each prompt.")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    echo: Annotated[bool, Meta(description="Begin with the prompt, or the last turn.")] | None = None
     return_token_ids: Annotated[bool, Meta(description="Answer with token ids too.")] | None = None
+    return_tokens_as_token_ids: (
+        Annotated[bool, Meta(description="Name tokens token_id:N in log-probabilities.")] | None
+    ) = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
 
@@ -35,6 +39,9 @@ class CompletionRequest(GenerationFields, kw_only=True):
     """Complete one or several prompts, each a text or token ids."""
 
     prompt: str | list[int | str | list[int]]
+    logprobs: (
+        Annotated[int, Meta(description="Tell log-probabilities and so many likeliest tokens.")] | None
+    ) = None
 
 
 class ContentPart(msgspec.Struct):
@@ -59,6 +66,8 @@ class ChatRequest(GenerationFields, kw_only=True):
     """Answer a chat."""
 
     messages: list[Message]
+    logprobs: Annotated[bool, Meta(description="Tell log-probabilities.")] | None = None
+    top_logprobs: Annotated[int, Meta(description="With logprobs: how many likeliest tokens.")] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     max_completion_tokens: Annotated[int, Meta(description="Newer name of max_tokens.")] | None = None

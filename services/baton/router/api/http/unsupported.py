@@ -30,17 +30,13 @@ HARMLESS = frozenset(
 NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
     {
         # Field: the values, besides null, that ask for nothing.
-        "allowed_token_ids": (),
         "audio": (),
-        "bad_words": ([],),
         "best_of": (1,),
         "cache_salt": (),
         "chat_template": (),
         "continue_final_message": (False,),
         "documents": ([],),
         "early_stopping": (False,),
-        "echo": (False,),
-        "frequency_penalty": (0, 0.0),
         "function_call": ("none",),
         "functions": ([],),
         "guided_choice": (),
@@ -54,28 +50,20 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "include_stop_str_in_output": (False,),
         "kv_transfer_params": (),
         "length_penalty": (1, 1.0),
-        "logit_bias": ({},),
         "logits_processors": ([],),
-        "logprobs": (False,),
-        "min_tokens": (0,),
         "mm_processor_kwargs": (),
         "modalities": (["text"],),
         "prediction": (),
-        "presence_penalty": (0, 0.0),
         "priority": (0,),
         "prompt_embeds": (),
-        "prompt_logprobs": (),
         "reasoning_effort": (),
-        "repetition_penalty": (1, 1.0),
         "request_id": (),
         "response_format": ({"type": "text"},),
-        "return_tokens_as_token_ids": (False,),
         "spaces_between_special_tokens": (True,),
         "structured_outputs": (),
         "suffix": ("",),
         "tool_choice": ("none",),
         "tools": ([],),
-        "top_logprobs": (0,),
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
         "verbosity": (),
@@ -104,7 +92,7 @@ def refuse_unsupported(body: Mapping[str, Json], fields: Iterable[str], *, ignor
 
 
 def _same(value: Json, neutral: Json) -> bool:
-    """Equal and of one type: Python holds ``0 == False``, but ``logprobs: 0`` asks for something."""
+    """Equal and of one type: Python holds ``1 == True``, but to a client they differ."""
     return type(value) is type(neutral) and value == neutral
 
 
