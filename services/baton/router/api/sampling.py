@@ -279,8 +279,8 @@ def _check_prompt_logprobs(
     if told > settings.max_prompt_logprobs:
         raise invalid(
             "prompt_logprobs",
-            f"{told} log-probabilities of a prompt of {prompt_tokens} tokens are asked for ({value + 1} for each, "
-            f"in {choices} choices); at most {settings.max_prompt_logprobs} are told.",
+            f"{told} log-probabilities of a prompt of {prompt_tokens} tokens are asked for "
+            f"({value + 1} for each, in {choices} choices); at most {settings.max_prompt_logprobs} are told.",
         )
 
 
