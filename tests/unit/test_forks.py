@@ -151,7 +151,7 @@ def test_held_until_none_is_left_to_hand_on(ending: tuple[int, ...]) -> None:
     ]
     held = len(ending) < 3
     assert sequence.status is (Status.HELD if held else Status.FINISHED)
-    assert [fork.output_ids for fork in first[0].forks] == ([[t] for t in firsts[1:]] if held else [])
+    assert [fork.output_ids for fork in sequence.forked] == ([[t] for t in firsts[1:]] if held else [])
     assert engine.load().held == held
     engine.release(sequence)
     assert engine.load().blocks_held == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from baton.engine.runner import ModelRunner, Sampled, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
-from baton.engine.stop import finish_reason
+from baton.engine.stop import finish_reason, stops
 from baton.logprobs import TokenDetails
 from baton.models.loader import Progress
 from baton.sampling_params import SamplingParams
@@ -46,9 +47,6 @@ class SequenceOutput:
     """Of the step."""
     details: TokenDetails | None = None
     """Of the new token, if the request asked for any."""
-    forks: tuple[Sequence, ...] = ()
-    """With the first token of a sequence that is held: its forks, each with its own first token. They have
-    outputs of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +127,7 @@ class Engine:
 
     def check(self, seq: Sequence) -> None:
         """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here."""
-        self._check_ids(seq.token_ids)
-        self._check_params(seq.params)
+        self._check_request(seq)
         self.scheduler.check(seq)
 
     def admit_computed(self, seq: Sequence) -> None:
@@ -145,6 +142,25 @@ class Engine:
             self.scheduler.admit_computed(seq)
             self._replace_attempt(seq)
         self.work.set()
+
+    def admit_forked(self, answers: list[Sequence], blocks: Collection[int]) -> dict[Sequence, str]:
+        """Joins the answers of one request that arrived by handoff, as :meth:`admit_computed` does, and takes
+        over one reference on each of ``blocks``, which they share. Those that ended with their first token
+        are left out. Returns why others could not join."""
+        refused: dict[Sequence, str] = {}
+        with self.lock:
+            for seq in answers:
+                if stops(seq, self.eos_token_ids):
+                    continue
+                self.pool.ref(blocks)
+                seq.bind(blocks)
+                try:
+                    self.admit_computed(seq)
+                except ValueError as error:
+                    self.pool.free(seq.block_ids)
+                    refused[seq] = str(error)
+            self.pool.free(array("q", blocks))
+        return refused
 
     def cancel(self, request_id: str, attempt: int) -> bool:
         """Ends the request if it is here with this attempt or an older one; True if that ended something.
@@ -282,12 +298,11 @@ class Engine:
             else:
                 self._adopt(child, seq)
         if held:
+            seq.forked = tuple(children)
             self.scheduler.hold(seq)
         elif reasons[0] is not None:
             self._finish(seq, reasons[0])
-        forks = tuple(children) if held else ()
-        first = SequenceOutput(seq, sampled[0].token, reasons[0], at, forward, seq.details, forks)
-        return [first, *outputs]
+        return [SequenceOutput(seq, sampled[0].token, reasons[0], at, forward, seq.details), *outputs]
 
     def _extend(self, seq: Sequence, sampled: Sampled) -> FinishReason | None:
         seq.append(sampled.token, sampled.logprobs)
@@ -335,11 +350,16 @@ class Engine:
     def _prepare(self, seq: Sequence) -> None:
         """Checks a new sequence and derives what the engine needs of it. Not under the lock: that takes long
         for a long prompt."""
-        self._check_ids(seq.token_ids)
-        self._check_params(seq.params)
+        self._check_request(seq)
         seq.rules = LogitRules.of(seq.params, seq.prompt_ids, self.eos_token_ids)
         if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size)
+
+    def _check_request(self, seq: Sequence) -> None:
+        self._check_ids(seq.token_ids)
+        given = [seq.first_token, *(fork.first_token for fork in seq.forks)]
+        self._check_ids([token for token in given if token is not None])
+        self._check_params(seq.params)
 
     def _check_params(self, params: SamplingParams) -> None:
         """Like a bad id, a step with nothing to choose from would fail others too."""

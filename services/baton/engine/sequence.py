@@ -97,6 +97,8 @@ class Sequence:
     """Of the prompt, a part for each step that computed some; empty again when they are told."""
     num_scored: int = field(default=0, init=False)
     """Leading prompt tokens after which the next one's log-probability is known."""
+    forked: tuple[Sequence, ...] = field(default=(), init=False)
+    """While it is held: its forks, with their first tokens."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
     """Cancelled while a forward pass was using its blocks: ends when that pass is over."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.logprobs import Logprobs
-from baton.router.types import FinishReason, Ring, RingError, TokenChunk
+from baton.router.types import FinishReason, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
 from baton.text.detokenizer import Detokenizer
 from baton.text.stop import StopMatcher
@@ -132,14 +132,12 @@ class ChoiceText:
         return Delta(text, chunk.token_ids[:used], reason, stop_reason, chunk.cached_tokens, details)
 
 
-async def complete(
-    ring: Ring, request_id: str, prompt_ids: list[int], params: SamplingParams, text: ChoiceText
-) -> AsyncGenerator[Delta]:
+async def complete(chunks: AsyncGenerator[TokenChunk], text: ChoiceText) -> AsyncGenerator[Delta]:
     """Run one choice to its end. Closing the generator cancels it on the workers.
 
     Raises RingError when the ring does, or when it stops without saying why.
     """
-    async with aclosing(ring.generate(request_id, prompt_ids, params)) as chunks:
+    async with aclosing(chunks):
         async for chunk in chunks:
             delta = text.add(chunk)
             if delta.finish_reason is not None:
