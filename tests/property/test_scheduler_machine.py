@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -20,7 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import Tensor
 
 from baton.engine.engine import SequenceOutput
-from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.engine.runner import StepResult
+from baton.engine.scheduler import ScheduledBatch
+from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
@@ -60,15 +63,13 @@ REQUESTS = st.tuples(
 
 
 class MeddlingModel(FakeModel):
-    """Lets the machine act in the midst of a pass, before the pass writes and after."""
+    """Lets the machine act when a pass has written."""
 
     def __init__(self) -> None:
         super().__init__(VOCAB_SIZE)
-        self.before: Callable[[], None] = lambda: None
         self.after: Callable[[], None] = lambda: None
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        self.before()
         hidden = super().forward(token_ids, batch, pool)
         self.after()
         return hidden
@@ -98,12 +99,33 @@ class EngineMachine(RuleBasedStateMachine):
             eos_token_ids=EOS,
             model=self.model,
         )
+        self.before: Callable[[], None] = lambda: None
+        """Called when a step is scheduled, before it touches the pool."""
+        run = self.engine.runner.run
+
+        def run_meddled(batch: ScheduledBatch) -> StepResult:
+            self.before()
+            return run(batch)
+
+        self.engine.runner.run = run_meddled  # type: ignore[method-assign]
         self.expected: dict[Sequence, tuple[int, ...]] = {}
+        self.unborn: dict[Sequence, dict[str, tuple[int, ...]]] = {}
+        """Of those without an output: what their forks will answer, by request."""
         self.pinned: list[list[int]] = []
         self.stolen: list[int] = []
         self.names = 0
 
     # -- what can happen ---------------------------------------------------------------------------------
+
+    @rule(request=REQUESTS, hold=st.booleans(), seeds=st.lists(st.integers(3, 9), min_size=1, max_size=4))
+    def add_forked(self, request: tuple[int, int, SamplingParams], hold: bool, seeds: list[int]) -> None:
+        """A new request with several answers."""
+        kind, length, params = request
+        forks = tuple(Fork(self.name(), replace(params, seed=seed)) for seed in seeds)
+        seq = Sequence(self.name(), 1, prompt(kind, length), params, hold_after_prefill=hold, forks=forks)
+        self.expected[seq] = alone(kind, length, params)
+        self.unborn[seq] = {fork.request_id: alone(kind, length, fork.params) for fork in forks}
+        self.engine.add(seq)
 
     @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 4))
     def add(self, request: tuple[int, int, SamplingParams], hold: bool, given: int) -> None:
@@ -148,7 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.cancel(seq.request_id, 1)
         assert not self.engine.cancel(seq.request_id, 1)
         assert seq.finish_reason is FinishReason.CANCELLED
-        del self.expected[seq]
+        self.forget(seq)
 
     @rule(pick=PICK)
     def release(self, pick: int) -> None:
@@ -185,7 +207,7 @@ class EngineMachine(RuleBasedStateMachine):
         def before() -> None:
             in_use = {block for s in engine.scheduler.running for block in s.block_ids}
             assert engine.cancel(seq.request_id, 1)
-            del self.expected[seq]
+            self.forget(seq)
             blocks = engine.pool.allocate(engine.pool.num_allocatable)
             assert blocks is not None
             in_flight = {block for s in engine._in_flight for block in s.block_ids}
@@ -199,13 +221,13 @@ class EngineMachine(RuleBasedStateMachine):
             if fail:
                 raise RuntimeError("the pass failed")
 
-        self.model.before, self.model.after = before, after
+        self.before, self.model.after = before, after
         try:
             self.one_step()
         except RuntimeError:
             assert fail
             assert not engine._in_flight
-        self.model.before = self.model.after = lambda: None
+        self.before = self.model.after = lambda: None
         engine.pool.free(self.stolen)
         self.stolen = []
         assert (seq in self.expected) == (seq.finish_reason is None)
@@ -218,18 +240,34 @@ class EngineMachine(RuleBasedStateMachine):
         assert len({out.seq for out in outputs}) == len(outputs)
         for out in outputs:
             seq = out.seq
+            if out.new_token is not None and seq in self.unborn:
+                self.bear(seq, outputs)
             expected = self.expected[seq]
             assert tuple(seq.output_ids) == expected[: seq.num_outputs]
-            assert seq.num_outputs == before[seq][0] + (out.new_token is not None)
+            assert seq.num_outputs == before.get(seq, (0, 0))[0] + (out.new_token is not None)
             assert out.advanced_to <= seq.num_tokens
-            if out.finish_reason is not None:
+            if seq.status is Status.HELD:
+                assert out.new_token is not None or before[seq][0]
+            elif seq.status is Status.FINISHED and out.finish_reason is None:
+                del self.expected[seq]  # a fork of one that is held: it goes on elsewhere
+            elif out.finish_reason is not None:
                 assert tuple(seq.output_ids) == expected
                 assert out.finish_reason is seq.finish_reason
                 del self.expected[seq]
-            elif out.new_token is not None and seq.hold_after_prefill:
-                assert seq.status is Status.HELD
+            else:
+                assert out.new_token is None or not seq.hold_after_prefill
         self.check_books()
         return outputs
+
+    def bear(self, seq: Sequence, outputs: list[SequenceOutput]) -> None:
+        """With its first token a sequence has its forks, each with its own."""
+        for request_id, expected in self.unborn.pop(seq).items():
+            [fork] = [out.seq for out in outputs if out.seq.request_id == request_id]
+            self.expected[fork] = expected
+
+    def forget(self, seq: Sequence) -> None:
+        del self.expected[seq]
+        self.unborn.pop(seq, None)
 
     def check_books(self) -> None:
         """The pool's counts are the sum of what sequences and transfers hold; blocks without content are
@@ -259,7 +297,7 @@ class EngineMachine(RuleBasedStateMachine):
     def release_one(self, seq: Sequence) -> None:
         assert self.engine.release(seq)
         assert not self.engine.release(seq)
-        del self.expected[seq]
+        self.forget(seq)
 
     def name(self) -> str:
         self.names += 1

@@ -182,3 +182,28 @@ def test_a_step_that_fails_leaves_every_block_as_it_was() -> None:
         step()
     assert told == alone("r", prompt(9), 3)
     assert engine.load().blocks_held == 0
+
+
+def test_who_is_preempted_gets_no_copy() -> None:
+    """Its blocks may be another's before the step begins."""
+    engine = fake_engine(12, prefill_chunk=8)
+    pool = engine.pool
+    engine.add(Sequence("long", 1, prompt(40), DRAWN))
+    engine.step()
+    blocks = pool.allocate(2)
+    assert blocks is not None
+    answers = [Sequence(f"r-{i}", 1, prompt(5), params(i), output_ids=[i]) for i in range(3)]
+    assert engine.admit_forked(answers, blocks) == {}
+    stolen = pool.allocate(pool.num_allocatable - 2)
+    assert stolen is not None
+    with engine.lock:
+        batch = engine.scheduler.schedule()
+        kept = {copy.sequence for copy in batch.copies}
+    assert engine.load().preemptions > 0
+    assert kept <= {item.sequence for item in batch.items}
+    taken = {copy.target for copy in batch.copies}
+    free = [block for block in range(12) if pool.allocatable(block)]
+    assert taken.isdisjoint(free)
+    assert sum(map(pool.refs, range(12))) == sum(
+        len(seq.block_ids) for seq in engine.scheduler.running
+    ) + len(stolen) + len(batch.copies), "each copy keeps its source until the step is over"
