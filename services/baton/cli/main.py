@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -143,10 +143,10 @@ def _worker_command(role: RoleName, what: str) -> None:
         drain_timeout: arg.DrainTimeout = None,
         log_level: arg.LogLevel = _WORKER.log_level,
         exit_with_parent: arg.ExitWithParent = None,
-    ) -> int:
+    ) -> None:
         _tie_to(exit_with_parent)
         config = WorkerConfig(role=role, **_given(ctx, WorkerConfig))
-        return _run_worker(config)
+        _run_worker(config)
 
     commands.command(role, help=what, rich_help_panel="One service")(worker)
 
@@ -193,10 +193,10 @@ def router(
     return _run_router(config)
 
 
-def _run_worker(config: WorkerConfig) -> int:
-    from baton.worker.main import run
+def _run_worker(config: WorkerConfig) -> NoReturn:
+    from baton.worker.main import end_process, run
 
-    return run(config)
+    end_process(run(config))
 
 
 def _run_router(config: RouterConfig) -> int:

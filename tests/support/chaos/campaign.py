@@ -26,7 +26,11 @@ CANCEL_WITHIN_S = 1.0
 CANCELS_FOR_P99 = 200
 """Fewer say nothing of a 99th percentile: they must only be over within ZERO_WITHIN_S."""
 SERVES_WITHIN_S = 30.0
+MOST_ASKED = 3
+"""How often all is asked in calm until every worker has taken part: links may still be made."""
 MORE_FDS, MORE_THREADS = 24, 12
+LET_GO_WITHIN_S = 75.0
+"""A thread of gloo's that waits for a peer that is gone is left to its timeout of a minute."""
 """What a worker may have open more at a later rest than at the first: links come and go."""
 SHARES = MappingProxyType({"kill": 18, "freeze": 20, "stall": 17, "leave": 20, "cut": 25})
 ENOUGH_VIOLATIONS = 10
@@ -181,7 +185,7 @@ class Campaign:
         await self._until_zero()
         await self._in_calm()
         await self._until_zero()
-        self._measure()
+        await self._measure()
         self._read_logs()
 
     async def _until_zero(self) -> None:
@@ -209,25 +213,35 @@ class Campaign:
             self._findings.violation(str(error))
             return
         before = {m.name: m.handoffs() for m in self._fleet.members}
-        for reply in await self._load.once():
-            if reply.failure is not None:
-                self._findings.violation(f"in calm a request failed: {reply.failure}")
-        idle = [m.name for m in self._fleet.members if m.handoffs() == before[m.name]]
-        if idle:
-            self._findings.violation(f"no request in calm went through {', '.join(idle)}")
+        for _ in range(MOST_ASKED):
+            for reply in await self._load.once():
+                if reply.failure is not None:
+                    self._findings.violation(f"in calm a request failed: {reply.failure}")
+            idle = [m.name for m in self._fleet.members if m.handoffs() == before[m.name]]
+            if not idle:
+                return
+        self._findings.violation(f"no request in calm went through {', '.join(idle)}")
 
-    def _measure(self) -> None:
+    async def _measure(self) -> None:
         for member in self._fleet.members:
             self._events[member.pid] = member.events()
-            now = Usage.of(member.pid)
-            first = member.at_first_rest = member.at_first_rest or now
-            fds, threads = now.fds - first.fds, now.threads - first.threads
-            self.report.most_fds = max(self.report.most_fds, fds)
-            self.report.most_threads = max(self.report.most_threads, threads)
-            if fds > MORE_FDS or threads > MORE_THREADS:
-                self._findings.violation(
-                    f"{member.name} has {fds} more files and {threads} more threads open"
-                )
+            began = time.monotonic()
+            while (more := self._more(member)).fds > MORE_FDS or more.threads > MORE_THREADS:
+                if time.monotonic() - began > LET_GO_WITHIN_S:
+                    self._findings.violation(
+                        f"{member.name} has {more.fds} more files and {more.threads} more threads open"
+                    )
+                    break
+                await asyncio.sleep(1)
+            self.report.most_fds = max(self.report.most_fds, more.fds)
+            self.report.most_threads = max(self.report.most_threads, more.threads)
+
+    @staticmethod
+    def _more(member: Member) -> Usage:
+        """What a worker has open beyond what it had at its first rest."""
+        now = Usage.of(member.pid)
+        first = member.at_first_rest = member.at_first_rest or now
+        return Usage(now.fds - first.fds, now.threads - first.threads, now.rss - first.rss)
 
     def _read_logs(self) -> None:
         for name, log in self._fleet.logs.items():
