@@ -16,6 +16,7 @@ SERVICES = ROOT / "services"
 BELOW = {
     "text",
     "hub",
+    "request",
     "sampling_params",
     "logprobs",
     "connector",

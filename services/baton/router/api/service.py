@@ -6,16 +6,17 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from baton.request.sampling import for_choice
 from baton.router.api.choices import merge
-from baton.router.api.completion import ChoiceText, Delta, complete
+from baton.router.api.completion import complete
 from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.meter import RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
-from baton.router.api.sampling import for_choice
 from baton.router.api.settings import ApiSettings
 from baton.router.types import ModelInfo, Ring
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
+from baton.text.choice import ChoiceText, Delta
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
 
@@ -96,7 +97,7 @@ class CompletionService:
         return model
 
     def check_choices(self, n: int, prompts: int) -> None:
-        """Raise ApiError when a request asks for too many answers."""
+        """Raise RequestError when a request asks for too many answers."""
         if not 1 <= n <= self.settings.max_n:
             raise invalid("n", f"n must be between 1 and {self.settings.max_n}, not {shown(n)}.")
         if n * prompts > self.settings.max_choices:

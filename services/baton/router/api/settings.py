@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.request.limits import SamplingLimits
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings:
+class ApiSettings(SamplingLimits):
     """Limits that hold for every client, HTTP or gRPC. Each bounds memory or work of one request."""
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = 128
     max_choices: int = 256
     """Prompts times ``n``: each is one request to the workers."""
-    max_stop_strings: int = 16
-    max_stop_chars: int = 1024
-    """Of one stop string."""
-    max_stop_token_ids: int = 1024
-    max_logprobs: int = 20
-    """Likeliest tokens that can be told for one place."""
-    max_prompt_logprobs: int = 2**18
-    """Prompt tokens times log-probabilities told for each, the token's own included."""
-    max_logit_bias: int = 1024
-    max_bad_words: int = 500
-    max_bad_word_chars: int = 128
-    """Of one bad word."""
     thread_above_chars: int = 16 * 1024
     """Texts longer than this are tokenized in a thread, so that other streams go on meanwhile."""
     default_max_tokens: int = 16

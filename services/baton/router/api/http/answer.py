@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.router.api.completion import Delta
 from baton.router.api.errors import as_api_error, invalid
 from baton.router.api.http.chunks import (
     DONE,
@@ -26,6 +25,7 @@ from baton.router.api.http.disconnect import ClientGoneError, ClientWatch
 from baton.router.api.http.logprobs import NOTHING, Fields, LogprobsView, Told
 from baton.router.api.http.schemas import GenerationFields
 from baton.router.api.service import CompletionService, Job, Usage
+from baton.text.choice import Delta
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from typing import Literal
 
 import orjson
 
-from baton.router.api.completion import Delta
 from baton.router.api.errors import ApiError
 from baton.router.api.http.logprobs import Fields
 from baton.router.api.service import Usage
+from baton.text.choice import Delta
 
 DONE = b"data: [DONE]\n\n"
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from baton.router.api.sampling import SamplingFields
+from baton.request.messages import Message
+from baton.request.sampling import SamplingFields
 from baton.text.config import Json
 
 
@@ -42,24 +43,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: (
         Annotated[int, Meta(description="Tell log-probabilities and so many likeliest tokens.")] | None
     ) = None
-
-
-class ContentPart(msgspec.Struct):
-    """One part of a message's content. Only text is supported."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct):
-    """One message of a chat."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[dict[str, object]] | None = None
-    tool_call_id: str | None = None
 
 
 class ChatRequest(GenerationFields, kw_only=True):
