@@ -34,7 +34,11 @@ def llm(path: Path) -> LLM:
 def generated(path: Path, prompt_ids: list[int], n: int) -> list[int]:
     """What transformers' own ``generate`` answers, greedily."""
     output = load_oracle(path).generate(  # type: ignore[operator]
-        torch.tensor([prompt_ids]), max_new_tokens=n, do_sample=False, eos_token_id=[EOS, IM_END], pad_token_id=0
+        torch.tensor([prompt_ids]),
+        max_new_tokens=n,
+        do_sample=False,
+        eos_token_id=[EOS, IM_END],
+        pad_token_id=0,
     )
     return [int(id_) for id_ in output[0, len(prompt_ids) :]]
 

@@ -61,6 +61,7 @@ class ChatTemplate:
         *,
         max_chars: int = DEFAULT_MAX_PROMPT_CHARS,
     ) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._template: jinja2.Template | None = None

@@ -19,6 +19,7 @@ from baton.telemetry.metrics import RouterMetrics
 from baton.text.choice import ChoiceText, Delta
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
+from baton.tools.answer import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class Job:
     """As the client asked; ``params`` may have more, for the echo."""
     tokens_as_ids: bool = False
     """Log-probabilities name tokens by their ids."""
+    format: AnswerFormat | None = None
+    """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
     @property
     def choices(self) -> int:
@@ -135,7 +138,9 @@ class CompletionService:
         # A given seed means the same for each of several prompts; a drawn one must not make them alike.
         params = for_choice(job.params, index % job.n if job.seeded else index)
         detokenizer = self.tokenizer.detokenizer(
-            skip_special_tokens=job.skip_special_tokens, after=prompt_ids
+            skip_special_tokens=job.skip_special_tokens,
+            kept=job.format.marker_ids if job.format else frozenset(),
+            after=prompt_ids,
         )
         text = ChoiceText(
             params,

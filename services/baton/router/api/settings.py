@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.request.limits import SamplingLimits
+from baton.request.tools import ToolLimits
+from baton.tools.formats import AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,3 +26,8 @@ class ApiSettings(SamplingLimits):
     ignore_unknown_fields: bool = False
     """Ignore request fields that no version of the API knows. By default they are refused, as OpenAI does: a
     misspelled setting that is silently ignored gives a wrong answer."""
+    tools: ToolLimits = ToolLimits()
+    tool_call_parser: str = AUTO
+    """A name in `baton.tools.formats.TOOL_PARSERS`; auto: what the chat template shows."""
+    reasoning_parser: str = AUTO
+    """Likewise, in ``REASONING_PARSERS``."""

@@ -94,6 +94,21 @@ class ChunkWriter:
             return b"".join((self._heads[index], orjson.dumps(delta.text), self._tail))
         return self._full_delta(index, delta, usage, logprobs, prompt or {})
 
+    def message(
+        self,
+        index: int,
+        message: dict[str, object],
+        delta: Delta,
+        finish_reason: str | None,
+        usage: Usage,
+        logprobs: Fields | None = None,
+    ) -> bytes:
+        """The event of a chat's delta whose text was parsed; empty when there is nothing to tell yet."""
+        if self._text_only and not message and delta.finish_reason is None and logprobs is None:
+            return b""
+        head = b'%b,"choices":[{"index":%d,"delta":' % (self._start, index)
+        return self._event([head, orjson.dumps(message)], delta, finish_reason, usage, logprobs, {})
+
     def _full_delta(
         self,
         index: int,
@@ -102,15 +117,25 @@ class ChunkWriter:
         logprobs: Fields | None,
         prompt: dict[str, object],
     ) -> bytes:
-        parts = [
-            self._heads[index],
-            orjson.dumps(delta.text),
-            self._after_text,
+        text = [self._heads[index], orjson.dumps(delta.text), self._after_text]
+        return self._event(text, delta, delta.finish_reason, usage, logprobs, prompt)
+
+    def _event(
+        self,
+        parts: list[bytes],
+        delta: Delta,
+        finish_reason: str | None,
+        usage: Usage,
+        logprobs: Fields | None,
+        prompt: dict[str, object],
+    ) -> bytes:
+        """An event that begins with ``parts``."""
+        parts += (
             b',"logprobs":',
             orjson.dumps(logprobs),
             b',"finish_reason":',
-            orjson.dumps(delta.finish_reason),
-        ]
+            orjson.dumps(finish_reason),
+        )
         if delta.finish_reason is not None:
             parts += (b',"stop_reason":', orjson.dumps(delta.stop_reason))
         if self._with_token_ids:

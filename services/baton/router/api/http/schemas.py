@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from baton.request.messages import Message
 from baton.request.sampling import SamplingFields
+from baton.request.tools import NamedTool, Tool
 from baton.text.config import Json
 
 
@@ -54,6 +55,16 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     max_completion_tokens: Annotated[int, Meta(description="Newer name of max_tokens.")] | None = None
+    tools: Annotated[list[Tool], Meta(description="Functions that the model may call.")] | None = None
+    tool_choice: (
+        Annotated[str | NamedTool, Meta(description="none, auto, required, or one function.")] | None
+    ) = None
+    parallel_tool_calls: (
+        Annotated[bool, Meta(description="Whether an answer may hold several calls.")] | None
+    ) = None
+    include_reasoning: (
+        Annotated[bool, Meta(description="False leaves the reasoning out of the answer.")] | None
+    ) = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

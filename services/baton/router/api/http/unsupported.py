@@ -22,7 +22,6 @@ HARMLESS = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
-        "parallel_tool_calls",
     }
 )
 """They never change the text of an answer."""
@@ -46,7 +45,6 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "guided_json_object": (False,),
         "guided_regex": (),
         "guided_whitespace_pattern": (),
-        "include_reasoning": (True,),
         "include_stop_str_in_output": (False,),
         "kv_transfer_params": (),
         "length_penalty": (1, 1.0),
@@ -62,8 +60,6 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "spaces_between_special_tokens": (True,),
         "structured_outputs": (),
         "suffix": ("",),
-        "tool_choice": ("none",),
-        "tools": ([],),
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
         "verbosity": (),

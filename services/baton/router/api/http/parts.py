@@ -1,0 +1,117 @@
+"""The parts of a chat's answer in OpenAI's shapes: content, reasoning, calls of tools."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+from baton.text.choice import Delta
+from baton.tools.answer import AnswerFormat
+from baton.tools.events import CallArguments, CallBroken, CallStarted, Content, Event, Message, Reasoning
+
+Fields = dict[str, object]
+
+
+class ChoiceParts:
+    """One choice of a chat whose text is parsed."""
+
+    def __init__(self, format_: AnswerFormat) -> None:
+        self._parser = format_.parser()
+        self._several = format_.several
+        self._tells_reasoning = format_.reasoning is not None and format_.tells_reasoning
+        self._message = Message()
+        self._ids: dict[int, str] = {}
+        """Of the calls that are told, by their index."""
+
+    def add(self, delta: Delta) -> Fields:
+        """Take the next delta. Returns what it adds to a streamed message; empty: nothing yet."""
+        events = self._parser.push(delta.text)
+        if delta.finish_reason is not None:
+            events += self._parser.finish()
+        events = [event for event in events if self._is_told(event)]
+        self._message.add(events)
+        return self._fields(events)
+
+    def finish_reason(self, delta: Delta) -> str | None:
+        """Why the choice ended with ``delta``, as clients of tools expect it."""
+        if delta.finish_reason == "stop" and self._message.calls:
+            return "tool_calls"
+        return delta.finish_reason
+
+    def message(self) -> Fields:
+        """The whole message."""
+        message = self._message
+        bare = not message.content and (message.calls or message.reasoning)
+        fields: Fields = {
+            "role": "assistant",
+            "content": None if bare else message.content,
+            "refusal": None,
+        }
+        if self._tells_reasoning:
+            fields |= _reasoning(message.reasoning or None)
+        if message.calls:
+            fields["tool_calls"] = [
+                {
+                    "id": self._ids[index],
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for index, call in message.calls.items()
+            ]
+        return fields
+
+    def _is_told(self, event: Event) -> bool:
+        """Not reasoning that is unwanted, nor the calls after the first where there may be only one."""
+        match event:
+            case Reasoning():
+                return self._tells_reasoning
+            case CallStarted(index):
+                if not self._several and self._message.calls:
+                    return False
+                self._ids[index] = f"call_{uuid.uuid4().hex[:24]}"
+                return True
+            case CallArguments(index) | CallBroken(index):
+                return index in self._ids
+        return True
+
+    def _fields(self, events: Iterable[Event]) -> Fields:
+        content, reasoning = "", ""
+        calls: dict[int, Fields] = {}
+        for event in events:
+            match event:
+                case Content(text):
+                    content += text
+                case Reasoning(text):
+                    reasoning += text
+                case CallStarted(index, name):
+                    calls[index] = self._started(index, name)
+                case CallArguments(index, text):
+                    calls[index] = _more(calls.get(index), index, text)
+                case CallBroken():
+                    pass  # told is told; what follows is content
+        fields: Fields = {}
+        if reasoning:
+            fields |= _reasoning(reasoning)
+        if content:
+            fields["content"] = content
+        if calls:
+            fields["tool_calls"] = list(calls.values())
+        return fields
+
+    def _started(self, index: int, name: str) -> Fields:
+        function = {"name": name, "arguments": ""}
+        return {"index": index, "id": self._ids[index], "type": "function", "function": function}
+
+
+def _reasoning(text: str | None) -> Fields:
+    """By DeepSeek's name, and by the newer one."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _more(call: Fields | None, index: int, arguments: str) -> Fields:
+    """``call``, or nothing told of it in this event yet, with more arguments."""
+    if call is None:
+        return {"index": index, "function": {"arguments": arguments}}
+    function = call["function"]
+    assert isinstance(function, dict)
+    return {**call, "function": {**function, "arguments": function["arguments"] + arguments}}
