@@ -76,7 +76,7 @@ MaxModelLen = Annotated[
 ToolCallParser = Annotated[
     str,
     typer.Option(
-        help="How the model writes tool calls: hermes, llama3_json, none, or auto: as the chat template shows.",
+        help="How the model writes tool calls: hermes, llama3_json, none, or auto: as its template shows.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -84,7 +84,7 @@ ReasoningParser = Annotated[
     str,
     typer.Option(
         help="How the model marks its reasoning: think, deepseek_r1 (answers always begin inside), none, or "
-        "auto: as its chat template shows.",
+        "auto: as its template shows.",
         rich_help_panel=_MODEL,
     ),
 ]

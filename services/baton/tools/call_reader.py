@@ -7,6 +7,8 @@ from collections.abc import Set
 
 from baton.tools.json_scanner import Expect, JsonScanner
 
+_AFTER_VALUE = frozenset({Expect.NEXT, Expect.KEY, Expect.NOTHING})
+
 
 class CallReader:
     """Reads ``{"name": …, "arguments": {…}}`` as it arrives, its keys in any order.
@@ -65,11 +67,7 @@ class CallReader:
             self._string.append(character)
         if scanner.depth == 1 and before is Expect.STRING and scanner.expect is Expect.COLON:
             return self._end_key()
-        if (
-            self._in_value
-            and scanner.depth <= 1
-            and scanner.expect in (Expect.NEXT, Expect.KEY, Expect.NOTHING)
-        ):
+        if self._in_value and scanner.depth <= 1 and scanner.expect in _AFTER_VALUE:
             return self._end_value()
         return True
 

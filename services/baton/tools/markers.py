@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def undecided(text: str, marker: str) -> int:
-    """How many characters at the end of ``text`` may belong to ``marker``, which is not in it: the beginning of
-    the marker, and white space before it, which is a part of the markup if the marker comes."""
+    """How many characters at the end of ``text`` may belong to ``marker``, which is not in it: the marker's
+    beginning, and white space before it, which is a part of the markup if the marker comes."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:length]):
             break

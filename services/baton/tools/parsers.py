@@ -133,8 +133,8 @@ class _CallParser:
 
 
 class HermesParser(_CallParser):
-    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, anywhere and any number of them, as Hermes and
-    Qwen write it. A closing marker that is missing is forgiven: the JSON says where a call ends."""
+    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, anywhere and any number of them, as Hermes
+    and Qwen write it. A closing marker that is missing is forgiven: the JSON says where a call ends."""
 
     opening = "<tool_call>"
     closing = "</tool_call>"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.request.limits import SamplingLimits
 from baton.request.tools import ToolLimits
@@ -26,7 +26,7 @@ class ApiSettings(SamplingLimits):
     ignore_unknown_fields: bool = False
     """Ignore request fields that no version of the API knows. By default they are refused, as OpenAI does: a
     misspelled setting that is silently ignored gives a wrong answer."""
-    tools: ToolLimits = ToolLimits()
+    tools: ToolLimits = field(default_factory=ToolLimits)
     tool_call_parser: str = AUTO
     """A name in `baton.tools.formats.TOOL_PARSERS`; auto: what the chat template shows."""
     reasoning_parser: str = AUTO

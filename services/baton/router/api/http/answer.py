@@ -192,9 +192,9 @@ class Answerer:
             choice = parts[index]
             if choice is None:
                 return writer.delta(index, delta, usage, told.logprobs)
-            message = choice.add(delta)
+            pieces = choice.add(delta)
             reason = choice.finish_reason(delta)
-            return writer.message(index, message, delta, reason, usage, told.logprobs)
+            return writer.message(index, pieces, delta, reason, usage, told.logprobs)
 
         def event(index: int, delta: Delta, told: Told) -> bytes:
             usage.add(job, index, delta)

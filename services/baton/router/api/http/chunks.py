@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,8 @@ from baton.router.api.service import Usage
 from baton.text.choice import Delta
 
 DONE = b"data: [DONE]\n\n"
+
+_NO_TOKENS = Delta("", ())
 
 UsageMode = Literal["none", "final", "continuous"]
 
@@ -97,17 +100,23 @@ class ChunkWriter:
     def message(
         self,
         index: int,
-        message: dict[str, object],
+        pieces: Sequence[dict[str, object]],
         delta: Delta,
         finish_reason: str | None,
         usage: Usage,
         logprobs: Fields | None = None,
     ) -> bytes:
-        """The event of a chat's delta whose text was parsed; empty when there is nothing to tell yet."""
-        if self._text_only and not message and delta.finish_reason is None and logprobs is None:
+        """The events of a chat's delta whose text was parsed, one for each of ``pieces``; the last has the
+        rest of the delta. Empty when there is nothing to tell yet."""
+        if self._text_only and not pieces and delta.finish_reason is None and logprobs is None:
             return b""
         head = b'%b,"choices":[{"index":%d,"delta":' % (self._start, index)
-        return self._event([head, orjson.dumps(message)], delta, finish_reason, usage, logprobs, {})
+        *earlier, last = pieces or [{}]
+        events = [
+            self._event([head, orjson.dumps(piece)], _NO_TOKENS, None, usage, None, {}) for piece in earlier
+        ]
+        events.append(self._event([head, orjson.dumps(last)], delta, finish_reason, usage, logprobs, {}))
+        return b"".join(events)
 
     def _full_delta(
         self,

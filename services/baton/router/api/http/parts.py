@@ -23,8 +23,9 @@ class ChoiceParts:
         self._ids: dict[int, str] = {}
         """Of the calls that are told, by their index."""
 
-    def add(self, delta: Delta) -> Fields:
-        """Take the next delta. Returns what it adds to a streamed message; empty: nothing yet."""
+    def add(self, delta: Delta) -> list[Fields]:
+        """Take the next delta. Returns what it adds to a streamed message, in pieces: the text, and each call
+        by itself, since OpenAI's client follows one call at a time. None: nothing yet."""
         events = self._parser.push(delta.text)
         if delta.finish_reason is not None:
             events += self._parser.finish()
@@ -74,7 +75,7 @@ class ChoiceParts:
                 return index in self._ids
         return True
 
-    def _fields(self, events: Iterable[Event]) -> Fields:
+    def _fields(self, events: Iterable[Event]) -> list[Fields]:
         content, reasoning = "", ""
         calls: dict[int, Fields] = {}
         for event in events:
@@ -89,14 +90,13 @@ class ChoiceParts:
                     calls[index] = _more(calls.get(index), index, text)
                 case CallBroken():
                     pass  # told is told; what follows is content
-        fields: Fields = {}
+        text: Fields = {}
         if reasoning:
-            fields |= _reasoning(reasoning)
+            text |= _reasoning(reasoning)
         if content:
-            fields["content"] = content
-        if calls:
-            fields["tool_calls"] = list(calls.values())
-        return fields
+            text["content"] = content
+        told: list[Fields] = [text] if text else []
+        return told + [{"tool_calls": [call]} for call in calls.values()]
 
     def _started(self, index: int, name: str) -> Fields:
         function = {"name": name, "arguments": ""}
