@@ -107,11 +107,12 @@ class ChunkWriter:
         logprobs: Fields | None = None,
     ) -> bytes:
         """The events of a chat's delta whose text was parsed, one for each of ``pieces``; the last has the
-        rest of the delta. Empty when there is nothing to tell yet."""
+        rest of the delta. The end has one of its own, as OpenAI's has, whose client relies on it. Empty when
+        there is nothing to tell yet."""
         if self._text_only and not pieces and delta.finish_reason is None and logprobs is None:
             return b""
         head = b'%b,"choices":[{"index":%d,"delta":' % (self._start, index)
-        *earlier, last = pieces or [{}]
+        *earlier, last = pieces if pieces and delta.finish_reason is None else (*pieces, {})
         events = [
             self._event([head, orjson.dumps(piece)], _NO_TOKENS, None, usage, None, {}) for piece in earlier
         ]

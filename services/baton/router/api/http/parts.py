@@ -90,12 +90,10 @@ class ChoiceParts:
                     calls[index] = _more(calls.get(index), index, text)
                 case CallBroken():
                     pass  # told is told; what follows is content
-        text: Fields = {}
-        if reasoning:
-            text |= _reasoning(reasoning)
+        texts: Fields = _reasoning(reasoning) if reasoning else {}
         if content:
-            text["content"] = content
-        told: list[Fields] = [text] if text else []
+            texts["content"] = content
+        told: list[Fields] = [texts] if texts else []
         return told + [{"tool_calls": [call]} for call in calls.values()]
 
     def _started(self, index: int, name: str) -> Fields:
