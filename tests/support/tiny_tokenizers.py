@@ -31,7 +31,8 @@ CHAT_TEMPLATE = (
 TOOL_TEMPLATE = (
     "{% if tools %}<|start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     "Return calls within <tool_call></tool_call>.<|end|>\n{% endif %}"
-    "{% for message in messages %}<|start|>{{ message.role }}\n"
+    "{% for message in messages %}<|start|>{{ message.role }}"
+    "{{ ' ' + message.name if message.role == 'tool' else '' }}\n"
     "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
     "{{ message.content }}"
     "{% for call in message.tool_calls or [] %}<tool_call>\n"

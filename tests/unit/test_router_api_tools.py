@@ -160,7 +160,9 @@ async def test_a_conversation_with_the_openai_client(
         assert "tool_calls" not in message
     shown = prompt_of(tokenizer, ring)
     assert f"<|start|>assistant\nLet me look.{PARIS}{ULM}<|end|>" in shown
-    assert shown.endswith("<|start|>tool\n14<|end|>\n<|start|>tool\n9<|end|>\n<|start|>assistant\n")
+    assert shown.endswith(
+        "<|start|>tool get_weather\n14<|end|>\n<|start|>tool get_weather\n9<|end|>\n<|start|>assistant\n"
+    )
 
 
 async def test_a_message_of_calls_alone_has_no_content(tokenizer: Tokenizer) -> None:

@@ -213,6 +213,8 @@ def test_the_format_is_found_by_the_chat_template() -> None:
     qwen = "... return a json object within <tool_call></tool_call> XML tags ... split('</think>')"
     assert tool_format("auto", qwen) is TOOL_FORMATS["hermes"]
     assert reasoning_format("auto", qwen) is REASONING_FORMATS["think"]
+    for foreign in ("<function=example_function_name>", "<arg_key>{arg-key-1}</arg_key>"):
+        assert tool_format("auto", qwen + foreign) is None
     llama = '{{- "<|python_tag|>" + tool_call.name }}'
     assert tool_format("auto", llama) is TOOL_FORMATS["llama3_json"]
     assert (

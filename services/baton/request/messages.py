@@ -50,7 +50,16 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
     """``messages`` for the chat template. Raises RequestError for what it cannot hold, such as images."""
     if not messages:
         raise invalid("messages", "messages is empty; it must hold at least one message.", "empty_array")
-    return [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    rendered = [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    called = {
+        call.id: call.function.name for message in messages for call in message.tool_calls or [] if call.id
+    }
+    for message in rendered:
+        # Some templates want to know which function returned; OpenAI's clients only tell which call.
+        name = called.get(str(message.get("tool_call_id")))
+        if message["role"] == "tool" and name is not None:
+            message.setdefault("name", name)
+    return rendered
 
 
 def _template_message(message: Message, at: str) -> dict[str, Json]:

@@ -24,7 +24,14 @@ class ToolFormat:
     markers: frozenset[str]
     """Texts that may be special tokens: they must reach the parser."""
     signs: tuple[str, ...]
-    """A chat template that has one of these is of the family."""
+    """A chat template that has one of these is of the family,"""
+    foreign: tuple[str, ...] = ()
+    """unless it has one of these, too."""
+
+    def is_of(self, template: str) -> bool:
+        """Whether a chat template shows this format."""
+        shows = any(sign in template for sign in self.signs)
+        return shows and not any(sign in template for sign in self.foreign)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,8 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
             spelling=CallSpelling("arguments", "<tool_call>\n", "\n</tool_call>"),
             markers=frozenset({HermesParser.opening, HermesParser.closing}),
             signs=("<tool_call>",),
+            # Qwen3-Coder and GLM write XML between the same markers.
+            foreign=("<function=", "<arg_key>"),
         ),
         "llama3_json": ToolFormat(
             parser=Llama3JsonParser,
@@ -81,10 +90,7 @@ def tool_format(wanted: str, template: str | None) -> ToolFormat | None:
     """The format that is ``wanted``; for ``auto``, that of the chat template, if it shows one."""
     if wanted != AUTO:
         return TOOL_FORMATS.get(wanted)
-    for format_ in TOOL_FORMATS.values():
-        if any(sign in (template or "") for sign in format_.signs):
-            return format_
-    return None
+    return next((format_ for format_ in TOOL_FORMATS.values() if format_.is_of(template or "")), None)
 
 
 def reasoning_format(wanted: str, template: str | None) -> ReasoningFormat | None:

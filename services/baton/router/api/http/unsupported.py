@@ -1,4 +1,4 @@
-"""Fields of OpenAI's and vLLM's APIs that this server does not act on.
+"""Fields of OpenAI's and vLLM's APIs that this server, or one of its endpoints, does not act on.
 
 Ignoring a field that changes the answer would be a wrong answer, so it is refused by name, unless its value
 asks for what happens anyway.
@@ -22,6 +22,7 @@ HARMLESS = frozenset(
         "safety_identifier",
         "prompt_cache_key",
         "prompt_cache_retention",
+        "parallel_tool_calls",
     }
 )
 """They never change the text of an answer."""
@@ -45,6 +46,7 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "guided_json_object": (False,),
         "guided_regex": (),
         "guided_whitespace_pattern": (),
+        "include_reasoning": (True,),
         "include_stop_str_in_output": (False,),
         "kv_transfer_params": (),
         "length_penalty": (1, 1.0),
@@ -60,6 +62,8 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "spaces_between_special_tokens": (True,),
         "structured_outputs": (),
         "suffix": ("",),
+        "tool_choice": ("none",),
+        "tools": ([],),
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
         "verbosity": (),
