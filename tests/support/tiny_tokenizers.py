@@ -32,7 +32,7 @@ TOOL_TEMPLATE = (
     "{% if tools %}<|start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     "Return calls within <tool_call></tool_call>.<|end|>\n{% endif %}"
     "{% for message in messages %}<|start|>{{ message.role }}"
-    "{{ ' ' + message.name if message.role == 'tool' else '' }}\n"
+    "{{ ' ' + message.name if message.role == 'tool' and message.name else '' }}\n"
     "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
     "{{ message.content }}"
     "{% for call in message.tool_calls or [] %}<tool_call>\n"
