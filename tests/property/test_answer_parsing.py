@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.tools.answer import AnswerFormat
-from baton.tools.events import Message
+from baton.tools.events import Message, MessageBuilder
 from baton.tools.formats import REASONING_FORMATS, TOOL_FORMATS
 from baton.tools.json_scanner import JsonScanner
 
@@ -51,11 +51,11 @@ OBJECTS = st.dictionaries(st.text(), JSON, max_size=3)
 
 
 def parsed(format_: AnswerFormat, pieces: list[str]) -> Message:
-    parser, message = format_.parser(), Message()
+    parser, message = format_.parser(), MessageBuilder()
     for piece in pieces:
         message.add(parser.push(piece))
     message.add(parser.finish())
-    return message
+    return message.message()
 
 
 @given(FORMATS, TEXTS, st.data())
@@ -64,7 +64,7 @@ def test_any_cut_gives_the_same_answer(format_: AnswerFormat, text: str, data: s
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = parsed(format_, [text])
     assert parsed(format_, pieces) == whole == parsed(format_, list(text))
-    for call in whole.calls.values():
+    for call in whole.calls:
         assert call.name in NAMES
         assert isinstance(json.loads(call.arguments), dict)
 
@@ -76,7 +76,7 @@ def test_nothing_is_lost_or_told_twice(format_: AnswerFormat, text: str) -> None
     message = parsed(format_, [text])
     if format_.tools is None and format_.reasoning is None:
         assert message.content == text
-    told = message.reasoning + message.content + "".join(call.arguments for call in message.calls.values())
+    told = message.reasoning + message.content + "".join(call.arguments for call in message.calls)
     counted = {character: text.count(character) for character in set(told)}
     assert all(told.count(character) <= count for character, count in counted.items())
     if format_.reasoning is None and not message.calls:
@@ -100,23 +100,36 @@ def test_calls_come_back_as_they_were_written(
     format_ = AnswerFormat(tools=TOOL_FORMATS[name], names=NAMES)
     message = parsed(format_, list(spelling.separator.join(texts)))
     assert message.content == ""
-    found = [(call.name, json.loads(call.arguments)) for call in message.calls.values()]
+    found = [(call.name, json.loads(call.arguments)) for call in message.calls]
     assert found == [(function, arguments) for function, arguments, _ in written]
 
 
-@given(OBJECTS, st.booleans(), st.sampled_from([None, 1]), st.text(max_size=2))
-def test_the_scanner_accepts_what_json_does(
-    value: dict[str, object], escaped: bool, indent: int | None, more: str
-) -> None:
-    text = json.dumps(value, ensure_ascii=escaped, indent=indent)
-    scanner = JsonScanner()
-    assert all(scanner.push(character) for character in text)
-    assert scanner.done and scanner.depth == 0
-    broken = JsonScanner()
-    spoiled = text[:-1] + more
-    valid = all(broken.push(character) for character in spoiled) and broken.done
+def is_object(text: str) -> bool:
     try:
-        decoded = isinstance(json.loads(spoiled), dict)
+        return isinstance(json.loads(text), dict)
     except ValueError:
-        decoded = False
-    assert valid <= decoded, "what the scanner takes is JSON"
+        return False
+
+
+def scanned(text: str) -> bool:
+    """Whether the scanner takes all of ``text`` as an object."""
+    scanner = JsonScanner()
+    return all(scanner.push(character) for character in text) and scanner.done
+
+
+@given(OBJECTS, st.booleans(), st.sampled_from([None, 1]))
+def test_the_scanner_takes_every_object(value: dict[str, object], escaped: bool, indent: int | None) -> None:
+    assert scanned(json.dumps(value, ensure_ascii=escaped, indent=indent))
+
+
+@given(
+    OBJECTS.map(json.dumps),
+    st.integers(0, 200),
+    st.integers(0, 3),
+    st.text('{}[]":,01-+.eE \\u\ntrue', max_size=3),
+)
+def test_the_scanner_takes_what_json_takes(text: str, at: int, cut: int, put: str) -> None:
+    at = min(at, len(text))
+    changed = (text[:at] + put + text[at + cut :]).strip()
+    if "NaN" not in changed and "Infinity" not in changed:
+        assert scanned(changed) == is_object(changed)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from baton.tools.answer import AnswerFormat
-from baton.tools.events import CallArguments, CallBroken, CallStarted, Content, Message
+from baton.tools.events import CallArguments, CallBroken, CallStarted, Content, Message, MessageBuilder
 from baton.tools.formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
 from baton.tools.parsers import HermesParser
 
@@ -26,17 +26,17 @@ def parsed(
             tools=TOOL_FORMATS[tools] if tools else None,
             names=NAMES,
         ).parser()
-        message = Message()
+        message = MessageBuilder()
         for at in range(0, len(text), step):
             message.add(parser.push(text[at : at + step]))
         message.add(parser.finish())
-        results.append(message)
+        results.append(message.message())
     assert results[0] == results[1]
     return results[0]
 
 
 def calls(message: Message) -> list[tuple[str, object]]:
-    return [(call.name, json.loads(call.arguments)) for call in message.calls.values()]
+    return [(call.name, json.loads(call.arguments)) for call in message.calls]
 
 
 ULM = '{"name": "get_weather", "arguments": {"city": "Ulm", "days": 3}}'
@@ -156,7 +156,7 @@ def test_llama(text: str, content: str, expected: list[tuple[str, object]]) -> N
 )
 def test_what_is_no_call_is_content_to_the_last_character(tools: str, text: str) -> None:
     message = parsed(text, tools)
-    assert (message.content, message.calls) == (text, {})
+    assert (message.content, message.calls) == (text, ())
 
 
 def test_a_call_after_a_malformed_one_is_a_call() -> None:

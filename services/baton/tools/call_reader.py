@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Set
 
-from baton.tools.json_scanner import Expect, JsonScanner
+from baton.tools.json_scanner import Expect, JsonScanner, skip_string
 
 _AFTER_VALUE = frozenset({Expect.NEXT, Expect.KEY, Expect.NOTHING})
 
@@ -35,15 +35,23 @@ class CallReader:
 
     def push(self, text: str) -> int:
         """Take text; return how much of it was taken: all of it, unless the object ends or breaks there."""
-        for position, character in enumerate(text):
-            if not self._take(character):
+        position = 0
+        while position < len(text):
+            if self._scanner.expect is Expect.STRING:
+                end = skip_string(text, position)
+                self._keep(text[position:end])
+                position = end
+                if position == len(text):
+                    break
+            if not self._take(text[position]):
                 self.broken = True
-                return position
+                break
+            position += 1
             if self._scanner.done:
                 self.done = self.name is not None and self.begun
                 self.broken = not self.done
-                return position + 1
-        return len(text)
+                break
+        return position
 
     def take_arguments(self) -> str:
         """What was read of the arguments since the last time."""
@@ -61,15 +69,18 @@ class CallReader:
                 return False
         elif outer and before in (Expect.KEY, Expect.FIRST_KEY) and scanner.expect is Expect.STRING:
             self._string.clear()
-        if self._in_arguments:
-            self._untold.append(character)
-        elif outer or scanner.depth == 1:
-            self._string.append(character)
+        self._keep(character)
         if scanner.depth == 1 and before is Expect.STRING and scanner.expect is Expect.COLON:
             return self._end_key()
         if self._in_value and scanner.depth <= 1 and scanner.expect in _AFTER_VALUE:
             return self._end_value()
         return True
+
+    def _keep(self, text: str) -> None:
+        if self._in_arguments:
+            self._untold.append(text)
+        elif self._scanner.depth == 1:
+            self._string.append(text)
 
     def _begin_value(self, character: str) -> bool:
         self._in_value = True

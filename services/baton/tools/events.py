@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 
@@ -50,35 +50,56 @@ class CallBroken:
 Event: TypeAlias = Content | Reasoning | CallStarted | CallArguments | CallBroken
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """One call of a function."""
 
+    index: int
+    """As in the events: those of broken calls are left out."""
     name: str
-    arguments: str = ""
+    arguments: str
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Message:
     """A whole answer. What a broken call was taken from is content here, where it stood."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: dict[int, Call] = field(default_factory=dict)
-    """By index, in order."""
+    content: str
+    reasoning: str
+    calls: tuple[Call, ...]
+
+
+class MessageBuilder:
+    """Adds events up to a message."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._names: dict[int, str] = {}
+        self._arguments: dict[int, list[str]] = {}
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._names)
 
     def add(self, events: Iterable[Event]) -> None:
         """What has been found next."""
         for event in events:
             match event:
                 case Content(text):
-                    self.content += text
+                    self._content.append(text)
                 case Reasoning(text):
-                    self.reasoning += text
+                    self._reasoning.append(text)
                 case CallStarted(index, name):
-                    self.calls[index] = Call(name)
+                    self._names[index] = name
+                    self._arguments[index] = []
                 case CallArguments(index, text):
-                    self.calls[index].arguments += text
+                    self._arguments[index].append(text)
                 case CallBroken(index, text):
-                    del self.calls[index]
-                    self.content += text
+                    del self._names[index], self._arguments[index]
+                    self._content.append(text)
+
+    def message(self) -> Message:
+        """All that has been found."""
+        calls = (Call(index, name, "".join(self._arguments[index])) for index, name in self._names.items())
+        return Message("".join(self._content), "".join(self._reasoning), tuple(calls))

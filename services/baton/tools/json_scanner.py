@@ -7,6 +7,8 @@ import re
 
 MAX_DEPTH = 64
 """Objects and arrays inside of each other; more is taken for malformed, as many decoders would."""
+MAX_SCALAR = 1024
+"""Characters of a number; likewise."""
 
 _SPACE = frozenset(" \t\n\r")
 _ESCAPABLE = frozenset('"\\/bfnrt')
@@ -14,6 +16,13 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 _SCALAR_START = frozenset("-0123456789tfn")
 _SCALAR_CHARACTERS = frozenset("+-.0123456789eEtrufalsn")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+
+
+def skip_string(text: str, start: int) -> int:
+    """Where in ``text`` the plain characters of a string end: none of them changes what a scanner expects."""
+    plain = _PLAIN.match(text, start)
+    return start if plain is None else plain.end()
 
 
 class Expect(enum.Enum):
@@ -63,7 +72,7 @@ class JsonScanner:
         if expect is Expect.SCALAR:
             if character in _SCALAR_CHARACTERS:
                 self._scalar += character
-                return True
+                return len(self._scalar) <= MAX_SCALAR
             if not _SCALAR.fullmatch(self._scalar):
                 return False
             self.expect = expect = Expect.NEXT  # which this character is already

@@ -34,7 +34,7 @@ class _CallParser:
         self._names = names
         self._held = ""
         """Text that nothing has been decided of."""
-        self._markup = ""
+        self._markup: list[str] = []
         """Of the call that is being read: all of its text so far."""
         self._reader = self._new_reader()
         self._started = False
@@ -76,7 +76,7 @@ class _CallParser:
 
     def _begin_call(self, markup: int) -> bool:
         """A call begins behind so many characters."""
-        self._markup, self._held = self._held[:markup], self._held[markup:]
+        self._markup, self._held = [self._held[:markup]], self._held[markup:]
         self._reader = self._new_reader()
         self._started = False
         self._step = self._in_call
@@ -85,7 +85,7 @@ class _CallParser:
     def _in_call(self) -> bool:
         reader = self._reader
         taken = reader.push(self._held)
-        self._markup += self._held[:taken]
+        self._markup.append(self._held[:taken])
         self._held = self._held[taken:]
         self._tell()
         if reader.broken:
@@ -111,13 +111,14 @@ class _CallParser:
                 self._events.append(CallArguments(self._num_calls, fragment))
 
     def _give_up_call(self) -> None:
+        markup = "".join(self._markup)
         if self._started:
-            self._events.append(CallBroken(self._num_calls, self._markup))
+            self._events.append(CallBroken(self._num_calls, markup))
             self._num_calls += 1  # a client may have been told of that index
             self._after_call = False
         else:
-            self._say(self._markup)
-        self._markup = ""
+            self._say(markup)
+        self._markup.clear()
 
     def _say(self, text: str) -> None:
         if text:

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from baton.text.choice import Delta
 from baton.tools.answer import AnswerFormat
-from baton.tools.events import CallArguments, CallBroken, CallStarted, Content, Event, Message, Reasoning
+from baton.tools.events import (
+    CallArguments,
+    CallBroken,
+    CallStarted,
+    Content,
+    Event,
+    MessageBuilder,
+    Reasoning,
+)
 
 Fields = dict[str, object]
 
@@ -19,7 +27,7 @@ class ChoiceParts:
         self._parser = format_.parser()
         self._several = format_.several
         self._tells_reasoning = format_.reasoning is not None and format_.tells_reasoning
-        self._message = Message()
+        self._told = MessageBuilder()
         self._ids: dict[int, str] = {}
         """Of the calls that are told, by their index."""
 
@@ -30,18 +38,18 @@ class ChoiceParts:
         if delta.finish_reason is not None:
             events += self._parser.finish()
         events = [event for event in events if self._is_told(event)]
-        self._message.add(events)
+        self._told.add(events)
         return self._fields(events)
 
     def finish_reason(self, delta: Delta) -> str | None:
         """Why the choice ended with ``delta``, as clients of tools expect it."""
-        if delta.finish_reason == "stop" and self._message.calls:
+        if delta.finish_reason == "stop" and self._told.has_calls:
             return "tool_calls"
         return delta.finish_reason
 
     def message(self) -> Fields:
         """The whole message."""
-        message = self._message
+        message = self._told.message()
         bare = not message.content and (message.calls or message.reasoning)
         fields: Fields = {
             "role": "assistant",
@@ -53,11 +61,11 @@ class ChoiceParts:
         if message.calls:
             fields["tool_calls"] = [
                 {
-                    "id": self._ids[index],
+                    "id": self._ids[call.index],
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
-                for index, call in message.calls.items()
+                for call in message.calls
             ]
         return fields
 
@@ -67,7 +75,7 @@ class ChoiceParts:
             case Reasoning():
                 return self._tells_reasoning
             case CallStarted(index):
-                if not self._several and self._message.calls:
+                if not self._several and self._told.has_calls:
                     return False
                 self._ids[index] = f"call_{uuid.uuid4().hex[:24]}"
                 return True
