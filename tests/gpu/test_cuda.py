@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.connector.staging import Room
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
 from baton.sampling_params import SamplingParams
-from baton.worker.memory import PoolMemory
+from baton.worker.memory import PoolMemory, pinned
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, write_kv
 from baton_kernels.paged import Chunk, PagedBatch
 from tests.support.clients import RingClient
-from tests.support.ring import running_ring
+from tests.support.ring import Ring, running, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
 pytestmark = [
@@ -110,17 +111,41 @@ def test_pages_cross_host_memory_unchanged() -> None:
     assert torch.equal(target[[3, 4, 9]], source[[5, 6, 1]])
 
 
-async def test_ring_with_pools_on_the_device(tmp_path: Path) -> None:
-    prompts = [[(7 * i * j + j) % 4000 for j in range(1, 40 + 30 * i)] for i in range(8)]
-    options = ("--device", "cuda", "--kv-cache-memory", "1GiB")
+def test_pinned_memory_is_what_staging_is_made_of() -> None:
+    room = Room(allocate=pinned)
+    piece = room.take(1000, lambda: None)
+    assert piece is not None
+    assert torch.frombuffer(piece, dtype=torch.uint8).is_pinned()
+    room.give_back(piece)
+    assert room.take(10, lambda: None).obj is piece.obj  # type: ignore[union-attr]
 
-    async def ask(prefill: int, decode: int, both: int) -> list[list[int]]:
-        tmp = tmp_path / f"{prefill}{decode}{both}"
-        with running_ring(tmp, prefill=prefill, decode=decode, both=both, options=options) as ring:
-            async with RingClient(ring.url, "demo") as client:
-                asked = (client.complete(p, max_tokens=32, temperature=0) for p in prompts)
-                answers = await asyncio.gather(*asked)
-            ring.wait_idle()
+
+def test_views_of_device_memory_are_the_pool_itself() -> None:
+    pool = torch.randn(16, 2, 3, 2, 16, 64, device="cuda").bfloat16()
+    memory = PoolMemory(pool).part(16)
+    run, single = memory.on_device([5, 6, 1])
+    torch.as_tensor(run, device=f"cuda:{run.device}").zero_()
+    torch.as_tensor(single, device=f"cuda:{single.device}").zero_()
+    zero = (pool == 0).flatten(1).all(dim=1)
+    assert zero.nonzero().flatten().tolist() == [1, 5, 6]
+
+
+@pytest.mark.parametrize("connector", ["tcp", "ucx", "nccl"])
+async def test_ring_with_pools_on_the_device(connector: str, tmp_path: Path) -> None:
+    prompts = [[(7 * i * j + j) % 4000 for j in range(1, 40 + 30 * i)] for i in range(8)]
+    options = ("--device", "cuda", "--kv-cache-memory", "1GiB", "--connector", connector)
+    workers = {role: worker(tmp_path, role, role, "demo", *options) for role in ("prefill", "decode", "both")}
+    for role, service in workers.items():
+        service.environment = {"NCCL_HOSTID": role}  # or NCCL refuses two ranks on one device
+
+    async def ask(ring: Ring) -> list[list[int]]:
+        async with RingClient(ring.url, "demo") as client:
+            asked = (client.complete(p, max_tokens=32, temperature=0) for p in prompts)
+            answers = await asyncio.gather(*asked)
+        ring.wait_idle()
         return [answer.token_ids for answer in answers]
 
-    assert await ask(1, 1, 0) == await ask(0, 0, 1)
+    groups = {"split": [workers["prefill"], workers["decode"]], "one": [workers["both"]]}
+    with running(list(workers.values())), running_routers(tmp_path, "demo", groups) as rings:
+        assert await ask(rings["split"]) == await ask(rings["one"])
+        assert f"connector {connector}" in workers["prefill"].log.read_text()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton.logprobs import Logprobs, TokenDetails
-from baton.router.types import FinishReason, ModelInfo, RingError, TokenChunk
+from baton.router.types import FinishReason, ModelInfo, Request, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
 
 EOS = 0
@@ -54,7 +55,13 @@ class FakeRing:
     cached_tokens: int = 0
     calls: list[Call] = field(default_factory=list)
 
-    async def generate(
+    @contextmanager
+    def generate(
+        self, prompt_ids: list[int], requests: Sequence[Request]
+    ) -> Iterator[Sequence[AsyncGenerator[TokenChunk]]]:
+        yield [self._answer(each.request_id, prompt_ids, each.params) for each in requests]
+
+    async def _answer(
         self, request_id: str, prompt_ids: list[int], params: SamplingParams
     ) -> AsyncGenerator[TokenChunk]:
         call = Call(request_id, prompt_ids, params)

@@ -39,6 +39,7 @@ from baton.connector.messages import (
     Compute,
     Fail,
     Fence,
+    First,
     LinkId,
     Name,
     PostReceive,
@@ -172,8 +173,8 @@ class Room:
     def free(self, name: Name, pages: tuple[int, ...]) -> None:
         self.pages.release(pages)
 
-    def manifest(self, name: Name) -> tuple[int, bytes]:
-        return self.blocks[name.request_id], name.request_id.encode()
+    def manifest(self, name: Name) -> tuple[int, bytes, int]:
+        return self.blocks[name.request_id], name.request_id.encode(), 1
 
 
 class DecodeProcess:
@@ -326,7 +327,7 @@ class PrefillProcess:
         job.computed += 1
         if job.computed < job.blocks:
             return [Wrote(page), *self._inside(self.machine.progress(name))]
-        done = Computed(job.blocks, name.request_id.encode(), first_token=7, cached_tokens=0)
+        done = Computed(job.blocks, name.request_id.encode(), (First(7),), cached_tokens=0)
         return [Wrote(page), *self._inside(self.machine.computed(name, done))]
 
     def _inside(self, actions: list[Action]) -> list[Action | Wrote]:

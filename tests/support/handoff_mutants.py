@@ -18,6 +18,7 @@ from baton.connector.messages import (
     Drained,
     Fail,
     Failure,
+    First,
     Grant,
     LinkId,
     Manifest,
@@ -66,9 +67,9 @@ class CommitOnLocalCompletion(DecodeHandoffs):
         name = self._by_tag.get((link, tag))
         handoff = self._handoffs.get(name) if name is not None else None
         if handoff is not None and handoff.state is State.ARMED:
-            num_tokens, digest = self._room.manifest(handoff.name)
+            num_tokens, digest, _ = self._room.manifest(handoff.name)
             manifest = Manifest(num_tokens, digest, len(handoff.segments))
-            handoff.complete = SendComplete(handoff.name, manifest, first_token=7)
+            handoff.complete = SendComplete(handoff.name, manifest, (First(7),))
         return super().received(link, tag, ok, now, checksum)
 
 

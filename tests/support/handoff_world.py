@@ -27,6 +27,7 @@ from baton.connector.messages import (
     Compute,
     Fail,
     Fence,
+    First,
     LinkId,
     Name,
     PostReceive,
@@ -321,9 +322,9 @@ class _Room:
     def free(self, name: Name, pages: tuple[int, ...]) -> None:
         self.memory.pool.free(pages)
 
-    def manifest(self, name: Name) -> tuple[int, bytes]:
+    def manifest(self, name: Name) -> tuple[int, bytes, int]:
         prompt = self._prompt_of(name)
-        return prompt.num_tokens, prompt.tokens_digest
+        return prompt.num_tokens, prompt.tokens_digest, 1
 
 
 @dataclass(slots=True)
@@ -769,7 +770,7 @@ class World:
         if len(answer) == ANSWER:
             self._attempts[name].over = True
             return prefill.machine.withdraw(name, "finished", self.now)
-        computed = Computed(prompt.num_tokens, prompt.tokens_digest, token, cached_tokens=0)
+        computed = Computed(prompt.num_tokens, prompt.tokens_digest, (First(token),), cached_tokens=0)
         return prefill.machine.computed(name, computed)
 
     @staticmethod
@@ -841,7 +842,7 @@ class World:
             require(memory.pool.refs(page) > 0, f"{name} was committed with page {page}, not its own")
         decode.committed[name] = commit.pages
         memory.index(commit.pages, prompt)
-        answer = decode.answers[name] = (*prompt.delivered, commit.first_token)
+        answer = decode.answers[name] = (*prompt.delivered, commit.firsts[0].token)
         self._tell_router(decode.incarnation, [self._delta(name, answer)])
 
     def _at_decode(self, decode: Decode, actions: Iterable[Action]) -> None:

@@ -7,6 +7,8 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
+from baton.connector.transport import DeviceView
+
 PAGE_BYTES = 4096
 WAIT_S = 60.0
 
@@ -26,6 +28,9 @@ class HostMemory:
             start = runs.pop()[0] if runs and runs[-1][1] == page else page
             runs.append((start, page + 1))
         return [view[start * self.block_bytes : end * self.block_bytes] for start, end in runs]
+
+    def on_device(self, pages: Sequence[int]) -> list[DeviceView]:
+        return []
 
     def gather(self, pages: Sequence[int], into: memoryview) -> None:
         into[:] = b"".join(self.in_place(pages))

@@ -20,6 +20,7 @@ from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.prefill.role import PrefillRole
 from baton.router.ring import WorkerRing
+from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import HandoffMetrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -135,6 +136,7 @@ async def answer(ring: WorkerRing, request_id: str, prompt: Sequence[int], max_t
     """The tokens of one greedy request. Raises RingError."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     tokens: list[int] = []
-    async for chunk in ring.generate(request_id, list(prompt), params):
-        tokens += chunk.token_ids
+    with ring.generate(list(prompt), [Request(request_id, params)]) as [chunks]:
+        async for chunk in chunks:
+            tokens += chunk.token_ids
     return tokens

@@ -26,7 +26,7 @@ from baton.connector import choice
 from baton.connector.group import GroupConnector
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.tcp import TcpConnector
-from baton.connector.transport import Connector, Link, PageMemory, TransferError
+from baton.connector.transport import Connector, DeviceView, Link, PageMemory, TransferError
 from baton.worker.memory import PoolMemory
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 
@@ -54,6 +54,28 @@ def kind(request: pytest.FixtureRequest) -> str:
     if name in UCX and importlib.util.find_spec("ucxx") is None:
         pytest.skip("NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')")
     return name
+
+
+class DeviceMemory(HostMemory):
+    """Bytes that only a library that takes device memory finds by itself; host memory stands in for it."""
+
+    copied = 0
+    """Pieces that went by way of staging memory."""
+
+    def in_place(self, pages: Sequence[int]) -> list[memoryview]:
+        return []
+
+    def on_device(self, pages: Sequence[int]) -> list[DeviceView]:
+        return super().in_place(pages)  # type: ignore[return-value]
+
+    def gather(self, pages: Sequence[int], into: memoryview) -> None:
+        self.copied += 1
+        into[:] = b"".join(super().in_place(pages))
+
+    def scatter(self, pages: Sequence[int], piece: memoryview) -> None:
+        self.copied += 1
+        for at, page in enumerate(pages):
+            super().in_place([page])[0][:] = piece[at * self.block_bytes : (at + 1) * self.block_bytes]
 
 
 class BrokenMemory(HostMemory):
@@ -189,6 +211,19 @@ class TestTransfers:
         sent = [pair.sender.send(tag, [63 - tag]) for tag in range(64)]
         await within(asyncio.gather(*sent, *posted.values()))  # type: ignore[arg-type]
         assert all(ends.target.page(pages[tag]) == ends.source.page(63 - tag) for tag in range(64))
+
+    async def test_device_memory_is_given_to_a_library_that_reads_it_and_copied_for_others(
+        self, kind: str
+    ) -> None:
+        source, target = DeviceMemory(64, seed=1), DeviceMemory(64)
+        prefill, decode = make(kind), make(kind)
+        made = Ends(prefill, decode, source, target, await decode.listen("127.0.0.1", 0))
+        pair = await made.link()
+        await move([pair], [[3, 4, 5], [9]])
+        await closed([pair], prefill, decode)
+        moved = slice(3 * PAGE_BYTES, 6 * PAGE_BYTES), slice(9 * PAGE_BYTES, 10 * PAGE_BYTES)
+        assert all(target.bytes[part] == source.bytes[part] for part in moved)
+        assert (source.copied, target.copied) == ((0, 0) if kind == "ucx" else (2, 2))
 
     async def test_a_message_larger_than_all_buffers(self, kind: str) -> None:
         source, target = HostMemory(2, 24 << 20, seed=2), HostMemory(2, 24 << 20)
@@ -577,20 +612,22 @@ class TestChoice:
         assert chosen is ours["c"]
         assert choice.first_common(["x"], ours) is None
 
+    @staticmethod
+    def available(wanted: str) -> list[str]:
+        staging = Staging()
+        return list(
+            choice.available(wanted, on_cuda=False, host="127.0.0.1", on_crash=lambda: None, staging=staging)
+        )
+
     async def test_ucx_without_ucxx_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "ucxx", None)
         monkeypatch.setitem(sys.modules, "ucxx._lib.libucxx", None)
         with pytest.raises(choice.ConnectorMissingError, match="pip install"):
-            choice.available("ucx", on_cuda=False, host="127.0.0.1", on_crash=lambda: None)
-        assert list(choice.available("auto", on_cuda=False, host="127.0.0.1", on_crash=lambda: None)) == [
-            "tcp",
-            "gloo",
-        ]
+            self.available("ucx")
+        assert self.available("auto") == ["tcp", "gloo"]
 
     async def test_nccl_is_gloo_on_a_cpu(self) -> None:
-        assert list(choice.available("nccl", on_cuda=False, host="127.0.0.1", on_crash=lambda: None)) == [
-            "gloo"
-        ]
+        assert self.available("nccl") == ["gloo"]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from baton.connector.messages import Name
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.timeline import Stage, Timeline
-from baton.connector.transport import Connector
+from baton.connector.transport import Connector, DeviceView
 from baton.connector.wiring import Terms, Wiring, agree
 from baton.telemetry import handoff as telemetry
 from baton.telemetry.handoff import BusyTime, HandoffMetrics, Pair
@@ -43,6 +43,9 @@ class _Bytes:
 
     def __init__(self, content: bytes) -> None:
         self.content = bytearray(content)
+
+    def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
+        raise NotImplementedError
 
     def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
         return [memoryview(self.content)[block : block + 1] for block in blocks]

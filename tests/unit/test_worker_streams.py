@@ -169,7 +169,7 @@ async def test_without_another_worker_the_client_hears_of_the_drain() -> None:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_drain_waits_for_what_is_open_and_the_end_loses_nothing(role: str) -> None:
-    workers = [LocalWorker("prefill", step_s=0.02), LocalWorker("decode", step_s=0.005)]
+    workers = [LocalWorker("prefill", step_s=0.3), LocalWorker("decode", step_s=0.01)]
     draining = next(worker for worker in workers if worker.role == role)
     async with local_ring(workers) as ring:
         prompts = [[*PROMPT, number] for number in range(4)]

@@ -17,7 +17,9 @@ class ConnectorMissingError(Exception):
     """A connector was asked for by name and cannot be had; says what to do."""
 
 
-def available(wanted: str, *, on_cuda: bool, host: str, on_crash: Callable[[], None]) -> dict[str, Connector]:
+def available(
+    wanted: str, *, on_cuda: bool, host: str, on_crash: Callable[[], None], staging: Staging
+) -> dict[str, Connector]:
     """The connectors that ``wanted`` (of worker.config.CONNECTORS) means, the best first.
 
     ``host`` is what they will listen on. ``on_crash`` is called on the event loop when a thread of theirs met
@@ -26,7 +28,6 @@ def available(wanted: str, *, on_cuda: bool, host: str, on_crash: Callable[[], N
     ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested, and
     ``nccl`` after ``ucx``, which needs no host memory in between.
     """
-    staging = Staging()
     group = "nccl" if on_cuda else "gloo"
     if wanted in ("nccl", "gloo"):
         return {group: GroupConnector(group, staging, on_crash)}

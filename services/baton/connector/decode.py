@@ -93,8 +93,8 @@ class Room(Protocol):
     def free(self, name: Name, pages: tuple[int, ...]) -> None:
         """Give the pages' references back; they are reused once no pin is left."""
 
-    def manifest(self, name: Name) -> tuple[int, bytes]:
-        """Token count and digest that prefill must confirm."""
+    def manifest(self, name: Name) -> tuple[int, bytes, int]:
+        """Token count and digest, and count of answers, that prefill must confirm."""
 
 
 class State(Enum):
@@ -319,8 +319,8 @@ class DecodeHandoffs:
         if handoff.state is not State.ARMED:
             self.counters.stale += 1
             return []
-        num_tokens, digest = self._room.manifest(handoff.name)
-        if message.manifest != Manifest(num_tokens, digest, len(handoff.segments)):
+        num_tokens, digest, num_answers = self._room.manifest(handoff.name)
+        if message.manifest != Manifest(num_tokens, digest, len(handoff.segments), num_answers):
             reason = "prefill's manifest does not match the request"
             return self._fail(handoff, reason, AbortReason.MANIFEST, now)
         handoff.complete = message
@@ -369,13 +369,7 @@ class DecodeHandoffs:
         self._room.unpin(handoff.pinned)
         self._forget(handoff, now)
         self.counters.committed += 1
-        commit = Commit(
-            handoff.name,
-            binding.pages,
-            complete.first_token,
-            complete.cached_tokens,
-            complete.first_details,
-        )
+        commit = Commit(handoff.name, binding.pages, complete.firsts, complete.cached_tokens)
         return [commit, Send(handoff.link, Release(handoff.name))]
 
     def _changed(self, handoff: Handoff, complete: SendComplete) -> str | None:

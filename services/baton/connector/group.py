@@ -9,9 +9,9 @@ needs that order, and it makes cancelling exact: what nothing has matched was ne
 The fence: ``close`` breaks off the running transfers and waits for the link's thread. NCCL's communicator is
 aborted. Gloo's groups do nothing on ``abort``, but a wait that times out closes the pair's connection.
 
-Torch is imported when a connector is made: this package must be importable without. ``nccl`` goes through
-host memory like everything over ``PageMemory`` and is untested, two ranks on one device need differing
-``NCCL_HOSTID``.
+Torch is imported when a connector is made: this package must be importable without. NCCL takes device memory
+only: what is contiguous in the pool it reads and writes there, and the rest goes through host memory and is
+copied. ``nccl`` has not run on a device yet. Two ranks on one device need differing ``NCCL_HOSTID``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from baton.connector.tcp import (
     settle,
     shut_down,
 )
-from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.transport import DeviceView, Link, PageMemory, TransferError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,21 +101,31 @@ class _Pair:
         """``failed`` is called on the other thread when a transfer failed; ``check`` then says why."""
         threading.Thread(target=self._wait, args=(failed,), name="library-wait", daemon=True).start()
 
-    def send(self, memory: memoryview, over: Callable[[bool], None], alive: Callable[[], bool]) -> None:
+    @property
+    def takes_device_memory(self) -> bool:
+        return self._on_cuda
+
+    def send(
+        self, memory: memoryview | DeviceView, over: Callable[[bool], None], alive: Callable[[], bool]
+    ) -> None:
         data = self._place(memory)
         self._start(partial(self._group.send, [data], _DECODE, 0), data, over, alive)
 
-    def receive(self, memory: memoryview, over: Callable[[bool], None], alive: Callable[[], bool]) -> None:
+    def receive(
+        self, memory: memoryview | DeviceView, over: Callable[[bool], None], alive: Callable[[], bool]
+    ) -> None:
         data = self._place(memory)
 
         def landed(ok: bool) -> None:
-            if ok and self._on_cuda:
+            if ok and self._on_cuda and isinstance(memory, memoryview):
                 _tensor(memory).copy_(data)
             over(ok)
 
         self._start(partial(self._group.recv, [data], _PREFILL, 0), data, landed, alive)
 
-    def _place(self, memory: memoryview) -> Tensor:
+    def _place(self, memory: memoryview | DeviceView) -> Tensor:
+        if isinstance(memory, DeviceView):
+            return _device_tensor(memory)
         return _tensor(memory).cuda() if self._on_cuda else _tensor(memory)
 
     def _start(
@@ -239,6 +249,18 @@ def _tensor(memory: memoryview) -> Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
+def _device_tensor(view: DeviceView) -> Tensor:
+    """The pool's own bytes."""
+    import torch
+
+    return torch.as_tensor(view, device=f"cuda:{view.device}")
+
+
+def _views(memory: PageMemory, blocks: Sequence[int], pair: _Pair) -> Sequence[memoryview | DeviceView]:
+    """Where the library finds these blocks by itself."""
+    return memory.in_place(blocks) or (memory.on_device(blocks) if pair.takes_device_memory else [])
+
+
 class _GroupReceivingLink(ReceivingLink):
     _pair: _Pair | None = None
     make_pair: Callable[[], _Pair]
@@ -256,7 +278,7 @@ class _GroupReceivingLink(ReceivingLink):
         missing = len(receive.blocks)
         for blocks in pieces(receive.blocks, self._memory.block_bytes):
             missing -= len(blocks)
-            views = self._memory.in_place(blocks)
+            views = _views(self._memory, blocks, self._pair)
             staged = None if len(views) == 1 else self._take_room(sock, len(blocks))
             over = partial(self._landed, receive if missing == 0 else None, blocks, staged)
             self._pair.receive(staged or views[0], over, partial(connected, sock))
@@ -320,7 +342,7 @@ class _GroupSendingLink(SendingLink):
         missing = len(message.blocks)
         for blocks in pieces(message.blocks, self._memory.block_bytes):
             missing -= len(blocks)
-            views = self._memory.in_place(blocks)
+            views = _views(self._memory, blocks, self._pair)
             staged = None if len(views) == 1 else self._take_room(sock, len(blocks))
             if staged is not None:
                 self._memory.gather(blocks, staged)

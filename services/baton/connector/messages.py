@@ -97,6 +97,17 @@ class Manifest:
     num_tokens: int
     tokens_digest: bytes
     num_segments: int
+    num_answers: int = 1
+    """Answers that share the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first token of an answer, and what the router is told with it (``TokenDetails``): decode repeats
+    both."""
+
+    token: int
+    details: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +116,11 @@ class SendComplete:
 
     name: Name
     manifest: Manifest
-    first_token: int
+    firsts: tuple[First, ...]
+    """Of each answer, in the request's order."""
     cached_tokens: int = 0
     checksums: tuple[int, ...] = ()
     """CRC-32 of each segment as it was sent, in the grant's order; none on a link that does not verify."""
-    first_details: bytes = b""
-    """What the router is told with the first token (``TokenDetails``): decode repeats it with the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +231,8 @@ class Commit:
 
     name: Name
     pages: tuple[int, ...]
-    first_token: int
+    firsts: tuple[First, ...]
     cached_tokens: int
-    first_details: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

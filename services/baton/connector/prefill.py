@@ -37,6 +37,7 @@ from baton.connector.messages import (
     Drained,
     Fail,
     Failure,
+    First,
     Grant,
     LinkId,
     Manifest,
@@ -79,10 +80,8 @@ class Computed:
 
     num_tokens: int
     tokens_digest: bytes
-    first_token: int
+    firsts: tuple[First, ...]
     cached_tokens: int
-    first_details: bytes = b""
-    """See ``SendComplete``."""
 
 
 @dataclass(slots=True)
@@ -251,12 +250,10 @@ class PrefillHandoffs:
 
     @staticmethod
     def _send_complete(handoff: Handoff, done: Computed, segments: tuple[Segment, ...]) -> SendComplete:
-        manifest = Manifest(done.num_tokens, done.tokens_digest, len(segments))
+        manifest = Manifest(done.num_tokens, done.tokens_digest, len(segments), len(done.firsts))
         known = handoff.checksums
         checksums = tuple(known[segment.tag] for segment in segments if segment.tag in known)
-        return SendComplete(
-            handoff.name, manifest, done.first_token, done.cached_tokens, checksums, done.first_details
-        )
+        return SendComplete(handoff.name, manifest, done.firsts, done.cached_tokens, checksums)
 
     # --- messages from decode
 

@@ -27,15 +27,20 @@ def pieces(blocks: Sequence[int], block_bytes: int) -> Iterator[Sequence[int]]:
     return (blocks[start : start + count] for start in range(0, len(blocks), count))
 
 
+def heap(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
 class Room:
     """Host memory for the pieces of one direction, of which all links of a worker hold no more than ``limit``
     bytes at a time; a piece larger than that gets room when it is alone. Used from several threads."""
 
-    def __init__(self, limit: int = STAGING_BYTES) -> None:
+    def __init__(self, limit: int = STAGING_BYTES, allocate: Callable[[int], memoryview] = heap) -> None:
         self._limit = limit
+        self._allocate = allocate
         self._lock = threading.Lock()
         self._held = 0
-        self._slabs: list[bytearray] = []
+        self._slabs: list[memoryview] = []
         """Of ``PIECE_BYTES`` each, held by nobody: fresh memory costs as much as the copy into it."""
         self._waiting: dict[Callable[[], None], None] = {}
 
@@ -49,15 +54,15 @@ class Room:
             self._held += cost
             if size > PIECE_BYTES:
                 self._slabs.clear()
-                return memoryview(bytearray(size))
-            return memoryview(self._slabs.pop() if self._slabs else bytearray(PIECE_BYTES))[:size]
+                return self._allocate(size)
+            slab = self._slabs.pop() if self._slabs else self._allocate(PIECE_BYTES)
+            return slab[:size]
 
     def give_back(self, memory: memoryview) -> None:
-        slab = memory.obj
-        assert isinstance(slab, bytearray)
+        slab = memoryview(memory.obj)
         with self._lock:
-            self._held -= len(slab)
-            if len(slab) == PIECE_BYTES:
+            self._held -= slab.nbytes
+            if slab.nbytes == PIECE_BYTES:
                 self._slabs.append(slab)
             waiting, self._waiting = self._waiting, {}
         for on_free in waiting:
@@ -66,8 +71,11 @@ class Room:
 
 class Staging:
     """A worker's room for pieces, one for all its connectors. Each direction has its own, so that two workers
-    that send to each other never wait for one another."""
+    that send to each other never wait for one another.
 
-    def __init__(self, limit: int = STAGING_BYTES) -> None:
-        self.sending = Room(limit)
-        self.receiving = Room(limit)
+    ``allocate`` makes its memory: for a pool on a device, such that the device can copy to it by itself.
+    """
+
+    def __init__(self, limit: int = STAGING_BYTES, allocate: Callable[[int], memoryview] = heap) -> None:
+        self.sending = Room(limit, allocate)
+        self.receiving = Room(limit, allocate)

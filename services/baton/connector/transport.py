@@ -7,6 +7,7 @@ sends to that tag. What was not posted is never written: the receiver alone deci
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 
@@ -14,8 +15,25 @@ class TransferError(Exception):
     """A send or receive is over without its bytes: the link broke, was closed, or the peer sent nonsense."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """Adjacent bytes of a CUDA device's memory, as libraries that take such memory want it described. The
+    pool outlives it."""
+
+    device: int
+    """Its index."""
+    pointer: int
+    nbytes: int
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        """Version 3 of the interface, for bytes. No stream: a transfer is started when what was to be
+        written is written."""
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.pointer, False), "version": 3}
+
+
 class PageMemory(Protocol):
-    """What one link sees of a KV pool: *wire blocks* of equal size, as host bytes.
+    """What one link sees of a KV pool: *wire blocks* of equal size, as bytes.
 
     Where both ends have pages of one size, a wire block is a page. Otherwise it is as many tokens as the
     smaller page holds, and, of the heads, those that both ends hold.
@@ -28,6 +46,10 @@ class PageMemory(Protocol):
     def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
         """The bytes of these wire blocks where they are, in order, adjacent ones merged. Empty if a wire
         block is not contiguous in the pool, or not in host memory: then they must be copied."""
+
+    def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
+        """Likewise for a pool in device memory; empty if the pool is in host memory. For connectors whose
+        library reads and writes device memory by itself."""
 
     def gather(self, blocks: Sequence[int], into: memoryview) -> None:
         """Copy the bytes of these wire blocks, in order."""

@@ -33,9 +33,11 @@ nobody can tell it from a slow one: the handoff's cancel and fence end that.
 Peers meet at a door of our own (token first), exchange UCX addresses there and leave the socket open: it
 tells at once when the other process dies, for which UCX's keepalive takes longer.
 
-One thread owns all of UCX (``ucx_driver``). A GPU's pool goes through host memory (``PageMemory``). Views of
-device memory could be handed to UCX as they are, if ``PageMemory`` gave objects with
-``__cuda_array_interface__``; that, RDMA and NVLink are untested.
+**A GPU's pool** is handed to UCX as it is where the bytes are read (``get``: CUDA IPC, NVLink, RDMA), and
+goes through the pinned host memory of ``staging`` where they would go over TCP (``am``). This has not run on
+a device yet.
+
+One thread owns all of UCX (``ucx_driver``).
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ from pathlib import Path
 
 from baton.connector.door import HANDSHAKE_S, Door, Watch, dial, receive_exactly
 from baton.connector.staging import Room, Staging, piece_blocks
-from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.transport import DeviceView, Link, PageMemory, TransferError
 from baton.connector.ucx_driver import Driver, Endpoint
 
 log = logging.getLogger(__name__)
@@ -110,6 +112,7 @@ class _UcxLink:
         self._on_lost = on_lost
         self._closed = False
         self._ended = False
+        self._takes_device_memory = False
         self._driver: Driver | None = None
         self._endpoint: Endpoint | None = None
         self._watch: Watch | None = None
@@ -118,8 +121,9 @@ class _UcxLink:
         self._closing = False
         self._over = asyncio.Event()
 
-    async def attach(self, driver: Driver, sock: socket.socket, address: bytes) -> None:
+    async def attach(self, driver: Driver, way: bytes, sock: socket.socket, address: bytes) -> None:
         """Make the endpoint. The socket is the link's from here on."""
+        self._takes_device_memory = way == _GET
         made: asyncio.Future[None] = self._loop.create_future()
 
         def make() -> None:
@@ -136,6 +140,11 @@ class _UcxLink:
         self._watch = Watch(sock, partial(self._end, "the peer has gone"))
         driver.call(make)
         await made
+
+    def _views(self, blocks: Sequence[int]) -> Sequence[memoryview | DeviceView]:
+        """Where UCX finds these blocks by itself; one view, if they are adjacent."""
+        views = self._memory.in_place(blocks)
+        return views or (self._memory.on_device(blocks) if self._takes_device_memory else [])
 
     def post(self, call: Callable[..., None], *args: object) -> None:
         """From the driver's thread to the event loop."""
@@ -217,8 +226,9 @@ class _Landing:
     """Where a piece goes: into its blocks, or beside them first."""
 
     blocks: tuple[int, ...]
-    memory: memoryview
-    staged: bool
+    memory: memoryview | DeviceView
+    staging: memoryview | None = None
+    """``memory``, if it is only on the way."""
 
 
 class _Table:
@@ -320,11 +330,11 @@ class ReceivingLink(_UcxLink):
         """Memory for the next piece of a message, if there is room."""
         first = receive.announced // self._memory.block_bytes
         blocks = receive.blocks[first : first + size // self._memory.block_bytes]
-        views = self._memory.in_place(blocks)
+        views = self._views(blocks)
         if len(views) == 1:
-            return _Landing(blocks, views[0], staged=False)
+            return _Landing(blocks, views[0])
         memory = self._room.take(size, driver.look_again)
-        return None if memory is None else _Landing(blocks, memory, staged=True)
+        return None if memory is None else _Landing(blocks, memory, memory)
 
     def take(self, driver: Driver, receive: _Receive, landing: _Landing, wire_tag: int) -> None:
         """On the driver's thread: get the bytes of the piece that was matched with ``receive``."""
@@ -334,16 +344,16 @@ class ReceivingLink(_UcxLink):
 
     def _taken(self, receive: _Receive, landing: _Landing, status: int) -> None:
         over = partial(self._landed, receive, landing, status)
-        if landing.staged and status == _OK:
+        if landing.staging is not None and status == _OK:
             assert self._driver is not None
-            scatter = partial(self._memory.scatter, landing.blocks, landing.memory)
+            scatter = partial(self._memory.scatter, landing.blocks, landing.staging)
             self._driver.copy_on_thread(scatter, over)
         else:
             over()
 
     def _landed(self, receive: _Receive, landing: _Landing, status: int) -> None:
-        if landing.staged:
-            self._room.give_back(landing.memory)
+        if landing.staging is not None:
+            self._room.give_back(landing.staging)
         with self._table.lock:
             receive.running -= 1
             receive.landed += landing.memory.nbytes
@@ -413,7 +423,7 @@ class SendingLink(_UcxLink):
         driver, block_bytes = self._driver, self._memory.block_bytes
         assert driver is not None
         blocks = message.blocks[message.started : message.started + piece_blocks(block_bytes)]
-        views = self._memory.in_place(blocks)
+        views = self._views(blocks)
         staged = None
         if len(views) != 1:
             staged = self._room.take(len(blocks) * block_bytes, self._pump_soon)
@@ -509,7 +519,7 @@ class UcxConnector:
                 address = await _receive_sized(sock)
                 await loop.sock_sendall(sock, b"+")
                 attached = True
-                await link.attach(driver, sock, address)
+                await link.attach(driver, way, sock, address)
         except (OSError, TransferError) as error:
             log.warning("a data connection was not made: %s", error or "too slow")
             link.refuse()
@@ -542,7 +552,7 @@ class UcxConnector:
                 await loop.sock_sendall(sock, _SIZE.pack(len(driver.address)) + driver.address)
                 await receive_exactly(sock, 1)
                 attached = True
-                await link.attach(driver, sock, peer)
+                await link.attach(driver, way, sock, peer)
         except BaseException:
             await link.close()
             raise

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from baton.connector.interface import interface_of
+from baton.connector.transport import DeviceView
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -213,7 +214,7 @@ class Driver:
             except RuntimeError:  # the loop is closed: the process is ending
                 log.debug("a completion came after the event loop had ended")
 
-    def receive_on_thread(self, tag: int, view: memoryview, over: Callable[[int], None]) -> None:
+    def receive_on_thread(self, tag: int, view: memoryview | DeviceView, over: Callable[[int], None]) -> None:
         """Take the first message announced with this tag, which has the size of ``view``."""
         self.watch_on_thread(self.worker.tag_recv(self.array(view), self.ucp.UCXXTag(tag)), over)
 

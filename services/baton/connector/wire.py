@@ -7,6 +7,7 @@ from baton.connector.messages import (
     Credit,
     Decline,
     Drained,
+    First,
     Grant,
     LinkId,
     Manifest,
@@ -44,10 +45,9 @@ def to_decode(message: FromPrefill) -> pb.PrefillMessage:
                 num_tokens=manifest.num_tokens,
                 tokens_digest=manifest.tokens_digest,
                 num_segments=manifest.num_segments,
-                first_token=message.first_token,
+                firsts=[pb.FirstToken(token=f.token, details=f.details) for f in message.firsts],
                 cached_tokens=message.cached_tokens,
                 checksums=message.checksums,
-                first_details=message.first_details,
             )
             return pb.PrefillMessage(send_complete=complete)
         case Drained():
@@ -63,14 +63,13 @@ def from_prefill(message: pb.PrefillMessage, link: LinkId) -> ToDecode | None:
             return Ready(name_of(message.ready.name))
         case "send_complete":
             body = message.send_complete
-            manifest = Manifest(body.num_tokens, body.tokens_digest, body.num_segments)
+            manifest = Manifest(body.num_tokens, body.tokens_digest, body.num_segments, len(body.firsts))
             return SendComplete(
                 name_of(body.name),
                 manifest,
-                body.first_token,
+                tuple(First(first.token, first.details) for first in body.firsts),
                 body.cached_tokens,
                 tuple(body.checksums),
-                body.first_details,
             )
         case "drained":
             of = LinkId(link.prefill, link.decode, message.drained.epoch)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +24,7 @@ from baton.connector.messages import (
     Commit,
     Fail,
     Fence,
+    First,
     LinkId,
     Name,
     PostReceive,
@@ -38,12 +38,13 @@ from baton.connector.wiring import Terms, Wiring, agree
 from baton.decode.room import PoolRoom
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
+from baton.engine.requests import sequence_from
 from baton.engine.sequence import Sequence, Status
-from baton.sampling_params import SamplingParams
+from baton.engine.stop import stops
 from baton.telemetry.handoff import Holds, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
-from baton.v1 import worker_pb2
+from baton.v1 import inference_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
@@ -259,20 +260,14 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if self._machine.state_of(name) is not None:  # asked again: what it carries is here
             self._do(lambda now: self._machine.receive(link, Ask(name, num_blocks), now))
             return
-        sequence = Sequence(
-            request_id=name.request_id,
-            attempt=name.attempt,
-            prompt_ids=array("I", ask.prompt_ids),
-            output_ids=list(ask.output_ids),
-            params=SamplingParams.from_proto(ask.params),
-            owner=ask.router_id,
-        )
-        refusal = self._objection(name, sequence, ask.handle)
-        if refusal is not None:
-            self._send(link, pb.DecodeMessage(decline=pb.Decline(name=ask.name, reason=refusal)))
+        try:
+            sequence = sequence_from(ask)
+            self._check(name, sequence, ask.handle)
+        except ValueError as error:
+            self._send(link, pb.DecodeMessage(decline=pb.Decline(name=ask.name, reason=str(error))))
             return
         # Hashed here, as it takes a while for a long prompt and the machine runs under the engine's lock.
-        manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids))
+        manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids), 1 + len(sequence.forks))
         if self._engine.scheduler.limits.shares(sequence):
             sequence.extend_hashes(self._engine.pool.block_size)
 
@@ -286,19 +281,15 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
         self._do(receive)
 
-    def _objection(self, name: Name, sequence: Sequence, handle: bytes) -> str | None:
-        """Why this request must not come in, or None."""
+    def _check(self, name: Name, sequence: Sequence, handle: bytes) -> None:
+        """ValueError, saying why, if this request must not come in."""
         if not handle_is_valid(
             handle, self._cluster_key, name, self._wiring.incarnation, sequence.num_tokens
         ):
-            return "invalid handle: do router and workers share one cluster key?"
+            raise ValueError("invalid handle: do router and workers share one cluster key?")
         if not self._outlet.connected(sequence.owner):
-            return "its router is not connected to decode"
-        try:
-            self._engine.check(sequence)
-        except ValueError as error:
-            return str(error)
-        return None
+            raise ValueError("its router is not connected to decode")
+        self._engine.check(sequence)
 
     # --- carrying out
 
@@ -418,29 +409,39 @@ class DecodeRole(pb_grpc.HandoffServicer):
             if sequence is None:
                 raise AssertionError(f"committed a request that was never asked for: {commit.name}")
             first_seq = sequence.num_outputs
-            sequence.bind(commit.pages)
             sequence.num_cached = commit.cached_tokens
-            sequence.append(commit.first_token)
-            try:
-                self._engine.admit_computed(sequence)
-            except ValueError as error:  # a newer attempt of the request is here already
-                log.warning("a committed handoff came too late: %s", error)
-                self._engine.pool.free(commit.pages)
-                self._outlet.fail(sequence.owner, *commit.name, str(error))
-                return
-        self._join(sequence, timeline)
-        # Prefill has sent this token to the router as well, and what goes with it: should prefill die now, or
-        # its frame come late, nothing of it is lost.
-        first = worker_pb2.TokenDelta(
-            request_id=commit.name.request_id,
-            attempt=commit.name.attempt,
+            answers = [sequence, *(sequence.fork(number) for number in range(len(sequence.forks)))]
+            for answer, first in zip(answers, commit.firsts, strict=True):
+                answer.append(first.token)
+            refused = self._engine.admit_forked(answers, commit.pages)
+        for answer, reason in refused.items():  # a newer attempt of the request is here already
+            log.warning("a committed handoff came too late: %s", reason)
+            self._outlet.fail(answer.owner, answer.request_id, answer.attempt, reason)
+        joined = [answer for answer in answers if answer.block_ids]
+        if joined:
+            self._join(joined[0], timeline)
+        for answer, first in zip(answers, commit.firsts, strict=True):
+            if answer not in refused:
+                self._repeat_first(answer, first_seq, first)
+
+    def _repeat_first(self, answer: Sequence, first_seq: int, first: First) -> None:
+        """Prefill has sent this token to the router as well, and what goes with it: should prefill die now,
+        or its frame come late, nothing of it is lost."""
+        delta = worker_pb2.TokenDelta(
+            request_id=answer.request_id,
+            attempt=answer.attempt,
             first_seq=first_seq,
-            token_ids=[commit.first_token],
-            cached_tokens=commit.cached_tokens,
+            token_ids=[first.token],
+            cached_tokens=answer.num_cached,
+            finish_reason=(
+                inference_pb2.FINISH_REASON_STOP
+                if stops(answer, self._engine.eos_token_ids)
+                else inference_pb2.FINISH_REASON_UNSPECIFIED
+            ),
         )
-        if commit.first_details:
-            first.details.ParseFromString(commit.first_details)
-        self._outlet.deliver(sequence.owner, first)
+        if first.details:
+            delta.details.ParseFromString(first.details)
+        self._outlet.deliver(answer.owner, delta)
 
     def _lose(self, name: Name, reason: str) -> None:
         log.warning("handoff of %s (attempt %d) failed: %s", name.request_id, name.attempt, reason)

@@ -18,11 +18,11 @@ class PoolRoom:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._expected: dict[Name, Sequence] = {}
-        self._manifests: dict[Name, tuple[int, bytes]] = {}
+        self._manifests: dict[Name, tuple[int, bytes, int]] = {}
         self._promised: dict[Name, int] = {}
 
-    def expect(self, name: Name, sequence: Sequence, manifest: tuple[int, bytes]) -> None:
-        """A request that asks for room, with the count and digest of its tokens."""
+    def expect(self, name: Name, sequence: Sequence, manifest: tuple[int, bytes, int]) -> None:
+        """A request that asks for room, with the count and digest of its tokens and its count of answers."""
         self._expected[name] = sequence
         self._manifests[name] = manifest
 
@@ -67,5 +67,5 @@ class PoolRoom:
     def free(self, name: Name, pages: tuple[int, ...]) -> None:
         self._engine.pool.free(pages)
 
-    def manifest(self, name: Name) -> tuple[int, bytes]:
+    def manifest(self, name: Name) -> tuple[int, bytes, int]:
         return self._manifests[name]

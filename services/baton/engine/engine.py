@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,14 +13,16 @@ from typing import NamedTuple
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.logits import LogitRules
-from baton.engine.runner import ModelRunner, StepResult
+from baton.engine.runner import ModelRunner, Sampled, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
-from baton.engine.stop import finish_reason
+from baton.engine.stop import finish_reason, stops
 from baton.logprobs import TokenDetails
 from baton.models.loader import Progress
 from baton.sampling_params import SamplingParams
+
+log = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
@@ -60,6 +64,7 @@ class Load:
     blocks_held: int
     blocks_reserved: int
     preemptions: int
+    copied_blocks: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     generated_tokens: int
@@ -122,8 +127,7 @@ class Engine:
 
     def check(self, seq: Sequence) -> None:
         """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here."""
-        self._check_ids(seq.token_ids)
-        self._check_params(seq.params)
+        self._check_request(seq)
         self.scheduler.check(seq)
 
     def admit_computed(self, seq: Sequence) -> None:
@@ -138,6 +142,25 @@ class Engine:
             self.scheduler.admit_computed(seq)
             self._replace_attempt(seq)
         self.work.set()
+
+    def admit_forked(self, answers: list[Sequence], blocks: Collection[int]) -> dict[Sequence, str]:
+        """Joins the answers of one request that arrived by handoff, as :meth:`admit_computed` does, and takes
+        over one reference on each of ``blocks``, which they share. Those that ended with their first token
+        are left out. Returns why others could not join."""
+        refused: dict[Sequence, str] = {}
+        with self.lock:
+            for seq in answers:
+                if stops(seq, self.eos_token_ids):
+                    continue
+                self.pool.ref(blocks)
+                seq.bind(blocks)
+                try:
+                    self.admit_computed(seq)
+                except ValueError as error:
+                    self.pool.free(seq.block_ids)
+                    refused[seq] = str(error)
+            self.pool.free(array("q", blocks))
+        return refused
 
     def cancel(self, request_id: str, attempt: int) -> bool:
         """Ends the request if it is here with this attempt or an older one; True if that ended something.
@@ -203,6 +226,7 @@ class Engine:
         with self.lock:
             batch = self.scheduler.schedule()
             self._in_flight = frozenset(item.sequence for item in batch.items)
+            self._in_flight |= {copy.sequence for copy in batch.copies}
         if not batch.items:
             return []
         began = time.monotonic()
@@ -210,6 +234,7 @@ class Engine:
             result = self.runner.run(batch)
         except BaseException:
             with self.lock:
+                self.scheduler.end_step(copied=False)
                 self._land()
             raise
         forward = Span(began, time.monotonic())
@@ -229,6 +254,7 @@ class Engine:
                 blocks_held=pool.num_held,
                 blocks_reserved=scheduler.reserved_blocks,
                 preemptions=scheduler.preemptions,
+                copied_blocks=scheduler.copied_blocks,
                 prefix_queried_tokens=scheduler.prefix_queried_tokens,
                 prefix_hit_tokens=scheduler.prefix_hit_tokens,
                 generated_tokens=self.generated_tokens,
@@ -239,10 +265,13 @@ class Engine:
             seq.add_prompt_logprobs(part)
         for seq, num_new in batch.items:
             self.scheduler.advance(seq, num_new)
+        self.scheduler.end_step()
         self._land()
-        return [
-            self._publish(seq, result, forward) for seq, _ in batch.items if seq.status is not Status.FINISHED
-        ]
+        outputs: list[SequenceOutput] = []
+        for seq, _ in batch.items:
+            if seq.status is not Status.FINISHED:
+                outputs += self._publish(seq, result.tokens.get(seq), forward)
+        return outputs
 
     def _land(self) -> None:
         """The forward pass is over: ends what was cancelled while it ran."""
@@ -251,19 +280,46 @@ class Engine:
             if seq.cancelled:
                 self._finish(seq, FinishReason.CANCELLED)
 
-    def _publish(self, seq: Sequence, result: StepResult, forward: Span) -> SequenceOutput:
-        advanced_to = seq.num_computed
-        token = result.tokens.get(seq)
-        if token is None:
-            return SequenceOutput(seq, None, None, advanced_to, forward)
-        seq.append(token, result.logprobs.get(seq))
-        self.generated_tokens += 1
-        reason = finish_reason(seq, self.eos_token_ids)
-        if reason is not None:
-            self._finish(seq, reason)
-        elif seq.hold_after_prefill:
+    def _publish(self, seq: Sequence, sampled: list[Sampled] | None, forward: Span) -> list[SequenceOutput]:
+        """The output of a sequence, and with its first token those of its forks."""
+        at = seq.num_computed
+        if sampled is None:
+            return [SequenceOutput(seq, None, None, at, forward)]
+        children = [seq.fork(number) for number in range(len(sampled) - 1)]
+        reasons = [self._extend(one, new) for one, new in zip((seq, *children), sampled, strict=True)]
+        outputs = [
+            SequenceOutput(child, new.token, reason, at, forward, child.details)
+            for child, new, reason in zip(children, sampled[1:], reasons[1:], strict=True)
+        ]
+        held = seq.hold_after_prefill and None in reasons
+        for child, reason in zip(children, reasons[1:], strict=True):
+            if reason is not None or held:
+                child.status, child.finish_reason = Status.FINISHED, reason
+            else:
+                self._adopt(child, seq)
+        if held:
+            seq.forked = tuple(children)
             self.scheduler.hold(seq)
-        return SequenceOutput(seq, token, reason, advanced_to, forward, seq.details)
+        elif reasons[0] is not None:
+            self._finish(seq, reasons[0])
+        return [SequenceOutput(seq, sampled[0].token, reasons[0], at, forward, seq.details), *outputs]
+
+    def _extend(self, seq: Sequence, sampled: Sampled) -> FinishReason | None:
+        seq.append(sampled.token, sampled.logprobs)
+        self.generated_tokens += 1
+        return finish_reason(seq, self.eos_token_ids)
+
+    def _adopt(self, child: Sequence, parent: Sequence) -> None:
+        """From here on a fork is a sequence like any other, unless a newer attempt of it is here."""
+        try:
+            self._check_attempt(child)
+        except ValueError as error:
+            log.warning("a fork came too late: %s", error)
+            child.status = Status.FINISHED
+            return
+        child.rules = LogitRules.of(child.params, child.prompt_ids, self.eos_token_ids)
+        self.scheduler.adopt(child, parent)
+        self._replace_attempt(child)
 
     # -- the table of requests ---------------------------------------------------------------------------
 
@@ -294,11 +350,16 @@ class Engine:
     def _prepare(self, seq: Sequence) -> None:
         """Checks a new sequence and derives what the engine needs of it. Not under the lock: that takes long
         for a long prompt."""
-        self._check_ids(seq.token_ids)
-        self._check_params(seq.params)
+        self._check_request(seq)
         seq.rules = LogitRules.of(seq.params, seq.prompt_ids, self.eos_token_ids)
         if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size)
+
+    def _check_request(self, seq: Sequence) -> None:
+        self._check_ids(seq.token_ids)
+        given = [seq.first_token, *(fork.first_token for fork in seq.forks)]
+        self._check_ids([token for token in given if token is not None])
+        self._check_params(seq.params)
 
     def _check_params(self, params: SamplingParams) -> None:
         """Like a bad id, a step with nothing to choose from would fail others too."""

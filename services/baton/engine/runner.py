@@ -4,7 +4,7 @@ they are asked for."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from baton.engine.sampler import sample
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
 from baton.logprobs import Logprobs
+from baton.sampling_params import SamplingParams
 from baton_kernels.paged import Chunk, PagedBatch
 
 PROMPT_ROWS = 64
@@ -46,14 +47,19 @@ class PromptRows:
     """The prompt token that follows each row."""
 
 
+class Sampled(NamedTuple):
+    """A token, with its log-probabilities if they were asked for."""
+
+    token: int
+    logprobs: Logprobs | None
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step found out, by sequence."""
 
-    tokens: dict[Sequence, int] = field(default_factory=dict)
-    """The next token of those that were due one."""
-    logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
-    """Of these tokens, for those that ask."""
+    tokens: dict[Sequence, list[Sampled]] = field(default_factory=dict)
+    """The next token of those that were due one; with the first one, those of its forks behind it."""
     prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
     """Of the prompt tokens that follow the step's, for those that ask."""
 
@@ -70,6 +76,8 @@ class StepInputs:
     rows: Tensor | None
     """[len(due)] int64: their rows in the step; None: every row, in order."""
     prompts: tuple[PromptRows, ...] = ()
+    copies: tuple[Tensor, Tensor] | None = None
+    """Sources and targets, [C] int64 each, of the blocks to copy before anything is computed."""
 
 
 class ModelRunner:
@@ -91,6 +99,9 @@ class ModelRunner:
 
     def execute(self, inputs: StepInputs) -> StepResult:
         with torch.inference_mode():
+            if inputs.copies is not None:
+                sources, targets = inputs.copies
+                self.pool.index_copy_(0, targets, self.pool.index_select(0, sources))
             hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
             result = StepResult()
             for prompt in inputs.prompts:
@@ -121,15 +132,22 @@ class ModelRunner:
     @staticmethod
     def _sample(logits: Tensor, due: tuple[Sequence, ...], result: StepResult) -> None:
         """Chooses the next token of each sequence by its row of ``logits``, which this changes."""
-        telling = [row for row, seq in enumerate(due) if seq.params.logprobs is not None]
+        draws = _draws(due)
+        if len(draws) > len(due):
+            logits = logits[torch.tensor([draw.row for draw in draws], device=logits.device)]
+        sequences = [draw.sequence for draw in draws]
+        telling = [row for row, seq in enumerate(sequences) if seq.params.logprobs is not None]
         raw = logits[telling] if telling else None
-        adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
-        tokens = sample(logits, [seq.params for seq in due], [seq.num_outputs for seq in due])
-        result.tokens.update(zip(due, tokens, strict=True))
+        adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(sequences) if s.rules is not None])
+        tokens = sample(logits, [draw.params for draw in draws], [seq.num_outputs for seq in sequences])
+        tokens = [t if draw.given is None else draw.given for t, draw in zip(tokens, draws, strict=True)]
+        told: dict[int, Logprobs] = {}
         if raw is not None:
-            num_tops = [due[row].params.logprobs or 0 for row in telling]
+            num_tops = [sequences[row].params.logprobs or 0 for row in telling]
             scores = score_each(raw, [tokens[row] for row in telling], num_tops)
-            result.logprobs.update(zip([due[row] for row in telling], scores, strict=True))
+            told.update(zip(telling, scores, strict=True))
+        for row, (seq, token) in enumerate(zip(sequences, tokens, strict=True)):
+            result.tokens.setdefault(seq, []).append(Sampled(token, told.get(row)))
 
     def prepare(self, batch: ScheduledBatch) -> StepInputs:
         """Lays a batch out in one int64 buffer, so that a device gets it in one copy. Work per sequence is a
@@ -203,7 +221,20 @@ class ModelRunner:
             lengths=_lengths(batch, positions) if self.with_lengths else None,
         )
         every_row = len(due) == len(token_ids)
-        return StepInputs(token_ids, paged, due, None if every_row else rows[: len(due)], _prompt_rows(batch))
+        return StepInputs(
+            token_ids,
+            paged,
+            due,
+            None if every_row else rows[: len(due)],
+            _prompt_rows(batch),
+            self._copies(batch),
+        )
+
+    def _copies(self, batch: ScheduledBatch) -> tuple[Tensor, Tensor] | None:
+        if not batch.copies:
+            return None
+        pairs = torch.tensor([(copy.source, copy.target) for copy in batch.copies], device=self.device)
+        return pairs[:, 0], pairs[:, 1]
 
     def _blocks_seen(self, context: int) -> int:
         return -(-context // self.block_size)
@@ -227,6 +258,29 @@ def _due(batch: ScheduledBatch) -> tuple[tuple[Sequence, ...], list[int]]:
             due.append(seq)
             rows.append(end - 1)
     return tuple(due), rows
+
+
+class _Draw(NamedTuple):
+    """A token to be chosen."""
+
+    row: int
+    """Of the sequence's logits."""
+    sequence: Sequence
+    params: SamplingParams
+    given: int | None = None
+    """The choice, where it was made before."""
+
+
+def _draws(due: tuple[Sequence, ...]) -> list[_Draw]:
+    """What to choose after each sequence: one token, and at its first output one for each of its forks."""
+    draws: list[_Draw] = []
+    for row, seq in enumerate(due):
+        if seq.output_ids or not seq.forks:
+            draws.append(_Draw(row, seq, seq.params))
+            continue
+        draws.append(_Draw(row, seq, seq.params, seq.first_token))
+        draws += [_Draw(row, seq, fork.params, fork.first_token) for fork in seq.forks]
+    return draws
 
 
 def _prompt_rows(batch: ScheduledBatch) -> tuple[PromptRows, ...]:

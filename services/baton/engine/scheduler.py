@@ -7,6 +7,9 @@ never waits for a prompt, and no later arrival overtakes an earlier one.
 Blocks are bound for the tokens of the step only. When none is left, the latest arrival that holds any is
 preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The latest
 arrival itself just pauses. As the earliest arrival is never preempted, somebody always gets to the end.
+
+Forks of a sequence share its blocks. Whoever is to write into a block that others refer to gets a copy of it
+first, and the last of them writes in place.
 """
 
 from __future__ import annotations
@@ -47,6 +50,17 @@ class Scheduled(NamedTuple):
     """Tokens to compute from ``sequence.num_computed`` on; their blocks are bound."""
 
 
+class Copy(NamedTuple):
+    """A block of ``sequence`` that it shared, and its own that took the place in its table. The step copies
+    the content before it computes anything. Until it is over the copy keeps the reference on ``source``."""
+
+    sequence: Sequence
+    at: int
+    """Its place in the table."""
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """One step's work: first the entries of a single token, then the longer chunks."""
@@ -54,6 +68,7 @@ class ScheduledBatch:
     items: tuple[Scheduled, ...]
     num_single: int
     """Leading entries whose ``num_new`` is 1."""
+    copies: tuple[Copy, ...] = ()
 
 
 class Scheduler:
@@ -75,10 +90,13 @@ class Scheduler:
         behind it, blocks they hold could be the very ones its first sequence waits for."""
         self.held: set[Sequence] = set()
         self.preemptions = 0
+        self.copied_blocks = 0
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
         self._arrivals = 0
         self._waiting_tokens = 0
+        self._copies: list[Copy] = []
+        """Of the step that was scheduled last, until it is over."""
 
     # -- entering and leaving ----------------------------------------------------------------------------
 
@@ -111,6 +129,17 @@ class Scheduler:
         self._index_full_blocks(seq)
         self.joining.append(seq)
 
+    def adopt(self, child: Sequence, parent: Sequence) -> None:
+        """Takes a fork that has its first output, with the blocks of ``parent``, which is running. Without a
+        seat it waits as if it had been preempted."""
+        if len(self.running) < self.limits.max_num_seqs:
+            self.pool.ref(parent.block_ids)
+            child.bind(parent.block_ids)
+            child.num_computed, child.num_indexed = parent.num_computed, parent.num_indexed
+            self._seat(child)
+        else:
+            self._enqueue(child)
+
     def hold(self, seq: Sequence) -> None:
         """Takes a running sequence out of scheduling; it keeps its blocks until ``finish``."""
         self._remove(self.running, seq)
@@ -136,6 +165,15 @@ class Scheduler:
         """Records that ``num_new`` more tokens of ``seq`` are computed; blocks they fill become findable."""
         seq.num_computed += num_new
         self._index_full_blocks(seq)
+
+    def end_step(self, *, copied: bool = True) -> None:
+        """The step that was scheduled last is over; if it failed before it had copied blocks, so be it."""
+        copies, self._copies = self._copies, []
+        for copy in copies:
+            if not copied:
+                copy.sequence.block_ids[copy.at] = copy.source
+            self.pool.free([copy.source if copied else copy.target])
+        self.copied_blocks += len(copies) if copied else 0
 
     def reserve(self, blocks: int) -> bool:
         """Promises room for a handoff of ``blocks`` blocks, if there is any beyond what those here need.
@@ -172,7 +210,7 @@ class Scheduler:
             self._plan_waiting(plan)
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
-        return ScheduledBatch((*singles, *chunks), len(singles))
+        return ScheduledBatch((*singles, *chunks), len(singles), tuple(self._copies))
 
     def _plan_decodes(self, decodes: list[Sequence], plan: dict[Sequence, int]) -> None:
         for seq in decodes:
@@ -261,6 +299,8 @@ class Scheduler:
 
     def _grow(self, seq: Sequence, want: int) -> int:
         """Binds what the pool has of the blocks for ``want`` more tokens; all or nothing when unchunked."""
+        if not self._own_tail(seq):
+            return 0
         room = len(seq.block_ids) * self.pool.block_size - seq.num_computed
         if want > room:
             missing = self._blocks_for(want - room)
@@ -273,6 +313,24 @@ class Scheduler:
             room += len(blocks) * self.pool.block_size
         return min(want, room)
 
+    def _own_tail(self, seq: Sequence) -> bool:
+        """Sees that nobody else refers to the block that the next token goes into; False if the pool has
+        none left for a copy."""
+        index = seq.num_computed // self.pool.block_size
+        if index >= len(seq.block_ids) or not self._shared(seq.block_ids[index]):
+            return True
+        source = seq.block_ids[index]
+        target = self.pool.allocate(1)
+        if target is None:
+            return False
+        seq.block_ids[index] = target[0]
+        self._copies.append(Copy(seq, index, source, target[0]))
+        return True
+
+    def _shared(self, block: int) -> bool:
+        references = self.pool.refs(block)
+        return references > 1 and references - sum(copy.source == block for copy in self._copies) > 1
+
     def _spare_blocks(self) -> int:
         """Allocatable blocks that nobody here is about to need: prompts begun will need the rest of theirs,
         and those that decode one to grow. Whoever started in these would soon be preempted."""
@@ -283,12 +341,20 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         """Sends a sequence, already taken off its queue, back to wait without blocks."""
+        self._drop_copies(seq)
         self.pool.free(seq.block_ids)
         del seq.block_ids[:]
         seq.num_computed = seq.num_indexed = 0
         seq.preemptions += 1
         self.preemptions += 1
         self._enqueue(seq)
+
+    def _drop_copies(self, seq: Sequence) -> None:
+        """Its blocks may be others' before the step begins, and must not be written then."""
+        dropped = [copy.source for copy in self._copies if copy.sequence is seq]
+        if dropped:
+            self._copies = [copy for copy in self._copies if copy.sequence is not seq]
+            self.pool.free(dropped)
 
     def _index_full_blocks(self, seq: Sequence) -> None:
         full = seq.num_computed // self.pool.block_size
@@ -332,7 +398,7 @@ class Scheduler:
         wanted = seq.num_prompt + seq.params.max_tokens
         seq.max_len = min(wanted, self.limits.max_model_len, pool_tokens)
         seq.arrival = self._arrivals
-        self._arrivals += 1
+        self._arrivals += 1 + len(seq.forks)
 
     def _enqueue(self, seq: Sequence) -> None:
         seq.status = Status.WAITING

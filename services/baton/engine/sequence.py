@@ -31,6 +31,17 @@ class FinishReason(enum.StrEnum):
     CANCELLED = "cancelled"
 
 
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Another answer to the prompt of a sequence, a request of its own from its first token on."""
+
+    request_id: str
+    params: SamplingParams
+    """As the sequence's but for the seed."""
+    first_token: int | None = None
+    """Delivered before this attempt: it is not sampled again."""
+
+
 @dataclass(eq=False, slots=True)
 class Sequence:
     """A request and everything derived from it. Compared and hashed by identity.
@@ -53,6 +64,10 @@ class Sequence:
     """Whose tokens these are: the router whose stream they go out on."""
     cache_salt: bytes = b""
     """Sequences share cached blocks only within one salt (one tenant)."""
+    forks: tuple[Fork, ...] = ()
+    """Answers that branch off with the first output: the prompt is computed once for all of them."""
+    first_token: int | None = None
+    """With ``forks``: as ``Fork.first_token``."""
 
     status: Status = field(default=Status.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
@@ -82,6 +97,8 @@ class Sequence:
     """Of the prompt, a part for each step that computed some; empty again when they are told."""
     num_scored: int = field(default=0, init=False)
     """Leading prompt tokens after which the next one's log-probability is known."""
+    forked: tuple[Sequence, ...] = field(default=(), init=False)
+    """While it is held: its forks, with their first tokens."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
     """Cancelled while a forward pass was using its blocks: ends when that pass is over."""
@@ -135,6 +152,25 @@ class Sequence:
             self.details = None if logprobs is None else TokenDetails(logprobs)
         self.output_ids.append(token)
         self.token_ids.append(token)
+
+    def fork(self, number: int) -> Sequence:
+        """The ``number``-th of ``forks``, before any of them has an output. Without blocks."""
+        fork = self.forks[number]
+        child = Sequence(
+            fork.request_id,
+            self.attempt,
+            self.prompt_ids,
+            fork.params,
+            owner=self.owner,
+            cache_salt=self.cache_salt,
+        )
+        child.arrival = self.arrival + 1 + number
+        child.max_len = self.max_len
+        child.num_cached = self.num_cached
+        child.hashes = list(self.hashes)
+        child.prompt_logprobs = list(self.prompt_logprobs)
+        child.num_scored = self.num_scored
+        return child
 
     def bind(self, blocks: Iterable[int]) -> None:
         """Takes over one reference on each of ``blocks``, as the next blocks of the sequence."""

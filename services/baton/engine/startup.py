@@ -57,9 +57,9 @@ def warm_up(runner: ModelRunner, num_tokens: int) -> None:
     seq.block_ids = array("q", range(num_tokens // runner.block_size + 1))
     for num_new in (num_tokens, 1):
         batch = ScheduledBatch((Scheduled(seq, num_new),), 1 if num_new == 1 else 0)
-        token = runner.run(batch).tokens[seq]
+        [sampled] = runner.run(batch).tokens[seq]
         seq.num_computed += num_new
-        seq.append(token)
+        seq.append(sampled.token)
 
 
 def _spare_device_memory(

@@ -12,10 +12,14 @@ def finish_reason(seq: Sequence, eos_token_ids: Set[int]) -> FinishReason | None
 
     ``ignore_eos`` concerns the model's end-of-sequence ids only: the request's own stop ids still stop it.
     """
-    params = seq.params
-    token = seq.output_ids[-1]
-    if token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos):
+    if stops(seq, eos_token_ids):
         return FinishReason.STOP
     if seq.num_tokens >= seq.max_len:
         return FinishReason.LENGTH
     return None
+
+
+def stops(seq: Sequence, eos_token_ids: Set[int]) -> bool:
+    """Whether the last output is one that ends ``seq``."""
+    params, token = seq.params, seq.output_ids[-1]
+    return token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)

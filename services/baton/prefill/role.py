@@ -19,6 +19,7 @@ from baton.connector.messages import (
     Compute,
     Fail,
     Failure,
+    First,
     LinkId,
     Name,
     Send,
@@ -31,6 +32,7 @@ from baton.connector.transport import Link, TransferError
 from baton.connector.wiring import Wiring
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
+from baton.engine.requests import forks_to_proto, given
 from baton.engine.sequence import Sequence, Status
 from baton.prefill.links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
 from baton.prefill.peers import Peer
@@ -45,6 +47,11 @@ log = logging.getLogger(__name__)
 class _Request:
     sequence: Sequence
     handle: bytes
+
+
+def _first(answer: Sequence) -> First:
+    details = answer.details
+    return First(answer.output_ids[-1], b"" if details is None else details.to_proto().SerializeToString())
 
 
 class _SequencePages:
@@ -171,7 +178,8 @@ class PrefillRole:
         name = Name(sequence.request_id, sequence.attempt)
         if name not in self._requests:
             return
-        if output.finish_reason is not None:  # its first token was its last: nothing to hand on
+        # Its first token was its last, and so were those of its forks: nothing to hand on.
+        if output.finish_reason is not None and sequence.status is not Status.HELD:
             self._do(lambda now: self._machine.withdraw(name, "finished", now))
             self._requests.pop(name, None)
             return
@@ -187,9 +195,8 @@ class PrefillRole:
         computed = Computed(
             num_tokens=len(token_ids),
             tokens_digest=tokens_digest(token_ids),
-            first_token=sequence.output_ids[-1],
+            firsts=tuple(_first(answer) for answer in (sequence, *sequence.forked)),
             cached_tokens=sequence.num_cached,
-            first_details=sequence.details.to_proto().SerializeToString() if sequence.details else b"",
         )
         return self._machine.computed(name, computed)
 
@@ -308,9 +315,10 @@ class PrefillRole:
             name=pb.Name(request_id=sequence.request_id, attempt=sequence.attempt),
             router_id=sequence.owner,
             prompt_ids=sequence.prompt_ids,
-            output_ids=sequence.output_ids,
+            output_ids=given(sequence),
             params=sequence.params.to_proto(),
             handle=request.handle,
+            forks=forks_to_proto(sequence),
         )
         return pb.PrefillMessage(ask=ask)
 

@@ -26,19 +26,6 @@ class Entry:
     output_ids: list[int] = field(default_factory=list)
     finished: bool = False
 
-    def refused(self, delta: worker_pb2.TokenDelta) -> bool:
-        """Whether ``delta`` says that nothing of the current attempt was begun, so that another may take its
-        place."""
-        return delta.refused and self._current(delta)
-
-    def lost(self, delta: worker_pb2.TokenDelta) -> bool:
-        """Whether ``delta`` says that the current attempt's handoff broke, so that another may go on from the
-        tokens delivered."""
-        return delta.lost and self._current(delta)
-
-    def _current(self, delta: worker_pb2.TokenDelta) -> bool:
-        return not self.finished and delta.attempt == self.attempt
-
     def accept(self, delta: worker_pb2.TokenDelta) -> TokenChunk | RingError | None:
         """The new tokens of ``delta``, an error that ends the request, or None if there is nothing new.
 

@@ -51,9 +51,9 @@ def least_loaded(workers: Sequence[WorkerReport]) -> Choice | None:
     decoders = [w for w in workers if w.role in ("decode", "both")]
     if not decoders:
         return None
-    decode = min(decoders, key=lambda w: (w.sequences, w.prefill_tokens, w.last_given_s))
+    decode = min(decoders, key=lambda w: (w.sequences, w.prefill_tokens, w.last_given_s, w.address))
     prefills = [w for w in workers if w.role == "prefill"]
     if decode.role == "both" or not prefills:
         return Choice(decode.address)
-    prefill = min(prefills, key=lambda w: (w.prefill_tokens, w.sequences, w.last_given_s))
+    prefill = min(prefills, key=lambda w: (w.prefill_tokens, w.sequences, w.last_given_s, w.address))
     return Choice(decode.address, prefill.address)

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton.connector.identity import sign_handle
@@ -14,10 +15,10 @@ from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
 from baton.router.ledger import Entry
 from baton.router.placement import least_loaded, may_prefill, takes_over
-from baton.router.types import ModelInfo, RingError, TokenChunk
+from baton.router.types import ModelInfo, Request, RingError, TokenChunk
 from baton.router.workers import WorkerClient
-from baton.sampling_params import SamplingParams
 from baton.telemetry.ring import WorkerView
+from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -26,25 +27,48 @@ MAX_LOST = 3
 """Attempts of one request whose handoff may break; a request that breaks more is given up on."""
 
 
-@dataclass(slots=True)
-class _Active:
-    """A request under way, and the workers that know of it."""
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """One answer under way: a request of its own to the workers, once it has its first token."""
 
-    request_id: str
-    prompt_ids: list[int]
-    params: SamplingParams
-    decode: WorkerClient
-    prefill: WorkerClient | None
+    request: Request
+    group: _Group
     entry: Entry = field(default_factory=Entry)
+    arrived: asyncio.Queue[TokenChunk | RingError] = field(default_factory=asyncio.Queue)
+    closed: bool = False
+    """Nobody wants more of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The answers to one prompt, and the workers that know of them.
+
+    Workers compute the prompt once, under the name of the first answer that is not over (``name``), and hand
+    it on once. What ends that, ends all of them; from then on each goes its own way.
+    """
+
+    prompt_ids: list[int]
+    answers: list[_Answer] = field(default_factory=list)
+    attempt: int = -1
+    """-1: not submitted yet."""
+    name: str = ""
+    decode: WorkerClient | None = None
+    prefill: WorkerClient | None = None
+    parted: bool = False
+    """Each answer is a request of its own by now: tokens of the attempt have come from decode."""
     avoided: set[str] = field(default_factory=set)
     """Decode workers that prefill could not link to, or that have no room."""
     lost: int = 0
     """Attempts whose handoff broke."""
-    arrived: asyncio.Queue[TokenChunk | RingError] = field(default_factory=asyncio.Queue)
 
     @property
     def workers(self) -> list[WorkerClient]:
-        return [self.decode] if self.prefill is None else [self.prefill, self.decode]
+        return [worker for worker in (self.prefill, self.decode) if worker is not None]
+
+    @property
+    def going(self) -> list[_Answer]:
+        """Those that are wanted and not over."""
+        return [answer for answer in self.answers if not answer.closed and not answer.entry.finished]
 
 
 class WorkerRing:
@@ -55,7 +79,10 @@ class WorkerRing:
     ) -> None:
         self._model_name = model_name
         self._cluster_key = cluster_key
-        self._active: dict[str, _Active] = {}
+        self._answers: dict[str, _Answer] = {}
+        """Those under way, by request id."""
+        self._groups: dict[str, _Group] = {}
+        """Those whose attempt is under way as one, by name."""
         self._tasks: list[asyncio.Task[None]] = []
         router_id = secrets.token_hex(8)
         self.workers = [WorkerClient(a, router_id, self, tempo) for a in addresses]
@@ -126,89 +153,150 @@ class WorkerRing:
             return None
         return by_address[choice.decode], by_address[choice.prefill] if choice.prefill else None
 
-    async def generate(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams
-    ) -> AsyncGenerator[TokenChunk]:
-        """Run one request; see ``Ring.generate``."""
-        placed = self._place()
-        if placed is None:
-            raise RingError(503, "no_worker", "no worker that can decode is ready")
-        active = _Active(request_id, prompt_ids, params, *placed)
-        self._active[request_id] = active
+    @contextmanager
+    def generate(
+        self, prompt_ids: list[int], requests: Sequence[Request]
+    ) -> Iterator[Sequence[AsyncGenerator[TokenChunk]]]:
+        """Answer one prompt, several times; see ``Ring.generate``."""
+        group = _Group(prompt_ids)
+        group.answers = [_Answer(request, group) for request in requests]
         try:
-            self._submit(active)
+            yield [self._chunks(answer) for answer in group.answers]
+        finally:
+            for answer in group.answers:
+                self._close(answer)
+
+    async def _chunks(self, answer: _Answer) -> AsyncGenerator[TokenChunk]:
+        if answer.group.attempt < 0:
+            self._start(answer.group)
+        try:
             finished = False
             while not finished:
-                arrived = await active.arrived.get()
+                arrived = await answer.arrived.get()
                 if isinstance(arrived, RingError):
                     raise arrived
                 finished = arrived.finish_reason is not None
                 yield arrived
         finally:
-            del self._active[request_id]
-            if not active.entry.finished:
-                for worker in active.workers:
-                    worker.cancel(request_id, active.entry.attempt)
+            self._close(answer)
 
-    def _submit(self, active: _Active) -> None:
+    def _start(self, group: _Group) -> None:
+        placed = self._place()
+        if placed is None:
+            raise RingError(503, "no_worker", "no worker that can decode is ready")
+        self._answers |= {answer.request.request_id: answer for answer in group.answers}
+        self._submit(group, *placed)
+
+    def _close(self, answer: _Answer) -> None:
+        """Nobody wants more of this answer. Workers hear of it, as soon as it is no others' affair too."""
+        if answer.closed:
+            return
+        answer.closed = True
+        group = answer.group
+        self._answers.pop(answer.request.request_id, None)
+        if group.parted:
+            if not answer.entry.finished:
+                self._cancel(group, [answer])
+        elif group.attempt >= 0 and not group.going:
+            if not all(each.entry.finished for each in group.answers):
+                self._cancel(group, group.answers)
+            self._groups.pop(group.name, None)
+
+    @staticmethod
+    def _cancel(group: _Group, answers: Sequence[_Answer], but: WorkerClient | None = None) -> None:
+        """End answers on all workers of the group but one. While these work for all answers at once, only all
+        can be ended: the name of the group goes first, and the others may have parted by now."""
+        names = [answer.request.request_id for answer in answers]
+        name = names[0] if group.parted else group.name
+        forks = [other for other in names if other != name]
+        for worker in group.workers:
+            if worker is not but:
+                worker.cancel(name, group.attempt, forks)
+
+    def _submit(self, group: _Group, decode: WorkerClient, prefill: WorkerClient | None) -> None:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
-        name = Name(active.request_id, active.entry.attempt)
+        group.decode, group.prefill = decode, prefill
+        group.attempt += 1
+        first, *others = group.going
+        group.name = first.request.request_id
+        self._groups[group.name] = group
+        for answer in group.answers:
+            answer.entry.attempt = group.attempt
         submit = pb.Submit(
-            request_id=name.request_id,
-            attempt=name.attempt,
-            prompt_ids=active.prompt_ids,
-            output_ids=active.entry.output_ids,
-            params=active.params.to_proto(),
+            request_id=group.name,
+            attempt=group.attempt,
+            prompt_ids=group.prompt_ids,
+            output_ids=first.entry.output_ids,
+            params=first.request.params.to_proto(),
+            forks=[
+                pb.Fork(
+                    request_id=answer.request.request_id,
+                    seed=answer.request.params.seed,
+                    output_ids=answer.entry.output_ids,
+                )
+                for answer in others
+            ],
         )
-        prefill, decode = active.prefill, active.decode
         if prefill is None:
             decode.submit(submit)
             return
-        hello = decode.hello
-        assert hello is not None
-        num_tokens = len(active.prompt_ids) + len(active.entry.output_ids)
-        handle = sign_handle(self._cluster_key, name, hello.incarnation, num_tokens)
-        submit.decode.handoff_address = hello.handoff_address
-        submit.decode.incarnation = hello.incarnation
-        submit.decode.handle = handle
+        self._aim(submit, decode)
         decode.count(0)
         prefill.submit(submit)
 
-    def _place_again(self, active: _Active, refused_by: WorkerClient, reason: str) -> None:
+    def _aim(self, submit: pb.Submit, decode: WorkerClient) -> None:
+        """Name the decode worker that the request is to be handed on to."""
+        hello = decode.hello
+        assert hello is not None
+        # Of an answer with siblings the first token is drawn anew, or given back, by who computes the prompt.
+        num_tokens = len(submit.prompt_ids) + (0 if submit.forks else len(submit.output_ids))
+        name = Name(submit.request_id, submit.attempt)
+        submit.decode.handoff_address = hello.handoff_address
+        submit.decode.incarnation = hello.incarnation
+        submit.decode.handle = sign_handle(self._cluster_key, name, hello.incarnation, num_tokens)
+
+    def _place_again(self, group: _Group, refused_by: WorkerClient, reason: str) -> None:
         """Nothing of the attempt was begun: the next one goes to other workers, while there are any.
 
         Each refusal leaves one worker fewer to choose from: the one that drains, or the decode worker that
         prefill cannot link to.
         """
-        self._forget_elsewhere(active, refused_by)
-        if not refused_by.draining:
-            active.avoided.add(active.decode.address)
-        self._attempt_again(active, self._place(active.avoided), reason)
+        if not refused_by.draining and group.decode is not None:
+            group.avoided.add(group.decode.address)
+        self._attempt_again(group, refused_by, self._place(group.avoided), reason)
 
-    def _go_on(self, active: _Active, failed_at: WorkerClient, reason: str) -> None:
+    def _go_on(self, group: _Group, failed_at: WorkerClient, reason: str) -> None:
         """The handoff of an attempt broke, and with it what was computed: the next attempt goes on from the
         tokens that the client has."""
-        self._forget_elsewhere(active, failed_at)
-        active.lost += 1
-        placed = self._place(active.avoided) if active.lost < MAX_LOST else None
-        self._attempt_again(active, placed, reason)
+        group.lost += 1
+        placed = self._place(group.avoided) if group.lost < MAX_LOST else None
+        self._attempt_again(group, failed_at, placed, reason)
 
     def _attempt_again(
-        self, active: _Active, placed: tuple[WorkerClient, WorkerClient | None] | None, reason: str
+        self,
+        group: _Group,
+        failed_at: WorkerClient,
+        placed: tuple[WorkerClient, WorkerClient | None] | None,
+        reason: str,
     ) -> None:
-        if placed is None:
-            active.entry.finished = True
-            active.arrived.put_nowait(RingError(503, "worker_error", reason))
+        self._cancel(group, group.answers, but=failed_at)
+        del self._groups[group.name]
+        if placed is None or not group.going:
+            self._fail(group.going, RingError(503, "worker_error", reason))
             return
-        log.warning("request %s: attempt %d ended: %s", active.request_id, active.entry.attempt, reason)
-        active.entry.attempt += 1
-        active.decode, active.prefill = placed
-        self._submit(active)
+        log.warning("request %s: attempt %d ended: %s", group.name, group.attempt, reason)
+        self._submit(group, *placed)
+
+    @staticmethod
+    def _fail(answers: Sequence[_Answer], error: RingError) -> None:
+        for answer in answers:
+            answer.entry.finished = True
+            answer.arrived.put_nowait(error)
 
     # --- what workers say (``baton.router.workers.Watcher``)
 
     def busy(self, worker: WorkerClient) -> bool:
-        return any(worker in active.workers for active in self._active.values())
+        return any(worker in answer.group.workers for answer in self._answers.values())
 
     def on_change(self, worker: WorkerClient) -> None:
         self._name_peers()
@@ -226,41 +314,57 @@ class WorkerRing:
 
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
         for delta in frame.deltas:
-            active = self._active.get(delta.request_id)
-            if active is None:
+            group = self._groups.get(delta.request_id)
+            if group is not None and delta.attempt == group.attempt and (delta.refused or delta.lost):
+                again = self._place_again if delta.refused else self._go_on
+                again(group, worker, delta.error)
                 continue
-            if active.entry.refused(delta):
-                self._place_again(active, worker, delta.error)
-                continue
-            if active.entry.lost(delta):
-                self._go_on(active, worker, delta.error)
-                continue
-            if worker is active.decode and delta.attempt == active.entry.attempt:
-                active.prefill = None  # the baton has been passed: prefill's fate matters no more
-            accepted = active.entry.accept(delta)
-            if accepted is None:
-                continue
-            if isinstance(accepted, RingError):
-                self._forget_elsewhere(active, worker)
-            active.arrived.put_nowait(accepted)
+            answer = self._answers.get(delta.request_id)
+            if answer is not None:
+                self._take(answer, worker, delta)
 
-    def _forget_elsewhere(self, active: _Active, failed_at: WorkerClient) -> None:
-        for worker in active.workers:
-            if worker is not failed_at:
-                worker.cancel(active.request_id, active.entry.attempt)
+    def _take(self, answer: _Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
+        group = answer.group
+        failed = delta.finish_reason == inference_pb2.FINISH_REASON_ERROR
+        if worker is group.decode and delta.attempt == group.attempt and not failed:
+            self._part(group)
+        accepted = answer.entry.accept(delta)
+        if accepted is None:
+            return
+        if not isinstance(accepted, RingError):
+            answer.arrived.put_nowait(accepted)
+        elif group.parted:
+            self._cancel(group, [answer], but=worker)
+            answer.arrived.put_nowait(accepted)
+        else:
+            self._cancel(group, group.answers, but=worker)
+            self._groups.pop(group.name, None)
+            self._fail([answer, *group.going], accepted)
+
+    def _part(self, group: _Group) -> None:
+        """The baton has been passed: prefill's fate matters no more, and each answer goes its own way."""
+        if group.parted:
+            return
+        group.parted, group.prefill = True, None
+        self._groups.pop(group.name, None)
+        for answer in group.answers:
+            if answer.closed and not answer.entry.finished:
+                self._cancel(group, [answer])
 
     def on_lost(self, worker: WorkerClient) -> None:
         self._name_peers()
+        groups = {id(answer.group): answer.group for answer in self._answers.values()}.values()
         if worker.drained:  # what it had to hand on is with decode
-            for active in self._active.values():
-                if worker is active.prefill:
-                    active.prefill = None
-        lost = [a for a in self._active.values() if worker in a.workers and not a.entry.finished]
-        if lost or not worker.drained:
-            log.warning("worker %s is lost, and %d requests with it", worker.address, len(lost))
-        for active in lost:
-            active.entry.finished = True
-            role = "decode" if worker is active.decode else "prefill"
-            self._forget_elsewhere(active, worker)
+            for group in groups:
+                if worker is group.prefill:
+                    group.prefill = None
+        broken = [group for group in groups if worker in group.workers and group.going]
+        if broken or not worker.drained:
+            count = sum(len(group.going) for group in broken)
+            log.warning("worker %s is lost, and %d requests with it", worker.address, count)
+        for group in broken:
+            role = "decode" if worker is group.decode else "prefill"
+            self._cancel(group, group.answers, but=worker)
+            self._groups.pop(group.name, None)
             message = f"the {role} worker answering this request was lost; please send it again"
-            active.arrived.put_nowait(RingError(503, "worker_lost", message))
+            self._fail(group.going, RingError(503, "worker_lost", message))

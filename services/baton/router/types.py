@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.request.limits import ModelInfo
 from baton.sampling_params import SamplingParams
 from baton.text.choice import FinishReason, TokenChunk
 
-__all__ = ["FinishReason", "ModelInfo", "Ring", "RingError", "TokenChunk"]
+__all__ = ["FinishReason", "ModelInfo", "Request", "Ring", "RingError", "TokenChunk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer to a prompt, as workers know it."""
+
+    request_id: str
+    params: SamplingParams
 
 
 class RingError(Exception):
@@ -33,9 +43,12 @@ class Ring(Protocol):
         """Whether a request submitted now could be placed."""
 
     def generate(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams
-    ) -> AsyncGenerator[TokenChunk]:
-        """Run one request. Closing the generator cancels it on every worker that knows it.
+        self, prompt_ids: list[int], requests: Sequence[Request]
+    ) -> AbstractContextManager[Sequence[AsyncGenerator[TokenChunk]]]:
+        """Answer one prompt once for each of ``requests``, which differ in their seeds only; the prompt is
+        computed once. Nothing is sent before the first generator is asked for a chunk.
 
-        Raises RingError when no worker can take it or a worker is lost on the way.
+        Closing a generator cancels its request on every worker that knows it; leaving the context cancels
+        those that are left. The generators raise RingError when no worker can take the requests or a worker
+        is lost on the way.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol, get_args
 
@@ -109,9 +109,9 @@ class WorkerClient:
         self._sent_prefill_tokens += prefill_tokens
         self._last_given_s = time.monotonic()
 
-    def cancel(self, request_id: str, attempt: int) -> None:
+    def cancel(self, request_id: str, attempt: int, fork_ids: Sequence[str] = ()) -> None:
         if self.ready:
-            cancel = pb.Cancel(request_id=request_id, attempt=attempt)
+            cancel = pb.Cancel(request_id=request_id, attempt=attempt, fork_ids=fork_ids)
             self._outbound.put_nowait(pb.RouterMessage(cancel=cancel))
 
     def name_peers(self, peers: Iterable[pb.DecodePeer]) -> None:

@@ -23,53 +23,56 @@ _sym_db = _symbol_database.Default()
 
 
 from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
+from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\"\xb4\x01\n\rCompatibility\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\"\xa8\x02\n\x0ePrefillMessage\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.baton.v1.LinkOpenH\x00\x12\x1c\n\x03\x61sk\x18\x02 \x01(\x0b\x32\r.baton.v1.AskH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.baton.v1.ReadyH\x00\x12/\n\rsend_complete\x18\x04 \x01(\x0b\x32\x16.baton.v1.SendCompleteH\x00\x12$\n\x07\x64rained\x18\x05 \x01(\x0b\x32\x11.baton.v1.DrainedH\x00\x12&\n\x08withdraw\x18\x06 \x01(\x0b\x32\x12.baton.v1.WithdrawH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xd1\x02\n\rDecodeMessage\x12&\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x14.baton.v1.LinkAcceptH\x00\x12&\n\x06refuse\x18\x02 \x01(\x0b\x32\x14.baton.v1.LinkRefuseH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CreditH\x00\x12$\n\x07\x64\x65\x63line\x18\x04 \x01(\x0b\x32\x11.baton.v1.DeclineH\x00\x12 \n\x05grant\x18\x05 \x01(\x0b\x32\x0f.baton.v1.GrantH\x00\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x12)\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x17.baton.v1.CancelHandoffH\x00\x12(\n\theartbeat\x18\x08 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xb0\x01\n\x08LinkOpen\x12\x1b\n\x13prefill_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\x12\n\nconnectors\x18\x04 \x03(\t\x12\x17\n\x0fprefill_address\x18\x05 \x01(\t\x12\x0e\n\x06verify\x18\x06 \x01(\x08\"\x98\x01\n\nLinkAccept\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tconnector\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x12\n\ndata_token\x18\x05 \x01(\x0c\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0e\n\x06verify\x18\x07 \x01(\x08\"+\n\nLinkRefuse\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x04Name\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x98\x01\n\x03\x41sk\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06handle\x18\x06 \x01(\x0c\"&\n\x06\x43redit\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x07\x44\x65\x63line\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\telsewhere\x18\x03 \x01(\x08\"%\n\x05Ready\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x05Grant\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.baton.v1.Segment\"?\n\x07Segment\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xc3\x01\n\x0cSendComplete\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rtokens_digest\x18\x03 \x01(\x0c\x12\x14\n\x0cnum_segments\x18\x04 \x01(\r\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\r\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x11\n\tchecksums\x18\x07 \x03(\x07\x12\x15\n\rfirst_details\x18\x08 \x01(\x0c\"\'\n\x07Release\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"-\n\rCancelHandoff\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"6\n\x07\x44rained\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"8\n\x08Withdraw\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0b\n\tHeartbeat2H\n\x07Handoff\x12=\n\x04Link\x12\x18.baton.v1.PrefillMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\xb4\x01\n\rCompatibility\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\"\xa8\x02\n\x0ePrefillMessage\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.baton.v1.LinkOpenH\x00\x12\x1c\n\x03\x61sk\x18\x02 \x01(\x0b\x32\r.baton.v1.AskH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.baton.v1.ReadyH\x00\x12/\n\rsend_complete\x18\x04 \x01(\x0b\x32\x16.baton.v1.SendCompleteH\x00\x12$\n\x07\x64rained\x18\x05 \x01(\x0b\x32\x11.baton.v1.DrainedH\x00\x12&\n\x08withdraw\x18\x06 \x01(\x0b\x32\x12.baton.v1.WithdrawH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xd1\x02\n\rDecodeMessage\x12&\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x14.baton.v1.LinkAcceptH\x00\x12&\n\x06refuse\x18\x02 \x01(\x0b\x32\x14.baton.v1.LinkRefuseH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CreditH\x00\x12$\n\x07\x64\x65\x63line\x18\x04 \x01(\x0b\x32\x11.baton.v1.DeclineH\x00\x12 \n\x05grant\x18\x05 \x01(\x0b\x32\x0f.baton.v1.GrantH\x00\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x12)\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x17.baton.v1.CancelHandoffH\x00\x12(\n\theartbeat\x18\x08 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xb0\x01\n\x08LinkOpen\x12\x1b\n\x13prefill_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\x12\n\nconnectors\x18\x04 \x03(\t\x12\x17\n\x0fprefill_address\x18\x05 \x01(\t\x12\x0e\n\x06verify\x18\x06 \x01(\x08\"\x98\x01\n\nLinkAccept\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tconnector\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x12\n\ndata_token\x18\x05 \x01(\x0c\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0e\n\x06verify\x18\x07 \x01(\x08\"+\n\nLinkRefuse\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x04Name\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xb7\x01\n\x03\x41sk\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06handle\x18\x06 \x01(\x0c\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\"&\n\x06\x43redit\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x07\x44\x65\x63line\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\telsewhere\x18\x03 \x01(\x08\"%\n\x05Ready\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x05Grant\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.baton.v1.Segment\"?\n\x07Segment\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xbd\x01\n\x0cSendComplete\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rtokens_digest\x18\x03 \x01(\x0c\x12\x14\n\x0cnum_segments\x18\x04 \x01(\r\x12$\n\x06\x66irsts\x18\x05 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x11\n\tchecksums\x18\x07 \x03(\x07\",\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\x0c\"\'\n\x07Release\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"-\n\rCancelHandoff\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"6\n\x07\x44rained\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"8\n\x08Withdraw\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0b\n\tHeartbeat2H\n\x07Handoff\x12=\n\x04Link\x12\x18.baton.v1.PrefillMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.handoff_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMPATIBILITY']._serialized_start=63
-  _globals['_COMPATIBILITY']._serialized_end=243
-  _globals['_PREFILLMESSAGE']._serialized_start=246
-  _globals['_PREFILLMESSAGE']._serialized_end=542
-  _globals['_DECODEMESSAGE']._serialized_start=545
-  _globals['_DECODEMESSAGE']._serialized_end=882
-  _globals['_LINKOPEN']._serialized_start=885
-  _globals['_LINKOPEN']._serialized_end=1061
-  _globals['_LINKACCEPT']._serialized_start=1064
-  _globals['_LINKACCEPT']._serialized_end=1216
-  _globals['_LINKREFUSE']._serialized_start=1218
-  _globals['_LINKREFUSE']._serialized_end=1261
-  _globals['_NAME']._serialized_start=1263
-  _globals['_NAME']._serialized_end=1306
-  _globals['_ASK']._serialized_start=1309
-  _globals['_ASK']._serialized_end=1461
-  _globals['_CREDIT']._serialized_start=1463
-  _globals['_CREDIT']._serialized_end=1501
-  _globals['_DECLINE']._serialized_start=1503
-  _globals['_DECLINE']._serialized_end=1577
-  _globals['_READY']._serialized_start=1579
-  _globals['_READY']._serialized_end=1616
-  _globals['_GRANT']._serialized_start=1618
-  _globals['_GRANT']._serialized_end=1692
-  _globals['_SEGMENT']._serialized_start=1694
-  _globals['_SEGMENT']._serialized_end=1757
-  _globals['_SENDCOMPLETE']._serialized_start=1760
-  _globals['_SENDCOMPLETE']._serialized_end=1955
-  _globals['_RELEASE']._serialized_start=1957
-  _globals['_RELEASE']._serialized_end=1996
-  _globals['_CANCELHANDOFF']._serialized_start=1998
-  _globals['_CANCELHANDOFF']._serialized_end=2043
-  _globals['_DRAINED']._serialized_start=2045
-  _globals['_DRAINED']._serialized_end=2099
-  _globals['_WITHDRAW']._serialized_start=2101
-  _globals['_WITHDRAW']._serialized_end=2157
-  _globals['_HEARTBEAT']._serialized_start=2159
-  _globals['_HEARTBEAT']._serialized_end=2170
-  _globals['_HANDOFF']._serialized_start=2172
-  _globals['_HANDOFF']._serialized_end=2244
+  _globals['_COMPATIBILITY']._serialized_start=86
+  _globals['_COMPATIBILITY']._serialized_end=266
+  _globals['_PREFILLMESSAGE']._serialized_start=269
+  _globals['_PREFILLMESSAGE']._serialized_end=565
+  _globals['_DECODEMESSAGE']._serialized_start=568
+  _globals['_DECODEMESSAGE']._serialized_end=905
+  _globals['_LINKOPEN']._serialized_start=908
+  _globals['_LINKOPEN']._serialized_end=1084
+  _globals['_LINKACCEPT']._serialized_start=1087
+  _globals['_LINKACCEPT']._serialized_end=1239
+  _globals['_LINKREFUSE']._serialized_start=1241
+  _globals['_LINKREFUSE']._serialized_end=1284
+  _globals['_NAME']._serialized_start=1286
+  _globals['_NAME']._serialized_end=1329
+  _globals['_ASK']._serialized_start=1332
+  _globals['_ASK']._serialized_end=1515
+  _globals['_CREDIT']._serialized_start=1517
+  _globals['_CREDIT']._serialized_end=1555
+  _globals['_DECLINE']._serialized_start=1557
+  _globals['_DECLINE']._serialized_end=1631
+  _globals['_READY']._serialized_start=1633
+  _globals['_READY']._serialized_end=1670
+  _globals['_GRANT']._serialized_start=1672
+  _globals['_GRANT']._serialized_end=1746
+  _globals['_SEGMENT']._serialized_start=1748
+  _globals['_SEGMENT']._serialized_end=1811
+  _globals['_SENDCOMPLETE']._serialized_start=1814
+  _globals['_SENDCOMPLETE']._serialized_end=2003
+  _globals['_FIRSTTOKEN']._serialized_start=2005
+  _globals['_FIRSTTOKEN']._serialized_end=2049
+  _globals['_RELEASE']._serialized_start=2051
+  _globals['_RELEASE']._serialized_end=2090
+  _globals['_CANCELHANDOFF']._serialized_start=2092
+  _globals['_CANCELHANDOFF']._serialized_end=2137
+  _globals['_DRAINED']._serialized_start=2139
+  _globals['_DRAINED']._serialized_end=2193
+  _globals['_WITHDRAW']._serialized_start=2195
+  _globals['_WITHDRAW']._serialized_end=2251
+  _globals['_HEARTBEAT']._serialized_start=2253
+  _globals['_HEARTBEAT']._serialized_end=2264
+  _globals['_HANDOFF']._serialized_start=2266
+  _globals['_HANDOFF']._serialized_end=2338
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ Every message after the greeting names (request_id, attempt) and is sent on one 
 """
 
 from baton.v1 import inference_pb2 as _inference_pb2
+from baton.v1 import worker_pb2 as _worker_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -303,6 +304,7 @@ class Ask(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
+    FORKS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     handle: _builtins.bytes
     @_builtins.property
@@ -313,6 +315,8 @@ class Ask(_message.Message):
     def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def params(self) -> _inference_pb2.SamplingParams: ...
+    @_builtins.property
+    def forks(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Fork]: ...
     def __init__(
         self,
         *,
@@ -322,10 +326,11 @@ class Ask(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         params: _inference_pb2.SamplingParams | None = ...,
         handle: _builtins.bytes = ...,
+        forks: _abc.Iterable[_worker_pb2.Fork] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forks", b"forks", "handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,21 +470,21 @@ class SendComplete(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENS_DIGEST_FIELD_NUMBER: _builtins.int
     NUM_SEGMENTS_FIELD_NUMBER: _builtins.int
-    FIRST_TOKEN_FIELD_NUMBER: _builtins.int
+    FIRSTS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
-    FIRST_DETAILS_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     tokens_digest: _builtins.bytes
     """over the token ids whose KV was sent"""
     num_segments: _builtins.int
-    first_token: _builtins.int
     cached_tokens: _builtins.int
     """prompt tokens prefill found in its own prefix cache"""
-    first_details: _builtins.bytes
-    """TokenDetails that go to the router with first_token: decode repeats both"""
     @_builtins.property
     def name(self) -> Global___Name: ...
+    @_builtins.property
+    def firsts(self) -> _containers.RepeatedCompositeFieldContainer[Global___FirstToken]:
+        """of each answer: the request's, then those of its forks"""
+
     @_builtins.property
     def checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """CRC-32 of each segment as sent, in the grant's order, on a link that verifies"""
@@ -491,18 +496,40 @@ class SendComplete(_message.Message):
         num_tokens: _builtins.int = ...,
         tokens_digest: _builtins.bytes = ...,
         num_segments: _builtins.int = ...,
-        first_token: _builtins.int = ...,
+        firsts: _abc.Iterable[Global___FirstToken] | None = ...,
         cached_tokens: _builtins.int = ...,
         checksums: _abc.Iterable[_builtins.int] | None = ...,
-        first_details: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "checksums", b"checksums", "first_details", b"first_details", "first_token", b"first_token", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "checksums", b"checksums", "firsts", b"firsts", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SendComplete: _TypeAlias = SendComplete  # noqa: Y015
+
+@_typing.final
+class FirstToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    token: _builtins.int
+    details: _builtins.bytes
+    """TokenDetails that go to the router with it: decode repeats both"""
+    def __init__(
+        self,
+        *,
+        token: _builtins.int = ...,
+        details: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["details", b"details", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FirstToken: _TypeAlias = FirstToken  # noqa: Y015
 
 @_typing.final
 class Release(_message.Message):

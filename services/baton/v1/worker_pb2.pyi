@@ -298,6 +298,7 @@ class Submit(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    FORKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     @_builtins.property
@@ -314,6 +315,10 @@ class Submit(_message.Message):
     def decode(self) -> Global___DecodeTarget:
         """absent: this worker answers the whole request itself"""
 
+    @_builtins.property
+    def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
+        """more answers to the prompt; then output_ids has one id at most"""
+
     def __init__(
         self,
         *,
@@ -323,14 +328,47 @@ class Submit(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         params: _inference_pb2.SamplingParams | None = ...,
         decode: Global___DecodeTarget | None = ...,
+        forks: _abc.Iterable[Global___Fork] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "forks", b"forks", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
+
+@_typing.final
+class Fork(_message.Message):
+    """Another answer to a prompt that is computed, and handed on, once for all of them: from its first token on a
+    request of its own, with the attempt of the one that brought it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    OUTPUT_IDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    seed: _builtins.int
+    @_builtins.property
+    def output_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """delivered before this attempt: one at most"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        output_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_ids", b"output_ids", "request_id", b"request_id", "seed", b"seed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fork: _TypeAlias = Fork  # noqa: Y015
 
 @_typing.final
 class DecodeTarget(_message.Message):
@@ -366,17 +404,23 @@ class Cancel(_message.Message):
 
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    FORK_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
+    @_builtins.property
+    def fork_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """its forks that end with it, if they are requests of their own by now"""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         attempt: _builtins.int = ...,
+        fork_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "fork_ids", b"fork_ids", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from baton import hub, logs, options
 from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
+from baton.connector.staging import Staging, heap
 from baton.connector.transport import Connector
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
@@ -35,7 +36,7 @@ from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
-from baton.worker.memory import PoolMemory
+from baton.worker.memory import PoolMemory, pinned
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
 from baton_kernels.paged import LAYOUT
@@ -206,13 +207,14 @@ class Worker:
         return Drain(service, engine_loop, health)
 
     def _connectors(self) -> dict[str, Connector]:
-        pool = self._engine.runner.pool
+        on_cuda = self._engine.runner.pool.device.type == "cuda"
         try:
             connectors = choice.available(
                 self._config.connector,
-                on_cuda=pool.device.type == "cuda",
+                on_cuda=on_cuda,
                 host=self._config.host,
                 on_crash=self._crash,
+                staging=Staging(allocate=pinned if on_cuda else heap),
             )
         except choice.ConnectorMissingError as error:
             raise StartError(str(error)) from error

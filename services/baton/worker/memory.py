@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from baton.connector.transport import PageMemory
+from baton.connector.transport import DeviceView, PageMemory
 
 
 class PoolMemory:
@@ -60,17 +60,27 @@ class _Part:
         self._page_bytes = pool[0].nbytes
         self._start = pool[0, : heads.start].nbytes
         self._on_host = pool.device.type == "cpu"
+        self._pointer = pool.data_ptr()
         in_place = self._on_host and ratio == 1
         self._pool_bytes = pool.view(torch.uint8).view(-1).numpy().data if in_place else None
 
     def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
         self._check(blocks)
-        if self._pool_bytes is None:
+        pool = self._pool_bytes
+        return [] if pool is None else [pool[start : start + size] for start, size in self._spans(blocks)]
+
+    def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
+        self._check(blocks)
+        if self._on_host or self._ratio > 1:
             return []
+        device = self._rows.device.index
+        return [DeviceView(device, self._pointer + start, size) for start, size in self._spans(blocks)]
+
+    def _spans(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """Where in the pool the bytes of contiguous wire blocks begin, and how many there are."""
         whole = self.block_bytes == self._page_bytes
         runs = _runs(blocks) if whole else [(block, 1) for block in blocks]
-        starts = [(block * self._page_bytes + self._start, count) for block, count in runs]
-        return [self._pool_bytes[start : start + count * self.block_bytes] for start, count in starts]
+        return [(block * self._page_bytes + self._start, count * self.block_bytes) for block, count in runs]
 
     def gather(self, blocks: Sequence[int], into: memoryview) -> None:
         rows, copy = self._rows_of(blocks), self._as_rows(into)
@@ -98,6 +108,12 @@ class _Part:
         if not blocks or min(blocks) < 0 or max(blocks) >= self._num_blocks:
             allowed = f"ids of 0 to {self._num_blocks - 1} are allowed, at least one"
             raise ValueError(f"wire blocks {list(blocks)}: {allowed}")
+
+
+def pinned(size: int) -> memoryview:
+    """Host memory that a CUDA device copies from and to by itself, without a copy by the CPU in between."""
+    data: memoryview = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().data
+    return data
 
 
 def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from array import array
 from collections.abc import AsyncIterator
 from dataclasses import astuple, dataclass
 
@@ -15,10 +14,10 @@ from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
-from baton.engine.sequence import FinishReason, Sequence
+from baton.engine.requests import sequence_from
+from baton.engine.sequence import FinishReason
 from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
-from baton.sampling_params import SamplingParams
 from baton.telemetry.worker import WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
@@ -135,6 +134,8 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._submit(router_id, message.submit)
             case "cancel":
                 self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
+                for request_id in message.cancel.fork_ids:
+                    self._engine.cancel(request_id, message.cancel.attempt)
             case "peers":
                 peers = [Peer(peer.handoff_address, peer.incarnation) for peer in message.peers.peers]
                 self._prefill.know_peers(router_id, peers)
@@ -149,18 +150,12 @@ class WorkerService(pb_grpc.WorkerServicer):
         if self._draining:
             self._routers.refuse(router_id, submit.request_id, submit.attempt, "this worker is draining")
             return
-        sequence = Sequence(
-            request_id=submit.request_id,
-            attempt=submit.attempt,
-            prompt_ids=array("I", submit.prompt_ids),
-            output_ids=list(submit.output_ids),
-            params=SamplingParams.from_proto(submit.params),
-            owner=router_id,
-        )
-        # A request of one token has nothing to hand on.
-        handed_on = submit.HasField("decode") and sequence.params.max_tokens - sequence.num_outputs > 1
         try:
+            sequence = sequence_from(submit)
+            sequence.owner = router_id
             self._engine.check(sequence)
+            # A request of one token has nothing to hand on.
+            handed_on = submit.HasField("decode") and sequence.params.max_tokens - sequence.num_outputs > 1
             if handed_on:
                 self._prefill.submit(sequence, submit.decode)
             else:

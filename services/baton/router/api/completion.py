@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from baton.router.types import Ring, RingError
-from baton.sampling_params import SamplingParams
+from baton.router.types import RingError, TokenChunk
 from baton.text.choice import ChoiceText, Delta
 
 
-async def complete(
-    ring: Ring, request_id: str, prompt_ids: list[int], params: SamplingParams, text: ChoiceText
-) -> AsyncGenerator[Delta]:
+async def complete(chunks: AsyncGenerator[TokenChunk], text: ChoiceText) -> AsyncGenerator[Delta]:
     """Run one choice to its end. Closing the generator cancels it on the workers.
 
     Raises RingError when the ring does, or when it stops without saying why.
     """
-    async with aclosing(ring.generate(request_id, prompt_ids, params)) as chunks:
+    async with aclosing(chunks):
         async for chunk in chunks:
             delta = text.add(chunk)
             if delta.finish_reason is not None:

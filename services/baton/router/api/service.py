@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 
 from baton.request.sampling import for_choice
@@ -13,7 +13,7 @@ from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.meter import RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.settings import ApiSettings
-from baton.router.types import ModelInfo, Ring
+from baton.router.types import ModelInfo, Request, Ring
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.choice import ChoiceText, Delta
@@ -116,8 +116,6 @@ class CompletionService:
         Closing the generator cancels the request everywhere. Raises RingError when a choice fails, after
         cancelling the others.
         """
-        stops = StopStrings(job.params.stop) if job.params.stop else None
-        choices = [self._choice(job, index, stops) for index in range(job.choices)]
         meter = RequestMeter(
             self.metrics,
             job.endpoint,
@@ -125,28 +123,45 @@ class CompletionService:
             prompt_tokens=sum(map(len, job.prompts)),
             choices=job.choices,
         )
-        with meter:
-            async with aclosing(merge(choices)) as deltas:
+        with meter, ExitStack() as stack:
+            async with aclosing(merge(self._choices(job, stack))) as deltas:
                 async for index, delta in deltas:
                     meter.delivered(index, delta)
                     if delta.cached_tokens and index % job.n == 0:
                         meter.cached(delta.cached_tokens)
                     yield index, delta
 
-    def _choice(self, job: Job, index: int, stops: StopStrings | None) -> AsyncGenerator[Delta]:
-        prompt_ids = job.prompts[index // job.n]
+    def _choices(self, job: Job, stack: ExitStack) -> list[AsyncGenerator[Delta]]:
+        """All choices of ``job``, for as long as ``stack`` is open."""
+        stops = StopStrings(job.params.stop) if job.params.stop else None
+        choices: list[AsyncGenerator[Delta]] = []
+        for first in range(0, job.choices, job.n):
+            requests = [
+                Request(f"{job.request_id}-{index}", self._params(job, index))
+                for index in range(first, first + job.n)
+            ]
+            answers = stack.enter_context(self.ring.generate(job.prompts[first // job.n], requests))
+            choices += [
+                complete(chunks, self._text(job, first // job.n, request.params, stops))
+                for request, chunks in zip(requests, answers, strict=True)
+            ]
+        return choices
+
+    @staticmethod
+    def _params(job: Job, index: int) -> SamplingParams:
         # A given seed means the same for each of several prompts; a drawn one must not make them alike.
-        params = for_choice(job.params, index % job.n if job.seeded else index)
+        return for_choice(job.params, index % job.n if job.seeded else index)
+
+    def _text(self, job: Job, prompt: int, params: SamplingParams, stops: StopStrings | None) -> ChoiceText:
         detokenizer = self.tokenizer.detokenizer(
             skip_special_tokens=job.skip_special_tokens,
             kept=job.format.marker_ids if job.format else frozenset(),
-            after=prompt_ids,
+            after=job.prompts[prompt],
         )
-        text = ChoiceText(
+        return ChoiceText(
             params,
             detokenizer,
             StopMatcher(stops) if stops else None,
-            echo=job.echoes[index // job.n].text if job.echoes else "",
+            echo=job.echoes[prompt].text if job.echoes else "",
             only_echo=job.only_echo,
         )
-        return complete(self.ring, f"{job.request_id}-{index}", prompt_ids, params, text)

@@ -1,0 +1,73 @@
+"""What a message brings to a worker, as a sequence, and back."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import replace
+
+from baton.engine.sequence import Fork, Sequence
+from baton.sampling_params import SamplingParams
+from baton.v1 import handoff_pb2, worker_pb2
+
+MAX_FORKS = 127
+"""The router allows as many answers to a prompt, and one."""
+
+
+def sequence_from(message: worker_pb2.Submit | handoff_pb2.Ask) -> Sequence:
+    """The request of a message. ValueError, for the client, if its forks are none."""
+    if isinstance(message, worker_pb2.Submit):
+        request_id, attempt, owner = message.request_id, message.attempt, ""
+    else:
+        request_id, attempt, owner = message.name.request_id, message.name.attempt, message.router_id
+    params = SamplingParams.from_proto(message.params)
+    output_ids, first_token = list(message.output_ids), None
+    if message.forks:
+        _check(request_id, message.forks)
+        first_token, output_ids = _first_token(output_ids), []
+    return Sequence(
+        request_id=request_id,
+        attempt=attempt,
+        prompt_ids=array("I", message.prompt_ids),
+        output_ids=output_ids,
+        params=params,
+        owner=owner,
+        first_token=first_token,
+        forks=tuple(
+            Fork(fork.request_id, replace(params, seed=fork.seed), _first_token(fork.output_ids))
+            for fork in message.forks
+        ),
+    )
+
+
+def given(sequence: Sequence) -> list[int]:
+    """The outputs that a sequence was brought with; at most one where it has forks."""
+    if sequence.first_token is not None:
+        return [sequence.first_token]
+    return sequence.output_ids[: sequence.resumed_from]
+
+
+def forks_to_proto(sequence: Sequence) -> list[worker_pb2.Fork]:
+    return [
+        worker_pb2.Fork(
+            request_id=fork.request_id,
+            seed=fork.params.seed,
+            output_ids=() if fork.first_token is None else (fork.first_token,),
+        )
+        for fork in sequence.forks
+    ]
+
+
+def _check(request_id: str, forks: Iterable[worker_pb2.Fork]) -> None:
+    names = [request_id, *(fork.request_id for fork in forks)]
+    if len(names) > MAX_FORKS + 1:
+        raise ValueError(f"request {request_id} has {len(names) - 1} forks; at most {MAX_FORKS} are allowed")
+    if len(set(names)) < len(names) or not all(names):
+        raise ValueError(f"request {request_id}: each fork needs a request id of its own")
+
+
+def _first_token(output_ids: Iterable[int]) -> int | None:
+    tokens = list(output_ids)
+    if len(tokens) > 1:
+        raise ValueError(f"{len(tokens)} outputs were given of a request with forks; at most 1 is allowed")
+    return tokens[0] if tokens else None

@@ -1,0 +1,184 @@
+"""Several answers to one prompt: computed once, branched off with the first token, in shared blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.engine.engine import Engine
+from baton.engine.sequence import FinishReason, Fork, Sequence, Status
+from baton.sampling_params import SamplingParams
+from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
+from tests.unit.test_engine import HookedModel
+
+DRAWN = SamplingParams(max_tokens=14, seed=3, temperature=2.0, ignore_eos=True)
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return [(i * i * 29 + i * 13 + salt * 7 + 5) % VOCAB_SIZE for i in range(length)]
+
+
+def params(number: int, like: SamplingParams = DRAWN) -> SamplingParams:
+    return replace(like, seed=like.seed + 100 * number)
+
+
+def forked(
+    name: str, prompt_ids: list[int], n: int, like: SamplingParams = DRAWN, **options: object
+) -> Sequence:
+    forks = tuple(Fork(f"{name}-{i}", params(i, like)) for i in range(1, n))
+    return Sequence(f"{name}-0", 1, prompt_ids, params(0, like), forks=forks, **options)  # type: ignore[arg-type]
+
+
+def outputs(engine: Engine, *sequences: Sequence, most_steps: int = 2000) -> dict[str, list[int]]:
+    """Request → its tokens, as they were told."""
+    told: dict[str, list[int]] = {}
+    for seq in sequences:
+        engine.add(seq)
+    for _ in range(most_steps):
+        if not engine.has_work:
+            return told
+        for output in engine.step():
+            if output.new_token is not None:
+                told.setdefault(output.seq.request_id, []).append(output.new_token)
+    raise AssertionError(f"still at work after {most_steps} steps: {engine.load()}")
+
+
+def alone(name: str, prompt_ids: list[int], n: int, like: SamplingParams = DRAWN) -> dict[str, list[int]]:
+    return {f"{name}-{i}": run_alone(prompt_ids, params(i, like)) for i in range(n)}
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 30])
+@pytest.mark.parametrize("n", [2, 5])
+def test_each_answer_is_that_of_a_request_alone(length: int, n: int) -> None:
+    engine = fake_engine()
+    assert outputs(engine, forked("r", prompt(length), n)) == alone("r", prompt(length), n)
+    load = engine.load()
+    assert (load.blocks_held, load.generated_tokens) == (0, 14 * n)
+    # The last to write into a block that all share has it for itself.
+    assert load.copied_blocks == (0 if length % 4 == 0 else n - 1)
+
+
+def test_the_prompt_is_computed_once() -> None:
+    class Counting(FakeModel):
+        tokens = 0
+
+        def forward(self, token_ids, batch, pool):  # type: ignore[no-untyped-def]
+            self.tokens += len(token_ids)
+            return super().forward(token_ids, batch, pool)
+
+    model = Counting(VOCAB_SIZE)
+    outputs(fake_engine(model=model), forked("r", prompt(30), 4))
+    assert model.tokens == 30 + 4 * (14 - 1)
+
+
+@pytest.mark.parametrize("num_blocks", [12, 16, 24])
+def test_in_a_pool_too_small_they_are_preempted_and_nothing_else_changes(num_blocks: int) -> None:
+    engine = fake_engine(num_blocks)
+    sequences = [forked(name, prompt(13 + i, i), 4) for i, name in enumerate("abc")]
+    expected: dict[str, list[int]] = {}
+    for i, name in enumerate("abc"):
+        expected |= alone(name, prompt(13 + i, i), 4)
+    assert outputs(engine, *sequences) == expected
+    load = engine.load()
+    assert load.preemptions > 0
+    assert load.copied_blocks > 0
+    assert load.blocks_held == 0
+
+
+def test_without_seats_they_wait() -> None:
+    engine = fake_engine(max_num_seqs=2)
+    assert outputs(engine, forked("r", prompt(9), 5)) == alone("r", prompt(9), 5)
+    assert engine.load().blocks_held == 0
+
+
+def test_one_can_be_cancelled_and_the_others_go_on() -> None:
+    engine = fake_engine()
+    engine.add(forked("r", prompt(9), 3))
+    told: dict[str, list[int]] = {}
+    cancelled = False
+    while engine.has_work:
+        for output in engine.step():
+            if output.new_token is not None:
+                told.setdefault(output.seq.request_id, []).append(output.new_token)
+        if not cancelled and told:
+            cancelled = engine.cancel("r-0", 1)
+            assert cancelled
+    expected = alone("r", prompt(9), 3)
+    assert told["r-0"] == expected["r-0"][:1]
+    assert (told["r-1"], told["r-2"]) == (expected["r-1"], expected["r-2"])
+    assert engine.load().blocks_held == 0
+
+
+def test_cancelled_before_its_first_token_it_has_no_forks() -> None:
+    model = HookedModel()
+    engine = fake_engine(model=model)
+    engine.add(forked("r", prompt(9), 3))
+    model.hook = lambda: engine.cancel("r-0", 1) and None
+    assert engine.step() == []
+    assert not engine.has_work
+    assert engine.load().blocks_held == 0
+
+
+def test_first_tokens_that_were_delivered_are_not_drawn_again() -> None:
+    sequence = forked("r", prompt(9), 3)
+    sequence.first_token = 50
+    first, second = sequence.forks
+    sequence.forks = (replace(first, first_token=60), second)
+    told = outputs(fake_engine(), sequence)
+    assert [told[f"r-{i}"][0] for i in range(2)] == [50, 60]
+    for number, given in ((0, 50), (1, 60)):
+        engine = fake_engine()
+        resumed = Sequence("x", 1, prompt(9), params(number), output_ids=[given])
+        assert outputs(engine, resumed)["x"] == told[f"r-{number}"][1:]
+    assert told["r-2"] == run_alone(prompt(9), params(2))
+
+
+@pytest.mark.parametrize("ending", [(), (0,), (1,), (0, 1), (0, 1, 2)])
+def test_held_until_none_is_left_to_hand_on(ending: tuple[int, ...]) -> None:
+    """Those that end with their first token have nothing to hand on; the others need the prompt's blocks."""
+    firsts = [run_alone(prompt(9), replace(params(i), max_tokens=1))[0] for i in range(3)]
+    assert len(set(firsts)) == 3, "the test needs other seeds"
+    stops = frozenset(firsts[i] for i in ending)
+    engine = fake_engine()
+    sequence = forked("r", prompt(9), 3, replace(DRAWN, stop_token_ids=stops), hold_after_prefill=True)
+    engine.add(sequence)
+    told = [output for output in iter(lambda: engine.step(), []) for output in output]
+    first = [output for output in told if output.new_token is not None]
+    assert [output.new_token for output in first] == firsts
+    assert [output.finish_reason for output in first] == [
+        FinishReason.STOP if i in ending else None for i in range(3)
+    ]
+    held = len(ending) < 3
+    assert sequence.status is (Status.HELD if held else Status.FINISHED)
+    assert [fork.output_ids for fork in sequence.forked] == ([[t] for t in firsts[1:]] if held else [])
+    assert engine.load().held == held
+    engine.release(sequence)
+    assert engine.load().blocks_held == 0
+
+
+def test_a_step_that_fails_leaves_every_block_as_it_was() -> None:
+    model = HookedModel()
+    engine = fake_engine(model=model)
+    engine.add(forked("r", prompt(9), 3))
+    told: dict[str, list[int]] = {}
+
+    def step() -> None:
+        for output in engine.step():
+            if output.new_token is not None:
+                told.setdefault(output.seq.request_id, []).append(output.new_token)
+
+    while not told:
+        step()
+
+    def fail() -> None:
+        raise RuntimeError("broken on purpose")
+
+    model.hook = fail
+    with pytest.raises(RuntimeError, match="on purpose"):
+        step()
+    assert engine.load().copied_blocks == 0
+    while engine.has_work:
+        step()
+    assert told == alone("r", prompt(9), 3)
+    assert engine.load().blocks_held == 0
