@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from baton.structured_output import StructuredOutput
 from baton.v1 import inference_pb2 as pb
 
 GREEDY_BELOW = 1e-5
@@ -48,6 +49,8 @@ class SamplingParams:
     """Tell each output's log-probability and those of this many likeliest tokens; None: nothing."""
     prompt_logprobs: int | None = None
     """Likewise for the prompt."""
+    structured_output: StructuredOutput | None = None
+    """What the output must look like."""
 
     @property
     def greedy(self) -> bool:

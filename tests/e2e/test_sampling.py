@@ -16,7 +16,7 @@ from baton.connector.identity import sign_handle
 from baton.connector.messages import Name
 from baton.logprobs import Logprobs
 from baton.ready import WorkerReady
-from baton.router.api.sampling import for_choice
+from baton.request.sampling import for_choice
 from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
 from baton.v1.worker_pb2_grpc import WorkerStub

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -25,6 +26,21 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
+
+
+TOOL_TEMPLATE = (
+    "{% if tools %}<|start|>system\n# Tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "Return calls within <tool_call></tool_call>.<|end|>\n{% endif %}"
+    "{% for message in messages %}<|start|>{{ message.role }}"
+    "{{ ' ' + message.name if message.role == 'tool' and message.name else '' }}\n"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+    "{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n"
+    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}\n</tool_call>"
+    "{% endfor %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% if opens %}<think>\n{% endif %}{% endif %}"
+)
+"""As Qwen's, in short."""
 
 
 def byte_level(vocab_size: int = 400) -> tokenizers.Tokenizer:
@@ -82,9 +98,14 @@ def write_model_dir(
     return directory
 
 
-def byte_level_tokenizer(directory: Path, *, chat: bool = True) -> Tokenizer:
-    """A loaded byte-level tokenizer, with a chat template unless ``chat`` is false."""
+def byte_level_tokenizer(
+    directory: Path, *, chat: bool = True, template: str = CHAT_TEMPLATE, markers: Sequence[str] = ()
+) -> Tokenizer:
+    """A loaded byte-level tokenizer, with a chat template unless ``chat`` is false, and with ``markers`` as
+    further special tokens."""
     config: dict[str, object] = {"eos_token": "<|end|>", "bos_token": "<|start|>"}
     if chat:
-        config["chat_template"] = CHAT_TEMPLATE
-    return Tokenizer.from_dir(write_model_dir(directory, byte_level(), config))
+        config["chat_template"] = template
+    backend = byte_level()
+    backend.add_special_tokens(list(markers))
+    return Tokenizer.from_dir(write_model_dir(directory, backend, config))

@@ -177,6 +177,8 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         max_body_bytes=2048,
         max_n=2,
         max_stop_strings=0,
+        tool_call_parser="hermes",
+        reasoning_parser="none",
         log_level="error",
     )
     assert all(getattr(config, f.name) != f.default for f in dataclasses.fields(config))

@@ -15,8 +15,11 @@ SERVICES = ROOT / "services"
 
 BELOW = {
     "text",
+    "tools",
     "hub",
+    "request",
     "sampling_params",
+    "structured_output",
     "logprobs",
     "connector",
     "telemetry",

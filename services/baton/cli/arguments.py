@@ -73,6 +73,22 @@ MaxModelLen = Annotated[
     ),
 ]
 
+ToolCallParser = Annotated[
+    str,
+    typer.Option(
+        help="How the model writes tool calls: hermes, llama3_json, none, or auto: as its template shows.",
+        rich_help_panel=_MODEL,
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    typer.Option(
+        help="How the model marks its reasoning: think, deepseek_r1 (answers always begin inside), none, or "
+        "auto: as its template shows.",
+        rich_help_panel=_MODEL,
+    ),
+]
+
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.", rich_help_panel=_MEMORY)]
 NumBlocks = Annotated[
     int | None,

@@ -77,6 +77,8 @@ def up(
     host: arg.Host = _ROUTER.host,
     port: arg.HttpPort = _ROUTER.port,
     grpc_port: arg.GrpcPort = _ROUTER.grpc_port,
+    tool_call_parser: arg.ToolCallParser = _ROUTER.tool_call_parser,
+    reasoning_parser: arg.ReasoningParser = _ROUTER.reasoning_parser,
     connector: arg.Connector = _WORKER.connector,
     verify_handoff: arg.VerifyHandoff = False,
     block_size: arg.BlockSize = _WORKER.block_size,
@@ -181,6 +183,8 @@ def router(
     max_body_bytes: arg.MaxBodyBytes = _ROUTER.max_body_bytes,
     max_n: arg.MaxN = _ROUTER.max_n,
     max_stop_strings: arg.MaxStopStrings = _ROUTER.max_stop_strings,
+    tool_call_parser: arg.ToolCallParser = _ROUTER.tool_call_parser,
+    reasoning_parser: arg.ReasoningParser = _ROUTER.reasoning_parser,
     log_level: arg.LogLevel = _ROUTER.log_level,
     exit_with_parent: arg.ExitWithParent = None,
 ) -> int:

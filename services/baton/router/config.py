@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class RouterConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = 128
     max_stop_strings: int = 16
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -46,6 +49,8 @@ class RouterConfig:
         check_range("max_body_bytes", self.max_body_bytes, 1024)
         check_range("max_n", self.max_n, 1)
         check_range("max_stop_strings", self.max_stop_strings, 0)
+        check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
+        check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
 
     @property

@@ -12,13 +12,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.router.api.completion import Delta
+from baton.request.prompts import check_ids
+from baton.request.sampling import SamplingFields, resolve
 from baton.router.api.errors import ApiError, as_api_error, invalid
-from baton.router.api.prompts import Echo, check_ids
-from baton.router.api.sampling import SamplingFields, resolve
+from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
 from baton.router.types import ModelInfo
+from baton.text.choice import Delta
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 

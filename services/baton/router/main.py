@@ -55,6 +55,8 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         max_n=config.max_n,
         max_choices=max(config.max_n, ApiSettings().max_choices),
         max_stop_strings=config.max_stop_strings,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
     )
     ring = WorkerRing(config.workers, config.model_name, config.cluster_key.encode())
     metrics = RouterMetrics(CollectorRegistry())

@@ -5,37 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from baton.logprobs import TokenDetails
+from baton.request.limits import ModelInfo
 from baton.sampling_params import SamplingParams
+from baton.text.choice import FinishReason, TokenChunk
 
-FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What the ready workers say of the model they serve."""
-
-    name: str
-    revision: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
-    """Tokens of one request, in order, exactly once. The last chunk has ``finish_reason`` set.
-
-    ``cached_tokens`` (prompt tokens found in a prefix cache) comes with the first chunk. ``details`` is what
-    the request asked to be told besides; None: nothing.
-    """
-
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None = None
-    cached_tokens: int = 0
-    details: TokenDetails | None = None
+__all__ = ["FinishReason", "ModelInfo", "Request", "Ring", "RingError", "TokenChunk"]
 
 
 @dataclass(frozen=True, slots=True)

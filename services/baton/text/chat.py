@@ -61,6 +61,7 @@ class ChatTemplate:
         *,
         max_chars: int = DEFAULT_MAX_PROMPT_CHARS,
     ) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._template: jinja2.Template | None = None
@@ -75,9 +76,11 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Json]],
         *,
         add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Json]] | None = None,
         arguments: Mapping[str, Json] | None = None,
     ) -> str:
-        """The prompt for ``messages``; ``arguments`` are a request's own template variables.
+        """The prompt for ``messages``; ``tools`` are functions that the answer may call, ``arguments`` a
+        request's own template variables.
 
         Raises ChatTemplateError when the template fails or refuses, TextTooLongError when it writes too much.
         """
@@ -91,6 +94,8 @@ class ChatTemplate:
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
         }
+        if tools:
+            variables["tools"] = tools
         pieces: list[str] = []
         size = 0
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Protocol
 
 import msgspec
@@ -82,12 +82,18 @@ class Detokenizer:
 
     ``after`` are the tokens that come before the stream (a prompt). They are not repeated; but if they hold
     text, a leading space of the stream is meant, while at the very start SentencePiece decoders drop it.
+    ``kept`` are special tokens that are not skipped with the others.
     """
 
     def __init__(
-        self, pieces: TokenPieces, *, skip_special_tokens: bool = True, after: Sequence[int] = ()
+        self,
+        pieces: TokenPieces,
+        *,
+        skip_special_tokens: bool = True,
+        kept: Set[int] = frozenset(),
+        after: Sequence[int] = (),
     ) -> None:
-        self._skipped = pieces.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = pieces.special_ids - kept if skip_special_tokens else frozenset[int]()
         self._stream: _Stream = (
             _ByteStream(pieces, after) if pieces.as_bytes else _WindowStream(pieces, after)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,9 +88,16 @@ class Tokenizer:
         """The text of all ``token_ids`` at once. The batch call, because it releases the interpreter lock."""
         return self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
-    def detokenizer(self, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, kept: Set[int] = frozenset(), after: Sequence[int] = ()
+    ) -> Detokenizer:
         """A decoder for one stream of tokens, which follows the tokens ``after``; see `Detokenizer`."""
-        return Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens, after=after)
+        return Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens, kept=kept, after=after)
+
+    def special_among(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of ``texts`` that are special tokens, with their ids."""
+        ids = {text: self._backend.token_to_id(text) for text in texts}
+        return {text: id_ for text, id_ in ids.items() if id_ in self.special.ids}
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The character of ``text`` in which each token of its encoding begins. Tokens that the tokenizer

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import grpc
-import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
@@ -27,6 +26,7 @@ from baton.connector.transport import Connector
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.config import EngineConfig
+from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
 from baton.errors import ModelError
 from baton.options import StartError
@@ -90,26 +90,11 @@ def _announce_progress(done: int, total: int) -> None:
     announce(Progress("load", done, total))
 
 
-def _device(wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _dtype(wanted: str, device: str) -> str:
-    """``auto`` is the type the weights were saved in, except on a CPU without bfloat16 instructions, where
-    float32 is two to five times faster (measured on the demo model)."""
-    if wanted != "auto" or device != "cpu":
-        return wanted
-    native = torch.cpu.get_capabilities()
-    return "auto" if native.get("avx512_bf16") or native.get("amx_bf16") else "float32"
-
-
 def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
-    device = _device(config.device)
+    device = choose_device(config.device)
     return EngineConfig(
         model=path,
-        dtype=_dtype(config.dtype, device),
+        dtype=choose_dtype(config.dtype, device),
         device=device,
         load_format=config.load_format,
         block_size=config.block_size,

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from baton.router.api.completion import Delta
+from baton.text.choice import Delta
 
 _QUEUED_PER_CHOICE = 2
 """How far choices run ahead of a slow client, on top of what the ring itself buffers."""

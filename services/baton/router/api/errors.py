@@ -6,7 +6,10 @@ import logging
 
 import orjson
 
+from baton.request.errors import RequestError, invalid, shown
 from baton.router.types import RingError
+
+__all__ = ["ApiError", "RequestError", "as_api_error", "invalid", "shown"]
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +54,13 @@ class ApiError(Exception):
         )
 
 
-def invalid(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
-    """A request that can never work as it is."""
-    return ApiError(400, message, param=param, code=code)
-
-
 def as_api_error(error: Exception, request_id: str) -> ApiError:
     """What a client is told of ``error``. An unexpected one is logged in full and told in one sentence."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestError):
+        return ApiError(400, error.message, param=error.param, code=error.code)
     if isinstance(error, RingError):
         return ApiError(error.status, str(error), code=error.code)
     log.error("request %s failed", request_id, exc_info=error)
     return ApiError(500, INTERNAL_MESSAGE, code="internal_error")
-
-
-def shown(value: object, limit: int = 60) -> str:
-    """A client's value as JSON for an error message, cut where it is long."""
-    try:
-        text = orjson.dumps(value).decode()
-    except (TypeError, ValueError):  # integers over 64 bits, for one
-        text = str(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

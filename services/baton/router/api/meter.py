@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from baton.router.api.completion import Delta
 from baton.telemetry.metrics import RouterMetrics
+from baton.text.choice import Delta
 
 
 class RequestMeter:

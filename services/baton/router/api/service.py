@@ -6,18 +6,20 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 
+from baton.request.sampling import for_choice
 from baton.router.api.choices import merge
-from baton.router.api.completion import ChoiceText, Delta, complete
+from baton.router.api.completion import complete
 from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.meter import RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
-from baton.router.api.sampling import for_choice
 from baton.router.api.settings import ApiSettings
 from baton.router.types import ModelInfo, Request, Ring
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
+from baton.text.choice import ChoiceText, Delta
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
+from baton.tools.answer import AnswerFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class Job:
     """As the client asked; ``params`` may have more, for the echo."""
     tokens_as_ids: bool = False
     """Log-probabilities name tokens by their ids."""
+    format: AnswerFormat | None = None
+    """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
     @property
     def choices(self) -> int:
@@ -96,7 +100,7 @@ class CompletionService:
         return model
 
     def check_choices(self, n: int, prompts: int) -> None:
-        """Raise ApiError when a request asks for too many answers."""
+        """Raise RequestError when a request asks for too many answers."""
         if not 1 <= n <= self.settings.max_n:
             raise invalid("n", f"n must be between 1 and {self.settings.max_n}, not {shown(n)}.")
         if n * prompts > self.settings.max_choices:
@@ -150,7 +154,9 @@ class CompletionService:
 
     def _text(self, job: Job, prompt: int, params: SamplingParams, stops: StopStrings | None) -> ChoiceText:
         detokenizer = self.tokenizer.detokenizer(
-            skip_special_tokens=job.skip_special_tokens, after=job.prompts[prompt]
+            skip_special_tokens=job.skip_special_tokens,
+            kept=job.format.marker_ids if job.format else frozenset(),
+            after=job.prompts[prompt],
         )
         return ChoiceText(
             params,

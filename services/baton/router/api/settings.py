@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from baton.request.limits import SamplingLimits
+from baton.request.tools import ToolLimits
+from baton.tools.formats import AUTO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiSettings:
+class ApiSettings(SamplingLimits):
     """Limits that hold for every client, HTTP or gRPC. Each bounds memory or work of one request."""
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = 128
     max_choices: int = 256
     """Prompts times ``n``: each is one request to the workers."""
-    max_stop_strings: int = 16
-    max_stop_chars: int = 1024
-    """Of one stop string."""
-    max_stop_token_ids: int = 1024
-    max_logprobs: int = 20
-    """Likeliest tokens that can be told for one place."""
-    max_prompt_logprobs: int = 2**18
-    """Prompt tokens times log-probabilities told for each, the token's own included."""
-    max_logit_bias: int = 1024
-    max_bad_words: int = 500
-    max_bad_word_chars: int = 128
-    """Of one bad word."""
     thread_above_chars: int = 16 * 1024
     """Texts longer than this are tokenized in a thread, so that other streams go on meanwhile."""
     default_max_tokens: int = 16
@@ -34,3 +26,8 @@ class ApiSettings:
     ignore_unknown_fields: bool = False
     """Ignore request fields that no version of the API knows. By default they are refused, as OpenAI does: a
     misspelled setting that is silently ignored gives a wrong answer."""
+    tools: ToolLimits = field(default_factory=ToolLimits)
+    tool_call_parser: str = AUTO
+    """A name in `baton.tools.formats.TOOL_PARSERS`; auto: what the chat template shows."""
+    reasoning_parser: str = AUTO
+    """Likewise, in ``REASONING_PARSERS``."""

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.router.api.completion import Delta
 from baton.router.api.errors import as_api_error, invalid
 from baton.router.api.http.chunks import (
     DONE,
@@ -24,8 +23,10 @@ from baton.router.api.http.chunks import (
 )
 from baton.router.api.http.disconnect import ClientGoneError, ClientWatch
 from baton.router.api.http.logprobs import NOTHING, Fields, LogprobsView, Told
+from baton.router.api.http.parts import ChoiceParts
 from baton.router.api.http.schemas import GenerationFields
 from baton.router.api.service import CompletionService, Job, Usage
+from baton.text.choice import Delta
 
 
 @dataclass(slots=True)
@@ -38,6 +39,8 @@ class _Choice:
     prompt_logprobs: list[object] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    parts: ChoiceParts | None = None
+    """Of a chat whose text is parsed."""
 
     def add(self, delta: Delta, told: Told) -> None:
         for name, values in (told.logprobs or {}).items():
@@ -47,6 +50,9 @@ class _Choice:
         self.token_ids += delta.token_ids
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        if self.parts is not None:
+            self.parts.add(delta)
+            self.finish_reason = self.parts.finish_reason(delta)
 
 
 class EventStream(Response):
@@ -110,7 +116,7 @@ class Answerer:
 
     async def _document(self, job: Job, with_token_ids: bool) -> bytes:
         usage = Usage.of(job)
-        choices = [_Choice() for _ in range(job.choices)]
+        choices = [_Choice(parts=parts) for parts in _parts(job)]
         view = LogprobsView(self._service.tokenizer, job, chat=self._chat)
         async with aclosing(self._service.run(job)) as deltas:
             async for index, delta in deltas:
@@ -133,7 +139,8 @@ class Answerer:
         text = "".join(choice.text)
         fields: dict[str, object] = {"index": index}
         if self._chat:
-            fields["message"] = {"role": "assistant", "content": text, "refusal": None}
+            plain: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+            fields["message"] = plain if choice.parts is None else choice.parts.message()
         else:
             fields["text"] = text
         fields |= {
@@ -179,11 +186,20 @@ class Answerer:
         usage = Usage.of(job)
         view = LogprobsView(self._service.tokenizer, job, chat=self._chat)
         opened = [False] * job.choices
+        parts = _parts(job)
+
+        def text_event(index: int, delta: Delta, told: Told) -> bytes:
+            choice = parts[index]
+            if choice is None:
+                return writer.delta(index, delta, usage, told.logprobs)
+            pieces = choice.add(delta)
+            reason = choice.finish_reason(delta)
+            return writer.message(index, pieces, delta, reason, usage, told.logprobs)
 
         def event(index: int, delta: Delta, told: Told) -> bytes:
             usage.add(job, index, delta)
             if opened[index]:
-                return writer.delta(index, delta, usage, told.logprobs)
+                return text_event(index, delta, told)
             opened[index] = True
             prompt: dict[str, object] = {}
             if with_token_ids:
@@ -191,7 +207,7 @@ class Answerer:
             if job.prompt_logprobs is not None:
                 prompt["prompt_logprobs"] = told.prompt
             if self._chat:
-                return writer.opening(index, prompt) + writer.delta(index, delta, usage, told.logprobs)
+                return writer.opening(index, prompt) + text_event(index, delta, told)
             return writer.delta(index, delta, usage, told.logprobs, prompt)
 
         try:
@@ -206,6 +222,11 @@ class Answerer:
         except Exception as error:  # noqa: BLE001 - the status is sent: an event is all that is left
             yield error_event(as_api_error(error, job.request_id))
         yield DONE
+
+
+def _parts(job: Job) -> list[ChoiceParts | None]:
+    """For each choice; None where the text is told as it is."""
+    return [None if job.format is None else ChoiceParts(job.format) for _ in range(job.choices)]
 
 
 def _usage_mode(fields: GenerationFields) -> UsageMode:

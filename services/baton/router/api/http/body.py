@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from baton.router.api.errors import ApiError, invalid, shown
+from baton.router.api.errors import ApiError, RequestError, invalid, shown
 from baton.router.api.http.disconnect import ClientGoneError
 from baton.router.api.http.unsupported import refuse_unsupported
 from baton.router.api.settings import ApiSettings
@@ -24,8 +24,8 @@ _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 async def read_request(request: Request, type_: type[Body], settings: ApiSettings) -> Body:
     """The body of ``request`` as ``type_``.
 
-    Raises ApiError: 413 for a body over the limit (without reading it), 415 for another content type, 400 for
-    anything that is not what the endpoint takes.
+    Raises ApiError: 413 for a body over the limit (without reading it), 415 for another content type; and
+    RequestError for anything that is not what the endpoint takes.
     """
     _check_content_type(request.headers.get("content-type"))
     body = await _read(request, settings.max_body_bytes)
@@ -85,7 +85,7 @@ def _too_large(size: str, limit: int) -> ApiError:
     return ApiError(413, f"The body has {size} bytes; at most {limit} are allowed.", code="request_too_large")
 
 
-def _type_error(message: str, document: Json) -> ApiError:
+def _type_error(message: str, document: Json) -> RequestError:
     located = _LOCATED.fullmatch(message)
     problem, path = (located["problem"], located["path"] or "") if located else (message, "")
     path = path.removesuffix("[...]")  # an entry of a mapping, which is not told

@@ -7,16 +7,17 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from baton.request.messages import template_messages
+from baton.request.sampling import resolve
+from baton.request.tools import ToolUse
 from baton.router.api.errors import invalid
 from baton.router.api.http.answer import Answerer
 from baton.router.api.http.body import read_request
+from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.envelope import request_id_of
-from baton.router.api.http.messages import template_messages
 from baton.router.api.http.schemas import ChatRequest, template_arguments
 from baton.router.api.prompts import Echo
-from baton.router.api.sampling import resolve
 from baton.router.api.service import CompletionService, Job
-from baton.router.types import ModelInfo
 
 
 class ChatCompletions:
@@ -25,6 +26,7 @@ class ChatCompletions:
     def __init__(self, service: CompletionService) -> None:
         self._service = service
         self._answerer = Answerer(service, chat=True)
+        self._calls = CallPolicy(service.settings, service.tokenizer)
 
     async def create(self, request: Request) -> Response:
         """Answer one chat."""
@@ -33,7 +35,13 @@ class ChatCompletions:
         model = self._service.model(body.model)
         n = 1 if body.n is None else body.n
         self._service.check_choices(n, 1)
-        prompt = await self._prompt(body, model)
+        use = self._calls.use_of(body)
+        text = self._text(body, use)
+        # The template writes the special tokens itself.
+        prompt = await self._service.prompts.from_text(
+            text, model, "messages", add_special_tokens=bool(body.add_special_tokens)
+        )
+        format_ = self._calls.format_of(body, use, text)
         newer_name = body.max_completion_tokens is not None
         if newer_name:
             body.max_tokens = body.max_completion_tokens
@@ -55,25 +63,23 @@ class ChatCompletions:
             started=started,
             model=model,
             prompts=[prompt],
-            params=params,
+            params=self._calls.constrained(params, use, format_),
             n=n,
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,
             echoes=_echo(body) if body.echo else (),
             prompt_logprobs=body.prompt_logprobs,
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            format=format_,
         )
         return await self._answerer.answer(request, job, body)
 
-    async def _prompt(self, body: ChatRequest, model: ModelInfo) -> list[int]:
-        text = self._service.prompts.render(
+    def _text(self, body: ChatRequest, use: ToolUse | None) -> str:
+        return self._service.prompts.render(
             template_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
+            tools=None if use is None else use.definitions,
             arguments=template_arguments(body.chat_template_kwargs),
-        )
-        # The template writes the special tokens itself.
-        return await self._service.prompts.from_text(
-            text, model, "messages", add_special_tokens=bool(body.add_special_tokens)
         )
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import orjson
 
-from baton.router.api.completion import Delta
 from baton.router.api.errors import ApiError
 from baton.router.api.http.logprobs import Fields
 from baton.router.api.service import Usage
+from baton.text.choice import Delta
 
 DONE = b"data: [DONE]\n\n"
+
+_NO_TOKENS = Delta("", ())
 
 UsageMode = Literal["none", "final", "continuous"]
 
@@ -94,6 +97,28 @@ class ChunkWriter:
             return b"".join((self._heads[index], orjson.dumps(delta.text), self._tail))
         return self._full_delta(index, delta, usage, logprobs, prompt or {})
 
+    def message(
+        self,
+        index: int,
+        pieces: Sequence[dict[str, object]],
+        delta: Delta,
+        finish_reason: str | None,
+        usage: Usage,
+        logprobs: Fields | None = None,
+    ) -> bytes:
+        """The events of a chat's delta whose text was parsed, one for each of ``pieces``; the last has the
+        rest of the delta. The end has one of its own, as OpenAI's has, whose client relies on it. Empty when
+        there is nothing to tell yet."""
+        if self._text_only and not pieces and delta.finish_reason is None and logprobs is None:
+            return b""
+        head = b'%b,"choices":[{"index":%d,"delta":' % (self._start, index)
+        *earlier, last = pieces if pieces and delta.finish_reason is None else (*pieces, {})
+        events = [
+            self._event([head, orjson.dumps(piece)], _NO_TOKENS, None, usage, None, {}) for piece in earlier
+        ]
+        events.append(self._event([head, orjson.dumps(last)], delta, finish_reason, usage, logprobs, {}))
+        return b"".join(events)
+
     def _full_delta(
         self,
         index: int,
@@ -102,15 +127,25 @@ class ChunkWriter:
         logprobs: Fields | None,
         prompt: dict[str, object],
     ) -> bytes:
-        parts = [
-            self._heads[index],
-            orjson.dumps(delta.text),
-            self._after_text,
+        text = [self._heads[index], orjson.dumps(delta.text), self._after_text]
+        return self._event(text, delta, delta.finish_reason, usage, logprobs, prompt)
+
+    def _event(
+        self,
+        parts: list[bytes],
+        delta: Delta,
+        finish_reason: str | None,
+        usage: Usage,
+        logprobs: Fields | None,
+        prompt: dict[str, object],
+    ) -> bytes:
+        """An event that begins with ``parts``."""
+        parts += (
             b',"logprobs":',
             orjson.dumps(logprobs),
             b',"finish_reason":',
-            orjson.dumps(delta.finish_reason),
-        ]
+            orjson.dumps(finish_reason),
+        )
         if delta.finish_reason is not None:
             parts += (b',"stop_reason":', orjson.dumps(delta.stop_reason))
         if self._with_token_ids:

@@ -7,13 +7,13 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from baton.request.sampling import resolve
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.answer import Answerer
 from baton.router.api.http.body import read_request
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.schemas import CompletionRequest
 from baton.router.api.prompts import Echo
-from baton.router.api.sampling import resolve
 from baton.router.api.service import CompletionService, Job
 from baton.router.types import ModelInfo
 

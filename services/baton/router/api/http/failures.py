@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.router.api.errors import ApiError, as_api_error
+from baton.router.api.errors import ApiError, RequestError, as_api_error
 from baton.router.api.http.disconnect import ClientGoneError
 from baton.router.types import RingError
 
@@ -65,6 +65,7 @@ def add_error_handlers(app: FastAPI, retry_after_seconds: int) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(RequestError, api_error)
     app.add_exception_handler(RingError, api_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientGoneError, client_gone)

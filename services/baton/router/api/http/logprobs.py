@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.logprobs import Logprobs
-from baton.router.api.completion import Delta, DeltaDetails
 from baton.router.api.service import Job
+from baton.text.choice import Delta, DeltaDetails
 from baton.text.tokenizer import Tokenizer
 
 LEAST = -9999.0

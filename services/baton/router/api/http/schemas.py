@@ -7,7 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from baton.router.api.sampling import SamplingFields
+from baton.request.messages import Message
+from baton.request.sampling import SamplingFields
+from baton.request.tools import NamedTool, Tool
 from baton.text.config import Json
 
 
@@ -44,24 +46,6 @@ class CompletionRequest(GenerationFields, kw_only=True):
     ) = None
 
 
-class ContentPart(msgspec.Struct):
-    """One part of a message's content. Only text is supported."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct):
-    """One message of a chat."""
-
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[dict[str, object]] | None = None
-    tool_call_id: str | None = None
-
-
 class ChatRequest(GenerationFields, kw_only=True):
     """Answer a chat."""
 
@@ -71,6 +55,16 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
     max_completion_tokens: Annotated[int, Meta(description="Newer name of max_tokens.")] | None = None
+    tools: Annotated[list[Tool], Meta(description="Functions that the model may call.")] | None = None
+    tool_choice: (
+        Annotated[str | NamedTool, Meta(description="none, auto, required, or one function.")] | None
+    ) = None
+    parallel_tool_calls: (
+        Annotated[bool, Meta(description="Whether an answer may hold several calls.")] | None
+    ) = None
+    include_reasoning: (
+        Annotated[bool, Meta(description="False leaves the reasoning out of the answer.")] | None
+    ) = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

@@ -8,11 +8,11 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from baton.request.messages import template_messages
+from baton.request.prompts import check_ids
 from baton.router.api.errors import invalid
 from baton.router.api.http.body import read_request
-from baton.router.api.http.messages import template_messages
 from baton.router.api.http.schemas import DetokenizeRequest, TokenizeRequest, template_arguments
-from baton.router.api.prompts import check_ids
 from baton.router.api.service import CompletionService
 
 _MANY_TOKENS = 4096

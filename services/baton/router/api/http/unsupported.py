@@ -1,4 +1,4 @@
-"""Fields of OpenAI's and vLLM's APIs that this server does not act on.
+"""Fields of OpenAI's and vLLM's APIs that this server, or one of its endpoints, does not act on.
 
 Ignoring a field that changes the answer would be a wrong answer, so it is refused by name, unless its value
 asks for what happens anyway.
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from baton.router.api.errors import ApiError, invalid, shown
+from baton.router.api.errors import RequestError, invalid, shown
 from baton.text.config import Json
 
 HARMLESS = frozenset(
@@ -74,7 +74,7 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
 
 
 def refuse_unsupported(body: Mapping[str, Json], fields: Iterable[str], *, ignore_unknown: bool) -> None:
-    """Raise ApiError for a field of ``body`` that would have to be ignored to answer.
+    """Raise RequestError for a field of ``body`` that would have to be ignored to answer.
 
     ``fields`` are those that the endpoint acts on.
     """
@@ -96,7 +96,7 @@ def _same(value: Json, neutral: Json) -> bool:
     return type(value) is type(neutral) and value == neutral
 
 
-def _unknown(name: str, known: set[str]) -> ApiError:
+def _unknown(name: str, known: set[str]) -> RequestError:
     near = difflib.get_close_matches(name[:60], known, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return invalid(name[:60], f"Unknown field {shown(name)}.{hint}", "unknown_parameter")

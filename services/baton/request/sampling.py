@@ -14,10 +14,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from baton.router.api.errors import invalid, shown
-from baton.router.api.prompts import check_ids
-from baton.router.api.settings import ApiSettings
-from baton.router.types import ModelInfo
+from baton.request.errors import invalid, shown
+from baton.request.limits import ModelInfo, SamplingLimits
+from baton.request.prompts import check_ids
 from baton.sampling_params import SamplingParams
 from baton.text.tokenizer import Tokenizer
 
@@ -82,7 +81,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 def resolve(
     fields: SamplingFields,
     model: ModelInfo,
-    settings: ApiSettings,
+    settings: SamplingLimits,
     tokenizer: Tokenizer,
     *,
     prompt_tokens: int,
@@ -98,7 +97,7 @@ def resolve(
     there is room for. ``logprobs`` has another type in each API; with an ``echo``, it asks for those of the
     prompt as well. ``bad_word_ids`` are those given as tokens.
 
-    Raises ApiError that names the field, its value and what is allowed.
+    Raises RequestError that names the field, its value and what is allowed.
     """
     max_tokens = _max_tokens(
         fields.max_tokens, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param
@@ -144,7 +143,7 @@ def for_choice(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def _check_choice_left(params: SamplingParams, model: ModelInfo) -> None:
-    """Raise ApiError when a step could find every token barred."""
+    """Raise RequestError when a step could find every token barred."""
     if params.leaves_a_token(model.vocab_size, model.eos_token_ids):
         return
     fields = [
@@ -211,7 +210,7 @@ def _max_tokens(value: int | None, context: int, prompt_tokens: int, default: in
     return value
 
 
-def _stop_strings(value: str | list[str] | None, settings: ApiSettings) -> tuple[str, ...]:
+def _stop_strings(value: str | list[str] | None, settings: SamplingLimits) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value or []
     if len(stops) > settings.max_stop_strings:
         raise invalid(
@@ -228,7 +227,7 @@ def _stop_strings(value: str | list[str] | None, settings: ApiSettings) -> tuple
     return tuple(dict.fromkeys(stops))
 
 
-def _stop_token_ids(value: list[int] | None, vocab_size: int, settings: ApiSettings) -> frozenset[int]:
+def _stop_token_ids(value: list[int] | None, vocab_size: int, settings: SamplingLimits) -> frozenset[int]:
     ids = value or []
     if len(ids) > settings.max_stop_token_ids:
         raise invalid(
@@ -263,16 +262,16 @@ def _min_tokens(value: int | None, max_tokens: int, max_tokens_param: str) -> in
     return value
 
 
-def _num_logprobs(param: str, value: int | None, settings: ApiSettings) -> int | None:
+def _num_logprobs(param: str, value: int | None, settings: SamplingLimits) -> int | None:
     if value is not None and not 0 <= value <= settings.max_logprobs:
         raise invalid(param, f"{param} must be between 0 and {settings.max_logprobs}, not {shown(value)}.")
     return value
 
 
 def _check_prompt_logprobs(
-    value: int | None, prompt_tokens: int, choices: int, settings: ApiSettings
+    value: int | None, prompt_tokens: int, choices: int, settings: SamplingLimits
 ) -> None:
-    """Raise ApiError when more would be told of prompts than the answer has room for."""
+    """Raise RequestError when more would be told of prompts than the answer has room for."""
     if value is None:
         return
     told = prompt_tokens * (value + 1) * choices
@@ -285,7 +284,7 @@ def _check_prompt_logprobs(
 
 
 def _logit_bias(
-    value: dict[str, float], vocab_size: int, settings: ApiSettings
+    value: dict[str, float], vocab_size: int, settings: SamplingLimits
 ) -> tuple[tuple[int, float], ...]:
     if len(value) > settings.max_logit_bias:
         raise invalid(
@@ -308,7 +307,7 @@ def _logit_bias(
 
 
 def _bad_word_ids(
-    words: list[str], tokenizer: Tokenizer, vocab_size: int, settings: ApiSettings
+    words: list[str], tokenizer: Tokenizer, vocab_size: int, settings: SamplingLimits
 ) -> list[tuple[int, ...]]:
     """The tokens of each word, with and without a space before it: most tokenizers have other tokens within
     a text than at its start."""

@@ -1,0 +1,355 @@
+"""The engine without a server: prompts in, answers out, in one process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypedDict, TypeVar, Unpack
+
+import msgspec
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from baton import hub
+from baton.engine.config import EngineConfig
+from baton.engine.device import choose_device, choose_dtype
+from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.outputs import CompletionOutput, RequestOutput
+from baton.engine.sequence import FinishReason as Ended
+from baton.engine.sequence import Sequence as EngineSequence
+from baton.logprobs import Logprobs
+from baton.models.loader import LoadFormat
+from baton.options import served_name
+from baton.request.errors import RequestError, invalid, shown
+from baton.request.limits import ModelInfo, SamplingLimits
+from baton.request.messages import Message, template_messages
+from baton.request.params import SamplingParams
+from baton.request.prompts import check_ids, check_length, check_text, render_chat
+from baton.request.sampling import for_choice, resolve
+from baton.text.choice import ChoiceText, Delta, FinishReason, TokenChunk
+from baton.text.errors import TextTooLongError
+from baton.text.stop import StopMatcher, StopStrings
+from baton.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+ChatMessages = Sequence[Mapping[str, object]]
+_Prompt = TypeVar("_Prompt")
+
+DEFAULT_MAX_TOKENS = 16
+"""As for ``/v1/completions``; a chat may fill the context."""
+MAX_N = 128
+
+_FINISH: dict[Ended | None, FinishReason | None] = {None: None, Ended.STOP: "stop", Ended.LENGTH: "length"}
+
+
+class EngineOptions(TypedDict, total=False):
+    """The options of `LLM` beside the model: those of `EngineConfig`, with the same defaults, but that
+    device and dtype are chosen as ``baton up`` does."""
+
+    dtype: str
+    device: str
+    load_format: LoadFormat
+    load_seed: int
+    block_size: int
+    num_blocks: int | None
+    kv_cache_bytes: int | None
+    device_memory_fraction: float
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefill_chunk: int
+    chunked_prefill: bool
+    prefix_caching: bool
+    max_model_len: int | None
+    num_threads: int | None
+
+
+class LLM:
+    """A loaded model that answers prompts. The same engine, tokenizer and checks as behind the router, so the
+    same seed gives the same tokens; but no server and no other processes.
+
+    One thread at a time.
+    """
+
+    def __init__(self, model: str = "demo", **options: Unpack[EngineOptions]) -> None:
+        """``model``: "demo", a Hugging Face directory, or a hub id.
+
+        Raises ModelError or TokenizerError when the model cannot be had, ValueError for options that cannot
+        work (which it names) and TypeError for one that there is not.
+        """
+        path = hub.resolve_model(model)
+        options["device"] = choose_device(options.get("device", "auto"))
+        options["dtype"] = choose_dtype(options.get("dtype", "auto"), options["device"])
+        config = EngineConfig(model=path, **options)
+        self.tokenizer = Tokenizer.from_dir(path)
+        self.engine = Engine.from_config(config)
+        limits, pool = self.engine.scheduler.limits, self.engine.pool
+        self.model = ModelInfo(
+            name=served_name(model, None),
+            revision=hub.revision_of(path),
+            max_model_len=min(limits.max_model_len, pool.num_blocks * pool.block_size),
+            vocab_size=self.engine.vocab_size,
+            eos_token_ids=self.engine.eos_token_ids,
+        )
+        self._limits = SamplingLimits()
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """The answers to ``prompts``, in their order: each a text or token ids; one, or a list of them.
+
+        ``params`` are for all prompts, or one for each; without any, 16 tokens are sampled. ``progress``
+        shows a bar on a terminal.
+
+        Raises RequestError, a ValueError, that names the prompt or field at fault, before anything runs.
+        """
+        given = _separate(prompts)
+        requests = [
+            self._request(at, prompt, given_params, add_special_tokens=True, default_max=DEFAULT_MAX_TOKENS)
+            for at, prompt, given_params in _matched(given, params, "prompts")
+        ]
+        return self._run(requests, progress)
+
+    def chat(
+        self,
+        messages: ChatMessages | Sequence[ChatMessages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        progress: bool = True,
+    ) -> list[RequestOutput]:
+        """The answers to one chat, or to several, through the model's chat template. ``tools`` go to the
+        template as they are; calls stay text. An answer may fill the context. Otherwise as `generate`.
+        """
+        given = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        requests = []
+        for at, chat, given_params in _matched(given, params, "messages"):
+            text = render_chat(
+                self.tokenizer,
+                template_messages(_messages(at, chat)),
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,  # type: ignore[arg-type]  # any JSON
+            )
+            # The template writes the special tokens itself.
+            requests.append(self._request(at, text, given_params, add_special_tokens=False, default_max=None))
+        return self._run(requests, progress)
+
+    def _request(
+        self,
+        at: _Place,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        add_special_tokens: bool,
+        default_max: int | None,
+    ) -> _Request:
+        ids = self._prompt_ids(at.prompt, prompt, add_special_tokens)
+        try:
+            resolved = resolve(
+                _checked(params),
+                self.model,
+                self._limits,
+                self.tokenizer,
+                prompt_tokens=len(ids),
+                default_max_tokens=default_max,
+                logprobs=params.logprobs,
+                choices=params.n,
+            )
+            if not 1 <= params.n <= MAX_N:
+                raise invalid("n", f"n must be between 1 and {MAX_N}, not {shown(params.n)}.")
+        except RequestError as error:
+            if not at.params:
+                raise
+            raise invalid(f"{at.params}.{error.param}", f"{at.params}: {error}") from error
+        stops = StopStrings(resolved.stop) if resolved.stop else None
+        choices = []
+        for index in range(params.n):
+            own = for_choice(resolved, index)
+            detokenizer = self.tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens, after=ids
+            )
+            seq = EngineSequence(f"offline-{next(self._numbers)}", 0, ids, own)
+            text = ChoiceText(own, detokenizer, StopMatcher(stops) if stops else None)
+            choices.append(_Choice(index, seq, text))
+        return _Request(prompt if isinstance(prompt, str) else None, ids, choices)
+
+    def _prompt_ids(self, param: str, prompt: Prompt, add_special_tokens: bool) -> list[int]:
+        if isinstance(prompt, str):
+            check_text(prompt, self.tokenizer, self.model, param)
+            try:
+                ids = self.tokenizer.encode(prompt, add_special_tokens)
+            except TextTooLongError as error:
+                raise invalid(param, f"{param}: {error}.", "string_above_max_length") from error
+        else:
+            ids = list(prompt)
+            if not all(isinstance(id_, int) for id_ in ids):
+                raise invalid(param, f"{param} must be a text or token ids, not {shown(prompt)}.")
+        check_ids(ids, self.model.vocab_size, param)
+        return check_length(ids, self.model, param)
+
+    def _run(self, requests: Sequence[_Request], progress: bool) -> list[RequestOutput]:
+        choices = {choice.seq.request_id: choice for request in requests for choice in request.choices}
+        try:
+            for choice in choices.values():
+                self.engine.check(choice.seq)
+            for choice in choices.values():
+                self.engine.add(choice.seq)
+            with _bar(len(choices), progress) as bar:
+                self._step_until_done(dict(choices), bar)
+        finally:  # after an interrupt, too, nothing goes on
+            for choice in choices.values():
+                self.engine.cancel(choice.seq.request_id, choice.seq.attempt)
+        return [request.output() for request in requests]
+
+    def _step_until_done(self, open_choices: dict[str, _Choice], bar: _Bar) -> None:
+        while open_choices:
+            tokens = 0
+            for output in self.engine.step():
+                name = output.seq.request_id
+                choice = open_choices.get(name)
+                if choice is None or output.new_token is None:
+                    continue
+                tokens += 1
+                choice.add(output, output.new_token)
+                if choice.finish_reason is not None:
+                    del open_choices[name]
+                    if output.finish_reason is None:  # a stop string, of which the engine knows nothing
+                        self.engine.cancel(name, output.seq.attempt)
+            bar.advance(len(open_choices), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What errors call a prompt, and its parameters: empty when all prompts have the same."""
+
+    prompt: str
+    params: str
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer while it is generated."""
+
+    index: int
+    seq: EngineSequence
+    text: ChoiceText
+    deltas: list[Delta] = field(default_factory=list)
+
+    def add(self, output: SequenceOutput, token: int) -> None:
+        chunk = TokenChunk(
+            (token,),
+            _FINISH[output.finish_reason],
+            0 if self.deltas else output.seq.num_cached,
+            output.details,
+        )
+        self.deltas.append(self.text.add(chunk))
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.deltas[-1].finish_reason if self.deltas else None
+
+    def output(self) -> CompletionOutput:
+        last = self.deltas[-1]
+        assert last.finish_reason is not None
+        told = [delta.details.logprobs for delta in self.deltas if delta.details is not None]
+        logprobs = [part for part in told if part is not None]
+        return CompletionOutput(
+            index=self.index,
+            text="".join(delta.text for delta in self.deltas),
+            token_ids=tuple(id_ for delta in self.deltas for id_ in delta.token_ids),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            logprobs=Logprobs.join(logprobs) if logprobs else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One prompt while it is answered."""
+
+    prompt: str | None
+    prompt_ids: list[int]
+    choices: list[_Choice]
+
+    def output(self) -> RequestOutput:
+        first = self.choices[0].deltas[0]
+        return RequestOutput(
+            prompt=self.prompt,
+            prompt_token_ids=tuple(self.prompt_ids),
+            outputs=tuple(choice.output() for choice in self.choices),
+            prompt_logprobs=None if first.details is None else first.details.prompt_logprobs,
+            cached_tokens=first.cached_tokens,
+        )
+
+
+def _separate(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """The single prompts: a text or a list of ids is one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    single = bool(prompts) and all(isinstance(item, int) for item in prompts)
+    return [prompts] if single else prompts  # type: ignore[list-item, return-value]
+
+
+def _matched(
+    prompts: Sequence[_Prompt], params: SamplingParams | Sequence[SamplingParams] | None, name: str
+) -> Iterator[tuple[_Place, _Prompt, SamplingParams]]:
+    """Each prompt with its parameters, and what errors call both."""
+    if params is None or isinstance(params, SamplingParams):
+        for index, prompt in enumerate(prompts):
+            yield _Place(f"{name}[{index}]", ""), prompt, params or SamplingParams()
+        return
+    if len(params) != len(prompts):
+        raise invalid("params", f"params has {len(params)} entries for {len(prompts)} {name}.")
+    for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        yield _Place(f"{name}[{index}]", f"params[{index}]"), prompt, own
+
+
+def _checked(params: SamplingParams) -> SamplingParams:
+    """``params``. Raises RequestError for a value of a wrong type, of which a Struct takes no notice."""
+    try:
+        msgspec.convert(msgspec.to_builtins(params), SamplingParams)
+    except (msgspec.ValidationError, TypeError) as error:
+        problem, _, where = str(error).partition(" - at `$.")
+        param = where.removesuffix("`") or "params"
+        raise invalid(param, f"{param}: {problem.replace('`', '')}.", "invalid_type") from error
+    return params
+
+
+def _messages(at: _Place, chat: object) -> list[Message]:
+    try:
+        return msgspec.convert(chat, list[Message])
+    except msgspec.ValidationError as error:
+        raise invalid(at.prompt, f"{at.prompt}: {error}.", "invalid_type") from error
+
+
+class _Bar:
+    """How many answers are done, and how many tokens there are."""
+
+    def __init__(self, bar: Progress, total: int) -> None:
+        self._bar = bar
+        self._total = total
+        self._tokens = 0
+        self._task = bar.add_task("answers", total=total, tokens=0)
+
+    def advance(self, still_open: int, tokens: int) -> None:
+        self._tokens += tokens
+        self._bar.update(self._task, completed=self._total - still_open, tokens=self._tokens)
+
+
+@contextmanager
+def _bar(total: int, shown_: bool) -> Iterator[_Bar]:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]} tokens"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, disable=not shown_, transient=False) as bar:
+        yield _Bar(bar, total)

@@ -1,0 +1,32 @@
+"""What is wrong with a request."""
+
+from __future__ import annotations
+
+import orjson
+
+
+class RequestError(ValueError):
+    """A request that can never work as it is. ``param`` is the field at fault, ``code`` a word for programs.
+
+    The message names the field, its value and what is allowed.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+def invalid(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
+    """The error of one field."""
+    return RequestError(message, param=param, code=code)
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A client's value as JSON for an error message, cut where it is long."""
+    try:
+        text = orjson.dumps(value).decode()
+    except (TypeError, ValueError):  # integers over 64 bits, for one
+        text = str(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

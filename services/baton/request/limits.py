@@ -1,0 +1,34 @@
+"""What a request may ask at most, and what the model behind it can hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is known of the model that answers."""
+
+    name: str
+    revision: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingLimits:
+    """Limits of the sampling fields. Each bounds memory or work of one request."""
+
+    max_stop_strings: int = 16
+    max_stop_chars: int = 1024
+    """Of one stop string."""
+    max_stop_token_ids: int = 1024
+    max_logprobs: int = 20
+    """Likeliest tokens that can be told for one place."""
+    max_prompt_logprobs: int = 2**18
+    """Prompt tokens times log-probabilities told for each, the token's own included."""
+    max_logit_bias: int = 1024
+    max_bad_words: int = 500
+    max_bad_word_chars: int = 128
+    """Of one bad word."""

@@ -1,0 +1,68 @@
+"""Prompts that fit the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from baton.request.errors import RequestError, invalid, shown
+from baton.request.limits import ModelInfo
+from baton.text.config import Json
+from baton.text.errors import ChatTemplateError, TextTooLongError
+from baton.text.tokenizer import Tokenizer
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raise RequestError for the first id outside the vocabulary."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        index = next(index for index, id_ in enumerate(ids) if not 0 <= id_ < vocab_size)
+        raise invalid(param, f"{param}[{index}] is {shown(ids[index])}; token ids are 0 to {vocab_size - 1}.")
+
+
+def check_text(text: str, tokenizer: Tokenizer, model: ModelInfo, param: str) -> None:
+    """Raise RequestError for a text that cannot fit the context, without tokenizing it: no token is longer
+    than the longest one."""
+    least = -(-len(text) // tokenizer.max_token_chars)
+    if least >= model.max_model_len:
+        raise _too_long(f"at least {least}", model, param)
+
+
+def check_length(ids: list[int], model: ModelInfo, param: str) -> list[int]:
+    """``ids``. Raises RequestError when there are none, or too many to leave room for an answer."""
+    if not ids:
+        raise invalid(param, f"{param} is empty; it must hold at least one token.", "empty_prompt")
+    if len(ids) >= model.max_model_len:
+        raise _too_long(str(len(ids)), model, param)
+    return ids
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Json]],
+    *,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Json]] | None = None,
+    arguments: Mapping[str, Json] | None = None,
+) -> str:
+    """The chat template's text for ``messages``. Raises RequestError without a template, or if it refuses."""
+    template = tokenizer.chat_template
+    if template is None:
+        raise invalid(
+            "messages",
+            "This model has no chat template, so it cannot answer messages; use /v1/completions.",
+            "no_chat_template",
+        )
+    try:
+        return template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments
+        )
+    except (ChatTemplateError, TextTooLongError) as error:
+        raise invalid("messages", f"{error}.", "chat_template_error") from error
+
+
+def _too_long(tokens: str, model: ModelInfo, param: str) -> RequestError:
+    return invalid(
+        param,
+        f"This model's context is {model.max_model_len} tokens, but the prompt has {tokens}, which leaves "
+        "no room for an answer.",
+        "context_length_exceeded",
+    )

@@ -1,0 +1,160 @@
+"""The tools of a chat: checked, and as its template gets them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from baton.request.errors import invalid, shown
+from baton.text.config import Json
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolLimits:
+    """Each bounds memory or work of one request."""
+
+    max_tools: int = 128
+    max_tools_bytes: int = 256 * 1024
+    """Of all definitions together, as JSON."""
+
+
+class Function(msgspec.Struct):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(description="1 to 64 of A-Z, a-z, 0-9, _ and -.")]
+    description: str | None = None
+    parameters: (
+        Annotated[dict[str, object], Meta(description="JSON schema of an object: its arguments.")] | None
+    ) = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    """One tool: always a function."""
+
+    type: str
+    function: Function
+
+
+class NamedFunction(msgspec.Struct):
+    name: str
+
+
+class NamedTool(msgspec.Struct):
+    """The choice of one function."""
+
+    type: str
+    function: NamedFunction
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a chat may call, and whether it must."""
+
+    definitions: Sequence[dict[str, Json]]
+    """As chat templates get them; all that were given, whichever is chosen."""
+    names: frozenset[str]
+    """That may be called."""
+    mode: Literal["auto", "required", "named"]
+    parallel: bool
+    """Whether an answer may hold several calls."""
+
+
+def tool_use(
+    tools: Sequence[Tool] | None,
+    choice: str | NamedTool | None,
+    parallel: bool | None,
+    limits: ToolLimits,
+) -> ToolUse | None:
+    """Check the fields of a request; None if nothing may be called.
+
+    Raises RequestError that names the field, its value and what is allowed.
+    """
+    definitions = _definitions(tools or [], limits)
+    names = frozenset(tool.function.name for tool in tools or [])
+    mode, chosen = _choice(choice, names)
+    if mode == "none" or (not names and mode == "auto"):
+        return None
+    if not names:
+        raise invalid("tool_choice", "tool_choice is only allowed with tools.")
+    if mode == "named":
+        return ToolUse(definitions, frozenset({chosen}), mode, parallel=False)
+    return ToolUse(definitions, names, mode, parallel=parallel is not False)
+
+
+def _choice(
+    choice: str | NamedTool | None, names: frozenset[str]
+) -> tuple[Literal["none", "auto", "required", "named"], str]:
+    if isinstance(choice, NamedTool):
+        if choice.type != "function":
+            raise invalid(
+                "tool_choice.type", f'tool_choice.type must be "function", not {shown(choice.type)}.'
+            )
+        if names and choice.function.name not in names:
+            raise invalid(
+                "tool_choice.function.name",
+                f"tool_choice names the function {shown(choice.function.name)}, which is not among tools.",
+            )
+        return "named", choice.function.name
+    match choice:
+        case None | "auto":
+            return "auto", ""
+        case "none":
+            return "none", ""
+        case "required":
+            return "required", ""
+    raise invalid(
+        "tool_choice",
+        f'tool_choice must be "none", "auto", "required" or the choice of a function, not {shown(choice)}.',
+    )
+
+
+def _definitions(tools: Sequence[Tool], limits: ToolLimits) -> list[dict[str, Json]]:
+    if len(tools) > limits.max_tools:
+        raise invalid("tools", f"tools has {len(tools)} entries; at most {limits.max_tools} are allowed.")
+    seen: set[str] = set()
+    definitions = []
+    for index, tool in enumerate(tools):
+        at = f"tools[{index}]"
+        name = tool.function.name
+        if tool.type != "function":
+            raise invalid(f"{at}.type", f'{at}.type must be "function", not {shown(tool.type)}.')
+        if not NAME.fullmatch(name):
+            raise invalid(
+                f"{at}.function.name",
+                f"{at}.function.name must be 1 to 64 of A-Z, a-z, 0-9, _ and -, not {shown(name)}.",
+            )
+        if name in seen:
+            raise invalid(f"{at}.function.name", f"{at}.function.name is {shown(name)} a second time.")
+        seen.add(name)
+        definitions.append(_definition(tool.function, at))
+    size = len(orjson.dumps(definitions)) if definitions else 0
+    if size > limits.max_tools_bytes:
+        raise invalid(
+            "tools", f"tools has {size} bytes of JSON; at most {limits.max_tools_bytes} are allowed."
+        )
+    return definitions
+
+
+def _definition(function: Function, at: str) -> dict[str, Json]:
+    where = f"{at}.function.parameters"
+    # Decoded from JSON, which msgspec's types cannot say.
+    parameters: dict[str, Json] = function.parameters or {}  # type: ignore[assignment]
+    kind = parameters.get("type", "object")
+    if kind != "object":
+        raise invalid(where, f"{where} must be the schema of an object, not of type {shown(kind)}.")
+    told: dict[str, Json] = {"name": function.name}
+    if function.description is not None:
+        told["description"] = function.description
+    told["parameters"] = parameters or {"type": "object", "properties": {}}
+    if function.strict is not None:
+        told["strict"] = function.strict
+    return {"type": "function", "function": told}

@@ -1,0 +1,102 @@
+"""What a chat asks about calls of tools and reasoning, resolved for the model that answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.request.errors import invalid
+from baton.request.tools import ToolUse, tool_use
+from baton.router.api.http.schemas import ChatRequest
+from baton.router.api.settings import ApiSettings
+from baton.sampling_params import SamplingParams
+from baton.structured_output import StructuredOutput
+from baton.text.tokenizer import Tokenizer
+from baton.tools.answer import AnswerFormat
+from baton.tools.formats import (
+    TOOL_FORMATS,
+    ReasoningFormat,
+    ToolFormat,
+    reasoning_format,
+    tool_format,
+)
+from baton.tools.grammar import functions_of, grammar_of
+
+FALLBACK = "hermes"
+"""Calls that must be made are written so by a model that has no format of its own: the grammar sees to it."""
+
+
+class CallPolicy:
+    """The formats of the served model."""
+
+    def __init__(self, settings: ApiSettings, tokenizer: Tokenizer) -> None:
+        template = None if tokenizer.chat_template is None else tokenizer.chat_template.source
+        self._limits = settings.tools
+        self._tokenizer = tokenizer
+        self._tools = tool_format(settings.tool_call_parser, template)
+        self._reasoning = reasoning_format(settings.reasoning_parser, template)
+
+    def use_of(self, body: ChatRequest) -> ToolUse | None:
+        """The tools of a request. Raises RequestError for any that cannot be used."""
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, self._limits)
+        if use is None:
+            return None
+        if body.echo:
+            raise invalid("echo", "echo is not allowed together with tools.")
+        self._format_for(use)
+        return use
+
+    def format_of(self, body: ChatRequest, use: ToolUse | None, prompt: str) -> AnswerFormat | None:
+        """How the answers to a ``prompt`` are parsed; None: not at all."""
+        reasoning = None if body.echo else self._reasoning
+        tools = None if use is None else self._format_for(use)
+        if reasoning is None and tools is None:
+            return None
+        return AnswerFormat(
+            reasoning=reasoning,
+            opened=reasoning is not None and reasoning.opened_by(prompt),
+            tells_reasoning=body.include_reasoning is not False,
+            tools=tools,
+            names=frozenset() if use is None else use.names,
+            several=use is None or use.parallel,
+            marker_ids=frozenset(self._special(reasoning, tools).values()),
+        )
+
+    def constrained(
+        self, params: SamplingParams, use: ToolUse | None, format_: AnswerFormat | None
+    ) -> SamplingParams:
+        """``params`` with the grammar of the calls that must be made, if any must."""
+        if use is None or use.mode == "auto" or format_ is None or format_.tools is None:
+            return params
+        if params.structured_output is not None:
+            raise invalid(
+                "tool_choice",
+                "tool_choice asks for a call, and another field for an output of its own form; give one.",
+            )
+        functions = functions_of(use.definitions)
+        grammar = grammar_of(
+            format_.tools.spelling,
+            {name: schema for name, schema in functions.items() if name in use.names},
+            several=use.parallel,
+            thinks=format_.reasoning is not None,
+            opened=format_.opened,
+            special=self._special(format_.reasoning, format_.tools).keys(),
+        )
+        return replace(params, structured_output=StructuredOutput("grammar", grammar))
+
+    def _special(self, *formats: ReasoningFormat | ToolFormat | None) -> dict[str, int]:
+        """The markers that are special tokens."""
+        markers = [marker for format_ in formats if format_ is not None for marker in format_.markers]
+        return self._tokenizer.special_among(markers)
+
+    def _format_for(self, use: ToolUse) -> ToolFormat:
+        if self._tools is not None:
+            return self._tools
+        if use.mode == "auto":
+            raise invalid(
+                "tools",
+                "This model's chat template shows no format of tool calls that this server knows; its router "
+                f"can be told one (--tool-call-parser {', '.join(TOOL_FORMATS)}). A call can still be asked "
+                'for by tool_choice: "required", or one function.',
+                "unsupported",
+            )
+        return TOOL_FORMATS[FALLBACK]

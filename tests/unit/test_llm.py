@@ -1,0 +1,177 @@
+"""The engine without a server, against transformers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import baton
+from baton import LLM, SamplingParams
+from baton.engine.config import EngineConfig
+from baton.engine.llm import EngineOptions
+from baton.request.errors import RequestError
+from tests.support.tiny_models import EOS, IM_END, TINY_MODELS, load_oracle
+
+PROMPTS = ["Baton", "a longer prompt, with words", "é世🌍", "x" * 70]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return TINY_MODELS["qwen3"](tmp_path_factory.mktemp("models") / "tiny-qwen3")
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> LLM:
+    return LLM(str(path), dtype="float32", device="cpu", num_blocks=64, max_num_batched_tokens=64)
+
+
+@torch.inference_mode()
+def generated(path: Path, prompt_ids: list[int], n: int) -> list[int]:
+    """What transformers' own ``generate`` answers, greedily."""
+    output = load_oracle(path).generate(  # type: ignore[operator]
+        torch.tensor([prompt_ids]),
+        max_new_tokens=n,
+        do_sample=False,
+        eos_token_id=[EOS, IM_END],
+        pad_token_id=0,
+    )
+    return [int(id_) for id_ in output[0, len(prompt_ids) :]]
+
+
+def test_greedy_is_transformers_generate(llm: LLM, path: Path) -> None:
+    results = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=24), progress=False)
+    assert [result.prompt for result in results] == PROMPTS
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        ids = llm.tokenizer.encode(prompt)
+        assert list(result.prompt_token_ids) == ids
+        [answer] = result.outputs
+        assert list(answer.token_ids) == generated(path, ids, 24)
+        assert answer.finish_reason == ("length" if len(answer.token_ids) == 24 else "stop")
+        assert answer.text == llm.tokenizer.decode(list(answer.token_ids))
+
+
+def test_texts_and_ids_alone_and_in_lists_are_the_same_prompts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6)
+    ids = llm.tokenizer.encode("Baton")
+    [text] = llm.generate("Baton", params, progress=False)
+    [tokens] = llm.generate(ids, params, progress=False)
+    mixed = llm.generate(["Baton", ids], params, progress=False)
+    assert {result.outputs[0].token_ids for result in (text, tokens, *mixed)} == {text.outputs[0].token_ids}
+    assert (text.prompt, tokens.prompt) == ("Baton", None)
+
+
+def test_each_prompt_has_its_parameters(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, seed=n) for n in (1, 5, 9)]
+    results = llm.generate(["a"] * 3, params, progress=False)
+    assert [len(result.outputs[0].token_ids) for result in results] == [1, 5, 9]
+    assert [len(r.outputs[0].token_ids) for r in llm.generate(["a"], progress=False)] <= [16]
+
+
+def test_n_answers_are_those_of_their_seeds(llm: LLM) -> None:
+    params = SamplingParams(n=4, seed=7, temperature=1.5, max_tokens=12, ignore_eos=True)
+    [first], [again] = (llm.generate("Baton", params, progress=False) for _ in range(2))
+    assert [answer.index for answer in first.outputs] == [0, 1, 2, 3]
+    assert len({answer.token_ids for answer in first.outputs}) == 4
+    assert first.outputs == again.outputs
+    unseeded = SamplingParams(temperature=1.5, max_tokens=12, ignore_eos=True)
+    drawn = {r.outputs[0].token_ids for r in llm.generate(["Baton"] * 3, unseeded, progress=False)}
+    assert len(drawn) == 3
+
+
+def test_a_stop_string_ends_one_answer_and_its_blocks_are_free(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    [whole] = llm.generate("Baton", plain, progress=False)
+    text = whole.outputs[0].text
+    stop = text[8:10]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=[stop, "never there"])
+    [cut, other] = llm.generate(["Baton", "Baton"], [params, plain], progress=False)
+    assert cut.outputs[0].text == text[: text.index(stop)]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+    assert other.outputs == whole.outputs
+    load = llm.engine.load()
+    assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
+
+
+def test_log_probabilities_are_the_models(llm: LLM, path: Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=2, prompt_logprobs=0, ignore_eos=True)
+    [result] = llm.generate("Baton", params, progress=False)
+    [answer] = result.outputs
+    ids = [*result.prompt_token_ids, *answer.token_ids]
+    with torch.inference_mode():
+        told = load_oracle(path)(torch.tensor([ids])).logits[0].float().log_softmax(dim=-1)
+    prompt = len(result.prompt_token_ids)
+    assert answer.logprobs is not None and result.prompt_logprobs is not None
+    expected = [float(told[at - 1, ids[at]]) for at in range(1, len(ids))]
+    assert list(result.prompt_logprobs.chosen) == pytest.approx(expected[: prompt - 1], abs=1e-4)
+    assert list(answer.logprobs.chosen) == pytest.approx(expected[prompt - 1 :], abs=1e-4)
+    assert [id_ for id_, _ in answer.logprobs.top_of(0, 2)] == told[prompt - 1].topk(2).indices.tolist()
+
+
+def test_a_chat_goes_through_the_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    params = SamplingParams(temperature=0, max_tokens=6)
+    [chat] = llm.chat(messages, params, progress=False)
+    rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert llm.tokenizer.decode(list(chat.prompt_token_ids), skip_special_tokens=False) == rendered
+    several = llm.chat([messages, messages], params, progress=False)
+    assert [result.outputs for result in several] == [chat.outputs] * 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "param", "message"),
+    [
+        (["a", ""], None, "prompts[1]", "empty"),
+        ([[1, 99_999]], None, "prompts[0]", "token ids are 0 to 319"),
+        (["a", ["b"]], None, "prompts[1]", "a text or token ids"),
+        (["a" * 2000], None, "prompts[0]", "context"),
+        ("a", SamplingParams(temperature=3), "temperature", "between 0 and 2, not 3"),
+        ("a", SamplingParams(temperature="hot"), "temperature", "got str"),  # type: ignore[arg-type]
+        ("a", SamplingParams(max_tokens=5000), "max_tokens", "at most"),
+        ("a", SamplingParams(n=0), "n", "between 1 and 128, not 0"),
+        ("a", SamplingParams(stop=[""]), "stop", "empty"),
+        (["a", "b"], [SamplingParams()], "params", "1 entries for 2 prompts"),
+        (["a", "b"], [SamplingParams(), SamplingParams(top_p=0)], "params[1].top_p", "above 0"),
+    ],
+)
+def test_bad_input_is_named_before_anything_runs(
+    llm: LLM, prompts: list[str], params: SamplingParams | None, param: str, message: str
+) -> None:
+    before = llm.engine.load().generated_tokens
+    with pytest.raises(RequestError, match=message) as refused:
+        llm.generate(prompts, params, progress=False)
+    assert refused.value.param == param
+    assert llm.engine.load().generated_tokens == before
+
+
+def test_bad_messages_are_named(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="role"):
+        llm.chat([{"role": "nobody", "content": "x"}], progress=False)
+    with pytest.raises(RequestError, match=r"messages\[0\]"):
+        llm.chat([{"content": "x"}], progress=False)
+
+
+def test_an_option_that_there_is_not(path: Path) -> None:
+    with pytest.raises(TypeError, match="num_blokcs"):
+        LLM(str(path), num_blokcs=3)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="block_size is 0"):
+        LLM(str(path), block_size=0)
+
+
+def test_the_options_are_the_engines() -> None:
+    assert set(EngineOptions.__annotations__) == {field.name for field in fields(EngineConfig)} - {"model"}
+
+
+def test_the_package_is_light_and_names_what_it_has() -> None:
+    program = (
+        "import sys, baton; assert 'torch' not in sys.modules and 'msgspec' not in sys.modules; "
+        "from baton import SamplingParams; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert {getattr(baton, name) for name in baton.__all__}
+    with pytest.raises(AttributeError, match="nothing_there"):
+        baton.nothing_there  # type: ignore[attr-defined]  # noqa: B018
