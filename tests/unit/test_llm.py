@@ -14,6 +14,8 @@ import baton
 from baton import LLM, SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.llm import EngineOptions
+from baton.engine.runner import StepResult
+from baton.engine.scheduler import ScheduledBatch
 from baton.request.errors import RequestError
 from tests.support.tiny_models import EOS, IM_END, TINY_MODELS, load_oracle
 
@@ -95,6 +97,26 @@ def test_a_stop_string_ends_one_answer_and_its_blocks_are_free(llm: LLM) -> None
     assert other.outputs == whole.outputs
     load = llm.engine.load()
     assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
+
+
+def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute, steps = llm.engine.runner.run, iter(range(3))
+
+    def interrupted(batch: ScheduledBatch) -> StepResult:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return compute(batch)
+
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    whole = llm.generate(PROMPTS, params, progress=False)
+    monkeypatch.setattr(llm.engine.runner, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, params, progress=False)
+    load = llm.engine.load()
+    assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
+    monkeypatch.undo()
+    again = llm.generate(PROMPTS, params, progress=False)
+    assert [result.outputs for result in again] == [result.outputs for result in whole]
 
 
 def test_log_probabilities_are_the_models(llm: LLM, path: Path) -> None:

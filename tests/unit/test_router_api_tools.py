@@ -240,7 +240,7 @@ BAD_UNIT = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "u
         (
             {"tool_choice": "required"},
             [PARIS, ULM, NO_ARGUMENTS, f"{PARIS}\n{NO_ARGUMENTS}"],
-            ["", ANSWER, CALLS, BAD_UNIT, PARIS[:-1]],
+            ["", ANSWER, CALLS, BAD_UNIT, PARIS[:-1], NO_ARGUMENTS.replace("{}", '{"a": 1}')],
         ),
         (
             {"tool_choice": "required", "parallel_tool_calls": False},

@@ -154,7 +154,7 @@ def _definition(function: Function, at: str) -> dict[str, Json]:
     told: dict[str, Json] = {"name": function.name}
     if function.description is not None:
         told["description"] = function.description
-    told["parameters"] = parameters or {"type": "object", "properties": {}}
+    told["parameters"] = parameters or {"type": "object", "properties": {}, "additionalProperties": False}
     if function.strict is not None:
         told["strict"] = function.strict
     return {"type": "function", "function": told}
