@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from baton.structured_output import StructuredOutput
 from baton.v1 import inference_pb2 as pb
 
 GREEDY_BELOW = 1e-5
@@ -48,6 +49,8 @@ class SamplingParams:
     """Tell each output's log-probability and those of this many likeliest tokens; None: nothing."""
     prompt_logprobs: int | None = None
     """Likewise for the prompt."""
+    structured_output: StructuredOutput | None = None
+    """The form that the output must have; it goes before ``min_tokens`` and ``ignore_eos``. None: any."""
 
     @property
     def greedy(self) -> bool:
@@ -79,6 +82,7 @@ class SamplingParams:
         return len(barred) < vocab_size
 
     def to_proto(self) -> pb.SamplingParams:
+        form = self.structured_output
         return pb.SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -98,6 +102,7 @@ class SamplingParams:
             allowed_token_ids=self.allowed_token_ids,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            structured_output=None if form is None else form.to_proto(),
         )
 
     @classmethod
@@ -121,4 +126,5 @@ class SamplingParams:
             allowed_token_ids=tuple(message.allowed_token_ids),
             logprobs=message.logprobs if message.HasField("logprobs") else None,
             prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+            structured_output=StructuredOutput.from_proto(message.structured_output),
         )

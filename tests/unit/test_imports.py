@@ -17,6 +17,8 @@ BELOW = {
     "text",
     "hub",
     "sampling_params",
+    "structured_output",
+    "grammar",
     "logprobs",
     "connector",
     "telemetry",
