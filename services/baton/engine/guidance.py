@@ -28,6 +28,7 @@ from baton.grammar.compiler import Grammar
 from baton.grammar.errors import GrammarError
 from baton.grammar.table import raise_error
 from baton.sampling_params import SamplingParams
+from baton.telemetry.grammar import MaskStats
 
 Words = NDArray[np.int32]
 """A bit for each token, those of 32 tokens in a word, the lowest first."""
@@ -107,24 +108,12 @@ class StepMasks:
             self.errors.update(dict.fromkeys(barred, NOTHING_LEFT))
 
 
-@dataclass(slots=True)
-class MaskTimes:
-    """What masks have cost so far. Written by the engine's thread."""
-
-    steps: int = 0
-    """Steps with guided sequences."""
-    masks: int = 0
-    seconds: float = 0.0
-    """Computing masks, beside forward passes."""
-    waited_seconds: float = 0.0
-    """For masks, after the forward pass was through."""
-
-
 class MaskStage:
     """Computes the masks of each step beside its forward pass."""
 
     def __init__(self) -> None:
-        self.times = MaskTimes()
+        self.stats = MaskStats()
+        """Replaced, never changed: any thread may read it."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
     def begin(self, rows: Sequence[GuidedRow]) -> Future[tuple[StepMasks, float]] | None:
@@ -137,10 +126,13 @@ class MaskStage:
             return StepMasks()
         waits = time.perf_counter()
         masks, seconds = begun.result()
-        self.times.waited_seconds += time.perf_counter() - waits
-        self.times.seconds += seconds
-        self.times.steps += 1
-        self.times.masks += len(masks.rows)
+        stats = self.stats
+        self.stats = MaskStats(
+            stats.steps + 1,
+            stats.masks + len(masks.rows),
+            stats.seconds + seconds,
+            stats.waited_seconds + time.perf_counter() - waits,
+        )
         return masks
 
 

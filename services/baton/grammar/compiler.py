@@ -18,6 +18,7 @@ from baton.grammar.proof import ProvingGround
 from baton.grammar.source import check_source
 from baton.grammar.table import TokenTable, compiled
 from baton.structured_output import StructuredOutput
+from baton.telemetry.grammar import GrammarStats
 from baton.text.errors import TokenizerError
 
 
@@ -31,18 +32,6 @@ class Grammar:
     def matcher(self) -> LLMatcher:
         """A matcher at the grammar's start, independent of all others."""
         return self._start.deep_copy()
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarStats:
-    """What a compiler has done since it was made."""
-
-    compiled: int = 0
-    compile_seconds: float = 0.0
-    """Trials included, those of refused grammars too."""
-    cache_hits: int = 0
-    cache_misses: int = 0
-    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,6 @@ class GrammarCompiler:
         self._compiling: _Compiling | None = None
         self._stats = GrammarStats()
 
-    @property
     def stats(self) -> GrammarStats:
         with self._lock:
             return self._stats
@@ -84,6 +72,7 @@ class GrammarCompiler:
                 return known
             self._stats = replace(self._stats, cache_misses=self._stats.cache_misses + 1)
             future: Future[Grammar] = Future()
+            future.set_running_or_notify_cancel()  # many may wait for it: nobody cancels it
             try:
                 check_source(output)
                 self._queue.put_nowait((output, future))

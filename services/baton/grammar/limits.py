@@ -1,8 +1,8 @@
 """The bounds of a grammar. Those of size are checked at once; the others hold while it is tried out and used.
 
-llguidance's own limits do not bound its compiling: a few hundred characters of intersected expressions keep it
-busy for minutes, and rules that name each other 4,500 deep overflow its stack. So each grammar is first tried
-out in a process of its own, which can be killed (``baton.grammar.trial``).
+llguidance's own limits do not bound its compiling: a few hundred characters of intersected expressions keep
+it busy for minutes, and rules that name each other 4,500 deep overflow its stack. So each grammar is first
+tried out in a process of its own, which can be killed (``baton.grammar.trial``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ MAX_SOURCE_BYTES = 64 * 1024
 MAX_DEPTH = 64
 """Of the objects and arrays in a JSON schema."""
 MAX_CHOICES = 4096
+JSON_SPACE = r"[ \n\r\t]{1,40}"
+"""Between two tokens of JSON, unless the schema's ``x-guidance`` says otherwise: a model that has lost its
+way would write spaces for ever."""
 COMPILE_S = 0.7
 """Most time of a trial: compiling, and the first masks."""
 REHEARSED_TOKENS = 24

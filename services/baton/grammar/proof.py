@@ -20,8 +20,8 @@ from baton.structured_output import StructuredOutput
 
 
 class ProvingGround:
-    """A process for trials, started at the first one and again whenever a grammar was the death of it. For use
-    by one thread."""
+    """A process for trials, started at the first one and again whenever a grammar was the death of it. For
+    use by one thread."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table

@@ -6,7 +6,7 @@ import msgspec
 from llguidance import LLMatcher, grammar_from
 
 from baton.grammar.errors import GrammarError
-from baton.grammar.limits import MAX_CHOICES, MAX_DEPTH, MAX_SOURCE_BYTES
+from baton.grammar.limits import JSON_SPACE, MAX_CHOICES, MAX_DEPTH, MAX_SOURCE_BYTES
 from baton.structured_output import StructuredOutput
 from baton.text.config import Json
 
@@ -33,11 +33,9 @@ def to_llguidance(output: StructuredOutput) -> str:
     """The grammar as ``LLMatcher`` takes it, not compiled yet. GrammarError if it cannot be converted."""
     match output.kind:
         case "json_object":
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+            return _json_grammar('{"type": "object"}')
         case "json_schema":
-            schema = output.text if _json(output.text) is not True else "{}"
-            # A keyword that is not implemented is refused, whatever the schema's own options say.
-            return LLMatcher.grammar_from_json_schema(schema, overrides={"lenient": False})
+            return _json_grammar(output.text if _json(output.text) is not True else "{}")
         case "regex":
             return LLMatcher.grammar_from_regex(output.text)
         case "choice":
@@ -47,6 +45,15 @@ def to_llguidance(output: StructuredOutput) -> str:
             return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(quoted))
         case "grammar":
             return grammar_from("grammar", output.text)
+
+
+def _json_grammar(schema: str) -> str:
+    return LLMatcher.grammar_from_json_schema(
+        schema,
+        defaults={"whitespace_pattern": JSON_SPACE},
+        # A keyword that is not implemented is refused, whatever the schema's own options say.
+        overrides={"lenient": False},
+    )
 
 
 def _json(text: str) -> Json:

@@ -13,6 +13,7 @@ from baton.router.api.http.body import read_request
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.messages import template_messages
 from baton.router.api.http.schemas import ChatRequest, template_arguments
+from baton.router.api.http.structured import structured_output
 from baton.router.api.prompts import Echo
 from baton.router.api.sampling import resolve
 from baton.router.api.service import CompletionService, Job
@@ -33,6 +34,7 @@ class ChatCompletions:
         model = self._service.model(body.model)
         n = 1 if body.n is None else body.n
         self._service.check_choices(n, 1)
+        structured = await structured_output(body, self._service.grammars)
         prompt = await self._prompt(body, model)
         newer_name = body.max_completion_tokens is not None
         if newer_name:
@@ -48,6 +50,7 @@ class ChatCompletions:
             logprobs=_top_logprobs(body),
             logprobs_param="top_logprobs",
             choices=n,
+            structured_output=structured,
         )
         job = Job(
             request_id=f"chatcmpl-{request_id_of(request)}",

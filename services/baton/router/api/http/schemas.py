@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from baton.router.api.sampling import SamplingFields
+from baton.router.api.http.structured import StructuredFields
 from baton.text.config import Json
 
 
@@ -19,7 +19,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationFields(SamplingFields, kw_only=True):
+class GenerationFields(StructuredFields, kw_only=True):
     """What completions and chat completions share."""
 
     model: str | None = None
