@@ -12,7 +12,7 @@ from baton.router.api.grammars import GrammarCheck
 from baton.router.api.sampling import SamplingFields
 from baton.structured_output import StructuredOutput, choice_text
 
-Schema: TypeAlias = "dict[str, object] | str | bool"
+Schema: TypeAlias = dict[str, object] | str | bool
 """A JSON schema, as it is or as JSON text."""
 
 
