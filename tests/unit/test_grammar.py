@@ -62,6 +62,12 @@ def matches(grammar: Grammar, text: str) -> bool:
     [
         ("json_object", "", ['{"a": [1, "x"]}', "{}"], ["[1]", '"x"']),
         ("json_schema", '{"type": "integer"}', ["12", "-3"], ["1.5", "x"]),
+        (
+            "json_schema",
+            '{"x-guidance": {"whitespace_flexible": false}, "type": "array"}',
+            ["[1,2]"],
+            ["[1, 2]"],
+        ),
         ("json_schema", "true", ["12", "[]", '"x"'], ["x"]),
         ("json_schema", '{"type": "array", "items": {}}', ["[1, \n 2]", "[]"], ["[1," + " " * 50 + "2]"]),
         ("regex", r"^\d{3}-[a-c]+$", ["123-ab"], ["12-a", "^123-a$"]),

@@ -35,7 +35,7 @@ def to_llguidance(output: StructuredOutput) -> str:
         case "json_object":
             return _json_grammar('{"type": "object"}')
         case "json_schema":
-            return _json_grammar(output.text if _json(output.text) is not True else "{}")
+            return _json_grammar(output.text)
         case "regex":
             return LLMatcher.grammar_from_regex(output.text)
         case "choice":
@@ -47,10 +47,14 @@ def to_llguidance(output: StructuredOutput) -> str:
             return grammar_from("grammar", output.text)
 
 
-def _json_grammar(schema: str) -> str:
+def _json_grammar(text: str) -> str:
+    schema = _json(text)
+    options = schema.get("x-guidance") if isinstance(schema, dict) else None
+    own = isinstance(options, dict) and "whitespace_flexible" in options
     return LLMatcher.grammar_from_json_schema(
-        schema,
-        defaults={"whitespace_pattern": JSON_SPACE},
+        "{}" if schema is True else text,
+        # A pattern would go before the schema's own choice.
+        defaults={} if own else {"whitespace_pattern": JSON_SPACE},
         # A keyword that is not implemented is refused, whatever the schema's own options say.
         overrides={"lenient": False},
     )
