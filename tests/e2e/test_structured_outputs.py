@@ -34,7 +34,7 @@ PROMPT = "Ada is 36 years old and lives in London. As data:\n"
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """Decode has room for a part of the requests only, so that some are preempted."""
-    with running_ring(tmp_path_factory.mktemp("ring"), decode_options=("--num-blocks", "150")) as ring:
+    with running_ring(tmp_path_factory.mktemp("ring"), decode_options=("--num-blocks", "40")) as ring:
         yield ring
 
 
@@ -80,7 +80,8 @@ async def test_generated_schemas(client: RingClient, ring: Ring) -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
         checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
         checker.validate(json.loads(answer.text))
-    assert len(finished) >= 0.9 * NUM_SCHEMAS
+    unfinished = [(s, a.text) for s, a in zip(schemas, answers, strict=True) if a.finish_reason != "stop"]
+    assert len(finished) >= 0.9 * NUM_SCHEMAS, unfinished
     assert metric(ring, "decode", "baton_preemptions_total") > preempted
     assert metric(ring, "prefill", "baton_guided_masks_total") >= NUM_SCHEMAS
     assert metric(ring, "decode", "baton_guided_masks_total") >= sum(len(a.token_ids) - 1 for a in answers)
@@ -109,20 +110,22 @@ async def test_each_is_what_it_is_alone(client: RingClient) -> None:
 async def test_a_worker_goes_on_from_delivered_tokens(client: RingClient, ring: Ring) -> None:
     """What a router asks of a worker when the one before it is lost."""
     schema: Schema = {
+        "x-guidance": {"whitespace_flexible": False},
         "type": "array",
         "items": {
             "type": "object",
             "properties": {"a": {"type": "string", "maxLength": 9}},
             "required": ["a"],
+            "additionalProperties": False,
         },
         "minItems": 2,
         "maxItems": 3,
     }
     output = StructuredOutput("json_schema", json.dumps(schema))
-    params = SamplingParams(max_tokens=120, seed=5, temperature=0.8, structured_output=output)
+    params = SamplingParams(max_tokens=250, seed=5, temperature=0.8, structured_output=output)
     prompt = list(range(50, 90))
     whole = await client.complete(
-        prompt, max_tokens=120, seed=5, temperature=0.8, structured_outputs={"json": schema}
+        prompt, max_tokens=250, seed=5, temperature=0.8, structured_outputs={"json": schema}
     )
     assert whole.finish_reason == "stop"
     router = BareRouter(ring.of_role("decode")[0])
@@ -166,12 +169,11 @@ async def test_a_worker_trusts_nobody(client: RingClient, ring: Ring) -> None:
 async def test_what_leaves_nothing_to_choose_is_the_clients_error(client: RingClient) -> None:
     other = asyncio.create_task(client.complete(PROMPT, **fields(1, regex="[a-z ]{5,60}")))
     conflict = {**fields(2, choice=["yes", "no"]), "allowed_token_ids": [5, 6]}
-    with pytest.raises(httpx.HTTPStatusError) as refused:
-        await client.complete(PROMPT, **conflict)
-    assert refused.value.response.status_code == 400
-    assert "leave no token" in refused.value.response.json()["error"]["message"]
-    with pytest.raises(RuntimeError, match="leave no token"):
-        await client.stream(PROMPT, **conflict)
+    for ask in (client.complete, client.stream):
+        with pytest.raises(httpx.HTTPStatusError) as refused:
+            await ask(PROMPT, **conflict)
+        assert refused.value.response.status_code == 400
+        assert "leave no token" in refused.value.response.json()["error"]["message"]
     answer: Answer = await other
     assert answer.finish_reason == "stop"
 

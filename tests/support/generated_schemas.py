@@ -12,11 +12,16 @@ NAMES = ("name", "age", "city", "tags", "items", "note", "x", "naïve key", 'quo
 
 
 def schema_of_depth(depth: int, rng: random.Random) -> Schema:
-    """One whose objects and arrays are nested ``depth`` deep, at most."""
+    """One whose objects and arrays are nested ``depth`` deep at most. A quarter allows spaces."""
     schema = _any(depth, rng)
     if rng.random() < 0.2:
-        return {"$defs": {"part": schema}, "type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/part"}}
-    return schema
+        schema = {
+            "$defs": {"part": schema},
+            "type": "array",
+            "maxItems": 2,
+            "items": {"$ref": "#/$defs/part"},
+        }
+    return schema if rng.random() < 0.25 else {"x-guidance": {"whitespace_flexible": False}, **schema}
 
 
 def _any(depth: int, rng: random.Random) -> Schema:
@@ -43,7 +48,7 @@ def _leaf(rng: random.Random) -> Schema:
         {"type": "string", "pattern": "^[A-Z][a-z]{1,8}$"},
         {"type": "string", "format": "uuid"},
         {"type": "integer", "minimum": -50, "maximum": 150},
-        {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+        {"enum": [0.5, -1.25, 3e4]},
         {"type": "boolean"},
         {"type": "null"},
         {"enum": ["red", "green", 7, None, {"a": [1]}]},
