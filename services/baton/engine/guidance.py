@@ -31,10 +31,9 @@ from baton.sampling_params import SamplingParams
 from baton.telemetry.grammar import MaskStats
 
 Words = NDArray[np.int32]
-"""A bit for each token, those of 32 tokens in a word, the lowest first."""
+"""A bit for each token, those of 32 tokens in a word, the lowest first; bytes are little endian."""
 
 NOTHING_LEFT = "allowed_token_ids, bad_words and the grammar together leave no token to be generated"
-_BITS = np.arange(32, dtype=np.int32)
 
 
 class Guide:
@@ -93,11 +92,14 @@ class StepMasks:
         """Bars what the grammars do not allow in ``logits`` ([R, V] float32, any device), in place."""
         if not self.rows:
             return
-        words = torch.from_numpy(self.words).to(logits.device)
-        bits = torch.from_numpy(_BITS).to(logits.device)
-        allowed = (words[:, :, None] >> bits & 1).bool().flatten(1)[:, : logits.shape[1]]
-        at = torch.tensor([row.at for row in self.rows], device=logits.device)
-        logits[at] = logits[at].masked_fill_(~allowed, -math.inf)
+        masks = torch.from_numpy(self.words.view(np.uint8)).to(logits.device)
+        bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        barred = (masks[:, :, None] >> bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
+        if len(self.rows) == len(logits):
+            logits.masked_fill_(barred, -math.inf)
+        else:
+            at = torch.tensor([row.at for row in self.rows], device=logits.device)
+            logits[at] = logits[at].masked_fill_(barred, -math.inf)
 
     def find_conflicts(self, logits: Tensor) -> None:
         """Adds to ``errors`` the rows in which other rules have barred all that was left."""
