@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.guidance import GuidedRow, MaskStage, StepMasks
 from baton.engine.logits import Row, adjust
 from baton.engine.logprobs import score, score_each
 from baton.engine.sampler import sample
@@ -56,6 +57,8 @@ class StepResult:
     """Of these tokens, for those that ask."""
     prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
     """Of the prompt tokens that follow the step's, for those that ask."""
+    errors: dict[Sequence, str] = field(default_factory=dict)
+    """Why those got no token that were due one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class ModelRunner:
         self.pool = pool
         self.block_size = block_size
         self.device = device
+        self.masks = MaskStage()
 
     def run(self, batch: ScheduledBatch) -> StepResult:
         """Computes a step and what it yields. The step's KV is in the pool on return."""
@@ -91,6 +95,7 @@ class ModelRunner:
 
     def execute(self, inputs: StepInputs) -> StepResult:
         with torch.inference_mode():
+            masks = self.masks.begin(_guided(inputs.due))
             hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
             result = StepResult()
             for prompt in inputs.prompts:
@@ -98,7 +103,7 @@ class ModelRunner:
             if inputs.due:
                 if inputs.rows is not None:
                     hidden = hidden[inputs.rows]
-                self._sample(self.model.logits(hidden), inputs.due, result)
+                self._sample(self.model.logits(hidden), inputs.due, self.masks.end(masks), result)
             elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
                 # read these blocks outside of its stream.
@@ -119,17 +124,22 @@ class ModelRunner:
         return Logprobs.join(parts)
 
     @staticmethod
-    def _sample(logits: Tensor, due: tuple[Sequence, ...], result: StepResult) -> None:
+    def _sample(logits: Tensor, due: tuple[Sequence, ...], masks: StepMasks, result: StepResult) -> None:
         """Chooses the next token of each sequence by its row of ``logits``, which this changes."""
         telling = [row for row, seq in enumerate(due) if seq.params.logprobs is not None]
         raw = logits[telling] if telling else None
+        masks.apply(logits)
         adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
+        masks.find_conflicts(logits)
         tokens = sample(logits, [seq.params for seq in due], [seq.num_outputs for seq in due])
         result.tokens.update(zip(due, tokens, strict=True))
         if raw is not None:
             num_tops = [due[row].params.logprobs or 0 for row in telling]
             scores = score_each(raw, [tokens[row] for row in telling], num_tops)
             result.logprobs.update(zip([due[row] for row in telling], scores, strict=True))
+        for row, error in masks.errors.items():
+            result.errors[due[row]] = error
+            del result.tokens[due[row]]
 
     def prepare(self, batch: ScheduledBatch) -> StepInputs:
         """Lays a batch out in one int64 buffer, so that a device gets it in one copy. Work per sequence is a
@@ -207,6 +217,10 @@ class ModelRunner:
 
     def _blocks_seen(self, context: int) -> int:
         return -(-context // self.block_size)
+
+
+def _guided(due: tuple[Sequence, ...]) -> list[GuidedRow]:
+    return [GuidedRow(i, s.guide, s.output_ids) for i, s in enumerate(due) if s.guide is not None]
 
 
 def _lengths(batch: ScheduledBatch, positions: Tensor) -> Tensor:
