@@ -50,7 +50,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     """Likewise for the prompt."""
     structured_output: StructuredOutput | None = None
-    """What the output must look like."""
+    """The form that the output must have; it goes before ``min_tokens`` and ``ignore_eos``. None: any."""
 
     @property
     def greedy(self) -> bool:
@@ -82,6 +82,7 @@ class SamplingParams:
         return len(barred) < vocab_size
 
     def to_proto(self) -> pb.SamplingParams:
+        form = self.structured_output
         return pb.SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -101,6 +102,7 @@ class SamplingParams:
             allowed_token_ids=self.allowed_token_ids,
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
+            structured_output=None if form is None else form.to_proto(),
         )
 
     @classmethod
@@ -124,4 +126,5 @@ class SamplingParams:
             allowed_token_ids=tuple(message.allowed_token_ids),
             logprobs=message.logprobs if message.HasField("logprobs") else None,
             prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+            structured_output=StructuredOutput.from_proto(message.structured_output),
         )

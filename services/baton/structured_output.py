@@ -1,15 +1,63 @@
-"""What a request's output must look like. Shared by router and engine; imports no torch."""
+"""What form a request wants its answer to have. Shared by router and workers; imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
+
+import msgspec
+
+from baton.v1 import inference_pb2 as pb
+
+Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A constraint on the whole output, by its source: its state is derived from the tokens."""
+    """The source of a grammar: all that has to be known to check, compile and replay it anywhere.
 
-    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    ``text`` is, by kind, a JSON schema as JSON text, nothing, a regular expression, a JSON array of strings,
+    or a grammar in Lark's notation or GBNF (``name ::= …``). It is not checked here: ``baton.grammar`` does.
+    """
+
+    kind: Kind
     text: str = ""
-    """JSON schema text; regex; JSON array of strings; llguidance Lark grammar."""
+
+    def to_proto(self) -> pb.StructuredOutput:
+        """ValueError if the text of a choice is not a JSON array of strings."""
+        match self.kind:
+            case "json_schema":
+                return pb.StructuredOutput(json_schema=self.text)
+            case "json_object":
+                return pb.StructuredOutput(json_object=True)
+            case "regex":
+                return pb.StructuredOutput(regex=self.text)
+            case "choice":
+                options = msgspec.json.decode(self.text, type=list[str])
+                return pb.StructuredOutput(choice=pb.Choices(options=options))
+            case "grammar":
+                return pb.StructuredOutput(grammar=self.text)
+
+    @classmethod
+    def from_proto(cls, message: pb.StructuredOutput) -> StructuredOutput | None:
+        """None for a message that names no form."""
+        kind = message.WhichOneof("form")
+        return None if kind is None else cls(kind, _TEXT[kind](message))
+
+
+def choice_text(options: list[str]) -> str:
+    """The ``text`` of a choice."""
+    return msgspec.json.encode(options).decode()
+
+
+_TEXT: Mapping[Kind, Callable[[pb.StructuredOutput], str]] = MappingProxyType(
+    {
+        "json_schema": lambda message: message.json_schema,
+        "json_object": lambda message: "",
+        "regex": lambda message: message.regex,
+        "choice": lambda message: choice_text(list(message.choice.options)),
+        "grammar": lambda message: message.grammar,
+    }
+)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
 from baton.router.api import ApiSettings, create_app
 from baton.router.types import Ring
@@ -23,8 +24,14 @@ async def serving(
     metrics: RouterMetrics | None = None,
 ) -> AsyncIterator[str]:
     """Serves while the context is open; gives the base URL."""
+    async with serving_app(create_app(ring, tokenizer, settings, metrics)) as url:
+        yield url
+
+
+@asynccontextmanager
+async def serving_app(app: FastAPI) -> AsyncIterator[str]:
+    """Likewise, for an application that is there already."""
     listener = socket.create_server(("127.0.0.1", 0))
-    app = create_app(ring, tokenizer, settings, metrics)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

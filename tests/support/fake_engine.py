@@ -16,6 +16,7 @@ from baton.engine.engine import Engine
 from baton.engine.runner import Model, ModelRunner
 from baton.engine.scheduler import Scheduler, SchedulerLimits
 from baton.engine.sequence import Sequence
+from baton.grammar.compiler import GrammarCompiler
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
 
@@ -75,6 +76,8 @@ def fake_engine(
     prefix_caching: bool = True,
     eos_token_ids: frozenset[int] = frozenset(),
     model: Model | None = None,
+    vocab_size: int = VOCAB_SIZE,
+    grammars: GrammarCompiler | None = None,
 ) -> Engine:
     """A small engine; its pool has two heads, two layers and three dimensions, in float32."""
     limits = SchedulerLimits(
@@ -86,8 +89,9 @@ def fake_engine(
         prefix_caching=prefix_caching,
     )
     kv = torch.full((num_blocks, 2, 2, 2, block_size, 3), 777.0)
-    runner = ModelRunner(model or FakeModel(VOCAB_SIZE), kv, block_size, torch.device("cpu"))
-    return Engine(runner, Scheduler(limits, BlockPool(num_blocks, block_size)), eos_token_ids, VOCAB_SIZE)
+    runner = ModelRunner(model or FakeModel(vocab_size), kv, block_size, torch.device("cpu"))
+    scheduler = Scheduler(limits, BlockPool(num_blocks, block_size))
+    return Engine(runner, scheduler, eos_token_ids, vocab_size, grammars)
 
 
 def run(engine: Engine, *sequences: Sequence, most_steps: int = 1000) -> list[list[int]]:

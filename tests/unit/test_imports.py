@@ -20,6 +20,7 @@ BELOW = {
     "request",
     "sampling_params",
     "structured_output",
+    "grammar",
     "logprobs",
     "connector",
     "telemetry",

@@ -6,21 +6,27 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.guidance import Guide
 from baton.engine.logits import LogitRules
 from baton.engine.runner import ModelRunner, Sampled, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
 from baton.engine.stop import finish_reason, stops
+from baton.grammar.compiler import Grammar, GrammarCompiler
+from baton.grammar.errors import GrammarError
+from baton.grammar.table import TokenTable
 from baton.logprobs import TokenDetails
 from baton.models.loader import Progress
 from baton.sampling_params import SamplingParams
+from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +53,8 @@ class SequenceOutput:
     """Of the step."""
     details: TokenDetails | None = None
     """Of the new token, if the request asked for any."""
+    error: str | None = None
+    """With ``FinishReason.ERROR``: why, in a line for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class Load:
 
     running: int
     waiting: int
-    """In the queue, or arrived by handoff and without a seat."""
+    """In the queue, arrived by handoff and without a seat, or without its grammar."""
     held: int
     """Prefilled, for a handoff."""
     waiting_prefill_tokens: int
@@ -80,8 +88,14 @@ class Engine:
     """
 
     def __init__(
-        self, runner: ModelRunner, scheduler: Scheduler, eos_token_ids: frozenset[int], vocab_size: int
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
+        """``grammars`` None: no structured output."""
         self.lock = threading.RLock()
         self.work = threading.Event()
         """Set whenever there may be something to step that was not there before."""
@@ -91,7 +105,12 @@ class Engine:
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self.vocab_size = vocab_size
         self.generated_tokens = 0
+        self.grammars = grammars
         self._sequences: dict[str, Sequence] = {}
+        self._compiling: dict[Sequence, Callable[[Sequence], None]] = {}
+        """Those that wait for their grammar, with what admits them then. They may hold blocks."""
+        self._failed: list[SequenceOutput] = []
+        """To be told with the next step."""
         self._in_flight: frozenset[Sequence] = frozenset()
 
     @classmethod
@@ -103,7 +122,12 @@ class Engine:
         limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
         scheduler = Scheduler(limits, pool)
         eos = frozenset(built.model_config.eos_token_ids)
-        return cls(built.runner, scheduler, eos, built.model_config.vocab_size)
+        vocab_size = built.model_config.vocab_size
+
+        def tokens() -> TokenTable:
+            return TokenTable.of(Tokenizer.from_dir(config.model), vocab_size, sorted(eos))
+
+        return cls(built.runner, scheduler, eos, vocab_size, GrammarCompiler(tokens))
 
     # -- requests ----------------------------------------------------------------------------------------
 
@@ -121,14 +145,18 @@ class Engine:
         self._prepare(seq)
         with self.lock:
             self._check_attempt(seq)
-            self.scheduler.add(seq)
+            grammar = self._enter(seq, self.scheduler.add)
             self._replace_attempt(seq)
-        self.work.set()
+        self._await_grammar(seq, grammar)
 
     def check(self, seq: Sequence) -> None:
-        """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here."""
+        """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here. Starts
+        compiling its grammar, so that it may be there when the sequence is."""
         self._check_request(seq)
         self.scheduler.check(seq)
+        grammar = self._grammar_of(seq.params)
+        if grammar is not None and grammar.done():
+            _compiled(grammar)
 
     def admit_computed(self, seq: Sequence) -> None:
         """Joins a sequence that arrived by handoff: its ``block_ids`` hold the KV of all its tokens but the
@@ -139,9 +167,9 @@ class Engine:
         self._prepare(seq)
         with self.lock:
             self._check_attempt(seq)
-            self.scheduler.admit_computed(seq)
+            grammar = self._enter(seq, self.scheduler.admit_computed)
             self._replace_attempt(seq)
-        self.work.set()
+        self._await_grammar(seq, grammar)
 
     def admit_forked(self, answers: list[Sequence], blocks: Collection[int]) -> dict[Sequence, str]:
         """Joins the answers of one request that arrived by handoff, as :meth:`admit_computed` does, and takes
@@ -215,20 +243,22 @@ class Engine:
     @property
     def has_work(self) -> bool:
         with self.lock:
-            return self.scheduler.has_work
+            return bool(self.scheduler.has_work or self._compiling or self._failed)
 
     def step(self) -> list[SequenceOutput]:
         """Computes one step and returns an output for every sequence that computed something.
 
-        Empty although there is work: everything waits for blocks that holds, pins or reservations keep. If
-        the model raises, the step counts as not done, and the exception goes on to the caller.
+        Empty although there is work: everything waits for grammars, or for blocks that holds, pins or
+        reservations keep. If the model raises, the step counts as not done, and the exception goes on to the
+        caller.
         """
         with self.lock:
             batch = self.scheduler.schedule()
             self._in_flight = frozenset(item.sequence for item in batch.items)
             self._in_flight |= {copy.sequence for copy in batch.copies}
+            failed, self._failed = self._failed, []
         if not batch.items:
-            return []
+            return failed
         began = time.monotonic()
         try:
             result = self.runner.run(batch)
@@ -239,14 +269,14 @@ class Engine:
             raise
         forward = Span(began, time.monotonic())
         with self.lock:
-            return self._apply(batch, result, forward)
+            return failed + self._apply(batch, result, forward)
 
     def load(self) -> Load:
         with self.lock:
             scheduler, pool = self.scheduler, self.pool
             return Load(
                 running=len(scheduler.running),
-                waiting=len(scheduler.waiting) + len(scheduler.joining),
+                waiting=len(scheduler.waiting) + len(scheduler.joining) + len(self._compiling),
                 held=len(scheduler.held),
                 waiting_prefill_tokens=scheduler.waiting_prefill_tokens,
                 blocks_free=pool.num_free,
@@ -270,7 +300,7 @@ class Engine:
         outputs: list[SequenceOutput] = []
         for seq, _ in batch.items:
             if seq.status is not Status.FINISHED:
-                outputs += self._publish(seq, result.tokens.get(seq), forward)
+                outputs += self._publish(seq, result, forward)
         return outputs
 
     def _land(self) -> None:
@@ -280,9 +310,14 @@ class Engine:
             if seq.cancelled:
                 self._finish(seq, FinishReason.CANCELLED)
 
-    def _publish(self, seq: Sequence, sampled: list[Sampled] | None, forward: Span) -> list[SequenceOutput]:
+    def _publish(self, seq: Sequence, result: StepResult, forward: Span) -> list[SequenceOutput]:
         """The output of a sequence, and with its first token those of its forks."""
         at = seq.num_computed
+        error = result.errors.get(seq)
+        if error is not None:
+            self._finish(seq, FinishReason.ERROR)
+            return [SequenceOutput(seq, None, FinishReason.ERROR, at, forward, error=error)]
+        sampled = result.tokens.get(seq)
         if sampled is None:
             return [SequenceOutput(seq, None, None, at, forward)]
         children = [seq.fork(number) for number in range(len(sampled) - 1)]
@@ -317,9 +352,62 @@ class Engine:
             log.warning("a fork came too late: %s", error)
             child.status = Status.FINISHED
             return
-        child.rules = LogitRules.of(child.params, child.prompt_ids, self.eos_token_ids)
+        child.rules = self._rules_of(child)
+        if parent.guide is not None:
+            child.guide = Guide(parent.guide.grammar, child.params, self.eos_token_ids)
         self.scheduler.adopt(child, parent)
         self._replace_attempt(child)
+
+    # -- grammars ----------------------------------------------------------------------------------------
+
+    def _grammar_of(self, params: SamplingParams) -> Future[Grammar] | None:
+        if params.structured_output is None:
+            return None
+        if self.grammars is None:
+            raise ValueError("this worker cannot guide outputs")
+        return self.grammars.compile(params.structured_output)
+
+    def _enter(self, seq: Sequence, admit: Callable[[Sequence], None]) -> Future[Grammar] | None:
+        """Admits a sequence now or, if its grammar is still being compiled, as soon as that is done: then
+        the grammar to wait for is returned."""
+        grammar = self._grammar_of(seq.params)
+        if grammar is not None and not grammar.done():
+            self.scheduler.check(seq)
+            self._compiling[seq] = admit
+            return grammar
+        if grammar is not None:
+            seq.guide = Guide(_compiled(grammar), seq.params, self.eos_token_ids)
+        admit(seq)
+        return None
+
+    def _await_grammar(self, seq: Sequence, grammar: Future[Grammar] | None) -> None:
+        if grammar is not None:
+            grammar.add_done_callback(lambda compiled: self._admit_compiled(seq, compiled))
+        self.work.set()
+
+    def _admit_compiled(self, seq: Sequence, grammar: Future[Grammar]) -> None:
+        """A grammar is compiled, or refused. Runs on the compiler's thread."""
+        with self.lock:
+            admit = self._compiling.pop(seq, None)
+            if admit is None:  # cancelled meanwhile
+                return
+            try:
+                seq.guide = Guide(_compiled(grammar), seq.params, self.eos_token_ids)
+                admit(seq)
+            except ValueError as error:
+                self._discard(seq, FinishReason.ERROR)
+                self._forget(seq)
+                now = time.monotonic()
+                output = SequenceOutput(seq, None, FinishReason.ERROR, 0, Span(now, now), error=str(error))
+                self._failed.append(output)
+        self.work.set()
+
+    def _discard(self, seq: Sequence, reason: FinishReason | None) -> None:
+        """Ends a sequence that the scheduler does not know."""
+        self.pool.free(seq.block_ids)
+        del seq.block_ids[:]
+        seq.status = Status.FINISHED
+        seq.finish_reason = reason
 
     # -- the table of requests ---------------------------------------------------------------------------
 
@@ -330,7 +418,13 @@ class Engine:
             self._finish(seq, FinishReason.CANCELLED)
 
     def _finish(self, seq: Sequence, reason: FinishReason | None) -> None:
-        self.scheduler.finish(seq, reason)
+        if self._compiling.pop(seq, None) is None:
+            self.scheduler.finish(seq, reason)
+        else:
+            self._discard(seq, reason)
+        self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
         if self._sequences.get(seq.request_id) is seq:
             del self._sequences[seq.request_id]
 
@@ -351,9 +445,15 @@ class Engine:
         """Checks a new sequence and derives what the engine needs of it. Not under the lock: that takes long
         for a long prompt."""
         self._check_request(seq)
-        seq.rules = LogitRules.of(seq.params, seq.prompt_ids, self.eos_token_ids)
+        seq.rules = self._rules_of(seq)
         if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size)
+
+    def _rules_of(self, seq: Sequence) -> LogitRules | None:
+        params = seq.params
+        if params.structured_output is not None:  # the guide heeds it, as far as the grammar lets it
+            params = replace(params, min_tokens=0)
+        return LogitRules.of(params, seq.prompt_ids, self.eos_token_ids)
 
     def _check_request(self, seq: Sequence) -> None:
         self._check_ids(seq.token_ids)
@@ -363,6 +463,8 @@ class Engine:
 
     def _check_params(self, params: SamplingParams) -> None:
         """Like a bad id, a step with nothing to choose from would fail others too."""
+        if params.structured_output is not None and not self.eos_token_ids:
+            raise ValueError("structured output needs a model with an end-of-sequence token")
         if not params.shapes_logits:
             return
         biased = [token for token, _ in params.logit_bias]
@@ -377,3 +479,11 @@ class Engine:
             raise ValueError(
                 f"token ids from {min(token_ids)} to {max(token_ids)}; allowed: 0 to {self.vocab_size - 1}"
             )
+
+
+def _compiled(grammar: Future[Grammar]) -> Grammar:
+    """What a finished compilation gave. GrammarError, a new one each time, if that was a refusal."""
+    refusal = grammar.exception()
+    if isinstance(refusal, GrammarError):
+        raise type(refusal)(f"structured output: {refusal}")
+    return grammar.result()

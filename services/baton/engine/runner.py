@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.guidance import GuidedRow, MaskStage, StepMasks
 from baton.engine.logits import Row, adjust
 from baton.engine.logprobs import score, score_each
 from baton.engine.sampler import sample
@@ -62,6 +63,8 @@ class StepResult:
     """The next token of those that were due one; with the first one, those of its forks behind it."""
     prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
     """Of the prompt tokens that follow the step's, for those that ask."""
+    errors: dict[Sequence, str] = field(default_factory=dict)
+    """Why those got no token that were due one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class ModelRunner:
         self.pool = pool
         self.block_size = block_size
         self.device = device
+        self.masks = MaskStage()
 
     def run(self, batch: ScheduledBatch) -> StepResult:
         """Computes a step and what it yields. The step's KV is in the pool on return."""
@@ -99,6 +103,7 @@ class ModelRunner:
 
     def execute(self, inputs: StepInputs) -> StepResult:
         with torch.inference_mode():
+            masks = self.masks.begin(_guided(inputs.due))
             if inputs.copies is not None:
                 sources, targets = inputs.copies
                 self.pool.index_copy_(0, targets, self.pool.index_select(0, sources))
@@ -109,7 +114,7 @@ class ModelRunner:
             if inputs.due:
                 if inputs.rows is not None:
                     hidden = hidden[inputs.rows]
-                self._sample(self.model.logits(hidden), inputs.due, result)
+                self._sample(self.model.logits(hidden), inputs.due, self.masks.end(masks), result)
             elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
                 # read these blocks outside of its stream.
@@ -130,24 +135,32 @@ class ModelRunner:
         return Logprobs.join(parts)
 
     @staticmethod
-    def _sample(logits: Tensor, due: tuple[Sequence, ...], result: StepResult) -> None:
-        """Chooses the next token of each sequence by its row of ``logits``, which this changes."""
+    def _sample(logits: Tensor, due: tuple[Sequence, ...], masks: StepMasks, result: StepResult) -> None:
+        """Chooses the next token of each sequence, and of its forks, by its row of ``logits``, which this
+        changes."""
+        telling = {
+            row: at for at, row in enumerate(i for i, s in enumerate(due) if s.params.logprobs is not None)
+        }
+        raw = logits[list(telling)] if telling else None
+        masks.apply(logits)
+        adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
+        masks.find_conflicts(logits)
         draws = _draws(due)
         if len(draws) > len(due):
             logits = logits[torch.tensor([draw.row for draw in draws], device=logits.device)]
-        sequences = [draw.sequence for draw in draws]
-        telling = [row for row, seq in enumerate(sequences) if seq.params.logprobs is not None]
-        raw = logits[telling] if telling else None
-        adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(sequences) if s.rules is not None])
-        tokens = sample(logits, [draw.params for draw in draws], [seq.num_outputs for seq in sequences])
-        tokens = [t if draw.given is None else draw.given for t, draw in zip(tokens, draws, strict=True)]
+        drawn = sample(logits, [draw.params for draw in draws], [due[draw.row].num_outputs for draw in draws])
+        tokens = [t if draw.given is None else draw.given for t, draw in zip(drawn, draws, strict=True)]
         told: dict[int, Logprobs] = {}
         if raw is not None:
-            num_tops = [sequences[row].params.logprobs or 0 for row in telling]
-            scores = score_each(raw, [tokens[row] for row in telling], num_tops)
-            told.update(zip(telling, scores, strict=True))
-        for row, (seq, token) in enumerate(zip(sequences, tokens, strict=True)):
-            result.tokens.setdefault(seq, []).append(Sampled(token, told.get(row)))
+            asking = [i for i, draw in enumerate(draws) if draw.row in telling]
+            rows = raw[torch.tensor([telling.index(draws[i].row) for i in asking], device=raw.device)]
+            num_tops = [draws[i].params.logprobs or 0 for i in asking]
+            told.update(zip(asking, score_each(rows, [tokens[i] for i in asking], num_tops), strict=True))
+        for i, (draw, token) in enumerate(zip(draws, tokens, strict=True)):
+            result.tokens.setdefault(due[draw.row], []).append(Sampled(token, told.get(i)))
+        for row, error in masks.errors.items():
+            result.errors[due[row]] = error
+            del result.tokens[due[row]]
 
     def prepare(self, batch: ScheduledBatch) -> StepInputs:
         """Lays a batch out in one int64 buffer, so that a device gets it in one copy. Work per sequence is a
@@ -240,6 +253,10 @@ class ModelRunner:
         return -(-context // self.block_size)
 
 
+def _guided(due: tuple[Sequence, ...]) -> list[GuidedRow]:
+    return [GuidedRow(i, s.guide, s.output_ids) for i, s in enumerate(due) if s.guide is not None]
+
+
 def _lengths(batch: ScheduledBatch, positions: Tensor) -> Tensor:
     """[T]: see ``PagedBatch.lengths``."""
     prompts = torch.tensor([seq.num_prompt for seq, _ in batch.items], device=positions.device)
@@ -264,8 +281,7 @@ class _Draw(NamedTuple):
     """A token to be chosen."""
 
     row: int
-    """Of the sequence's logits."""
-    sequence: Sequence
+    """Of the sequence among those due."""
     params: SamplingParams
     given: int | None = None
     """The choice, where it was made before."""
@@ -276,10 +292,10 @@ def _draws(due: tuple[Sequence, ...]) -> list[_Draw]:
     draws: list[_Draw] = []
     for row, seq in enumerate(due):
         if seq.output_ids or not seq.forks:
-            draws.append(_Draw(row, seq, seq.params))
+            draws.append(_Draw(row, seq.params))
             continue
-        draws.append(_Draw(row, seq, seq.params, seq.first_token))
-        draws += [_Draw(row, seq, fork.params, fork.first_token) for fork in seq.forks]
+        draws.append(_Draw(row, seq.params, seq.first_token))
+        draws += [_Draw(row, fork.params, fork.first_token) for fork in seq.forks]
     return draws
 
 

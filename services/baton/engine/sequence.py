@@ -9,6 +9,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
 from baton.engine.block_pool import hash_blocks
+from baton.engine.guidance import Guide
 from baton.engine.logits import LogitRules
 from baton.logprobs import Logprobs, TokenDetails
 from baton.sampling_params import SamplingParams
@@ -29,6 +30,8 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"
     """``max_tokens``, the model's context or the whole pool is used up."""
     CANCELLED = "cancelled"
+    ERROR = "error"
+    """It cannot go on; its own parameters are at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Sequence:
     """Chained digests of the leading full blocks, as far as they have been needed."""
     rules: LogitRules | None = field(default=None, init=False)
     """What its parameters do to its logits; made when the engine accepts it. None: nothing."""
+    guide: Guide | None = field(default=None, init=False)
+    """Follows it through the grammar of its structured output; given when that is compiled. None: free."""
     details: TokenDetails | None = field(default=None, init=False)
     """Of the last output, if the parameters ask for any."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list, init=False)

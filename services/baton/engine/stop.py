@@ -10,7 +10,8 @@ from baton.engine.sequence import FinishReason, Sequence
 def finish_reason(seq: Sequence, eos_token_ids: Set[int]) -> FinishReason | None:
     """Why ``seq`` ends with its last output, or None if it goes on. The stopping token is part of the output.
 
-    ``ignore_eos`` concerns the model's end-of-sequence ids only: the request's own stop ids still stop it.
+    ``ignore_eos`` concerns the model's end-of-sequence ids only: the request's own stop ids still stop it. It
+    gives way to a structured output: where that is complete, nothing else can come.
     """
     if stops(seq, eos_token_ids):
         return FinishReason.STOP
@@ -22,4 +23,5 @@ def finish_reason(seq: Sequence, eos_token_ids: Set[int]) -> FinishReason | None
 def stops(seq: Sequence, eos_token_ids: Set[int]) -> bool:
     """Whether the last output is one that ends ``seq``."""
     params, token = seq.params, seq.output_ids[-1]
-    return token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
+    heeds_eos = not params.ignore_eos or params.structured_output is not None
+    return token in params.stop_token_ids or (heeds_eos and token in eos_token_ids)

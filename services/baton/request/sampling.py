@@ -18,6 +18,7 @@ from baton.request.errors import invalid, shown
 from baton.request.limits import ModelInfo, SamplingLimits
 from baton.request.prompts import check_ids
 from baton.sampling_params import SamplingParams
+from baton.structured_output import StructuredOutput
 from baton.text.tokenizer import Tokenizer
 
 MAX_TEMPERATURE = 2.0
@@ -92,10 +93,11 @@ def resolve(
     echo: bool = False,
     choices: int = 1,
     bad_word_ids: Iterable[tuple[int, ...]] = (),
+    structured_output: StructuredOutput | None = None,
 ) -> SamplingParams:
     """Check ``fields`` and fill in what is not given; a seed is drawn. ``default_max_tokens`` None is all
     there is room for. ``logprobs`` has another type in each API; with an ``echo``, it asks for those of the
-    prompt as well. ``bad_word_ids`` are those given as tokens.
+    prompt as well. ``bad_word_ids`` are those given as tokens. ``structured_output`` is checked already.
 
     Raises RequestError that names the field, its value and what is allowed.
     """
@@ -129,6 +131,7 @@ def resolve(
         allowed_token_ids=_allowed_token_ids(fields.allowed_token_ids, model.vocab_size),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        structured_output=structured_output,
     )
     _check_choice_left(params, model)
     return params

@@ -19,6 +19,7 @@ from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
 from baton.router.types import ModelInfo
+from baton.structured_output import StructuredOutput
 from baton.text.choice import Delta
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
@@ -97,6 +98,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _job(self, request: pb.GenerateRequest, request_id: str, started: float) -> Job:
         model = self._service.model(request.model or None)
+        structured = StructuredOutput.from_proto(request.params.structured_output)
+        if structured is not None:
+            await self._service.grammars.check("structured_output", structured)
         prompt = await self._prompt(request, model)
         asked = request.params
         params = resolve(
@@ -108,6 +112,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             default_max_tokens=None,
             logprobs=asked.logprobs if asked.HasField("logprobs") else None,
             bad_word_ids=self._bad_word_ids(asked, model),
+            structured_output=structured,
         )
         return Job(
             request_id=request_id,

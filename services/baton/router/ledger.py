@@ -35,6 +35,8 @@ class Entry:
             return None
         if delta.finish_reason == inference_pb2.FINISH_REASON_ERROR:
             self.finished = True
+            if delta.invalid:
+                return RingError(400, "invalid_value", delta.error)
             return RingError(503, "worker_error", delta.error)
         repeated = len(self.output_ids) - delta.first_seq
         if repeated < 0:

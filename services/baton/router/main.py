@@ -23,6 +23,7 @@ from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
 from baton.router.grpc_api import add_services, server_options
 from baton.router.ring import WorkerRing
+from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.ring import RingCollector
 from baton.text.tokenizer import Tokenizer
@@ -62,6 +63,7 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
     metrics = RouterMetrics(CollectorRegistry())
     metrics.registry.register(RingCollector(ring.loads))
     service = CompletionService(ring, tokenizer, settings, metrics)
+    metrics.registry.register(GrammarCollector("router", service.grammars.stats))
     async with contextlib.AsyncExitStack() as stack:
         listener = _listen(config)
         stack.callback(listener.close)

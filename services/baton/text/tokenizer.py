@@ -121,6 +121,15 @@ class Tokenizer:
             return self._pieces[token_id]
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
+    @property
+    def tokens_are_bytes(self) -> bool:
+        """Whether a text is the concatenation of its tokens' bytes, whatever their neighbours."""
+        return self._pieces.as_bytes
+
+    def to_json(self) -> str:
+        """The tokenizer as the content of a ``tokenizer.json``."""
+        return self._backend.to_str()
+
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token, None when there is no such id."""
         return self._backend.id_to_token(token_id)

@@ -464,6 +464,7 @@ class TokenDelta(_message.Message):
     REFUSED_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
+    INVALID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_seq: _builtins.int
@@ -477,6 +478,8 @@ class TokenDelta(_message.Message):
     """with FINISH_REASON_ERROR: nothing was begun, and another worker may be asked"""
     lost: _builtins.bool
     """with FINISH_REASON_ERROR: the handoff failed; another attempt may go on from the tokens"""
+    invalid: _builtins.bool
+    """with FINISH_REASON_ERROR: the request is at fault, and would fail anywhere"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -496,10 +499,11 @@ class TokenDelta(_message.Message):
         refused: _builtins.bool = ...,
         lost: _builtins.bool = ...,
         details: Global___TokenDetails | None = ...,
+        invalid: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["details", b"details"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "invalid", b"invalid", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -32,6 +32,7 @@ from baton.errors import ModelError
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import Progress, WorkerReady, announce
+from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -195,6 +196,9 @@ class Worker:
         )
         service = WorkerService(engine, self._hello(address), routers, prefill, decode)
         registry.register(WorkerCollector(config.role, service.stats))
+        if engine.grammars is not None:
+            masks = engine.runner.masks
+            registry.register(GrammarCollector(config.role, engine.grammars.stats, lambda: masks.stats))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)

@@ -81,6 +81,10 @@ class Routers:
     def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         self.deliver(owner, _failure(request_id, attempt, reason))
 
+    def reject(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
+        """End an attempt with an error that is its client's fault."""
+        self.deliver(owner, _failure(request_id, attempt, reason, invalid=True))
+
     def refuse(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         self.deliver(owner, _failure(request_id, attempt, reason, refused=True))
 
@@ -116,7 +120,13 @@ class Routers:
 
 
 def _failure(
-    request_id: str, attempt: int, reason: str, *, refused: bool = False, lost: bool = False
+    request_id: str,
+    attempt: int,
+    reason: str,
+    *,
+    refused: bool = False,
+    lost: bool = False,
+    invalid: bool = False,
 ) -> worker_pb2.TokenDelta:
     return worker_pb2.TokenDelta(
         request_id=request_id,
@@ -125,4 +135,5 @@ def _failure(
         error=reason,
         refused=refused,
         lost=lost,
+        invalid=invalid,
     )

@@ -15,7 +15,8 @@ from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.requests import sequence_from
-from baton.engine.sequence import FinishReason
+from baton.engine.sequence import FinishReason, Sequence
+from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
 from baton.telemetry.worker import WorkerStats
@@ -150,6 +151,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         if self._draining:
             self._routers.refuse(router_id, submit.request_id, submit.attempt, "this worker is draining")
             return
+        named = (router_id, submit.request_id, submit.attempt)
         try:
             sequence = sequence_from(submit)
             sequence.owner = router_id
@@ -160,8 +162,12 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._prefill.submit(sequence, submit.decode)
             else:
                 self._engine.add(sequence)
+        except GrammarBusyError as error:
+            self._routers.fail(*named, str(error))
+        except GrammarError as error:
+            self._routers.reject(*named, str(error))
         except ValueError as error:
-            self._routers.fail(router_id, submit.request_id, submit.attempt, str(error))
+            self._routers.fail(*named, str(error))
 
     def _cancel(self, name: Name) -> None:
         self._prefill.cancel(name)
@@ -178,7 +184,9 @@ class WorkerService(pb_grpc.WorkerServicer):
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         """Publish one step: a frame per router, and finished blocks to the handoffs."""
         for output in outputs:
-            if output.new_token is not None:
+            if output.error is not None:
+                self._routers.reject(*_named(output.seq), output.error)
+            elif output.new_token is not None:
                 self._routers.deliver(output.seq.owner, _delta(output, output.new_token))
             self._prefill.on_output(output)
             self._decode.on_output(output)
@@ -269,6 +277,11 @@ class WorkerService(pb_grpc.WorkerServicer):
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
             draining=self._draining,
         )
+
+
+def _named(sequence: Sequence) -> tuple[str, str, int]:
+    """Whose it is, and its name."""
+    return sequence.owner, sequence.request_id, sequence.attempt
 
 
 def _delta(output: SequenceOutput, token: int) -> worker_pb2.TokenDelta:

@@ -10,6 +10,7 @@ from baton.request.sampling import for_choice
 from baton.router.api.choices import merge
 from baton.router.api.completion import complete
 from baton.router.api.errors import ApiError, invalid, shown
+from baton.router.api.grammars import GrammarCheck
 from baton.router.api.meter import RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.settings import ApiSettings
@@ -84,6 +85,7 @@ class CompletionService:
         self.settings = settings
         self.metrics = metrics
         self.prompts = PromptReader(tokenizer, settings)
+        self.grammars = GrammarCheck(tokenizer)
 
     def model(self, name: str | None) -> ModelInfo:
         """The served model. Raises ApiError when ``name`` is another one, or no worker is there yet."""

@@ -16,6 +16,7 @@ from baton.router.api.http.body import read_request
 from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.schemas import ChatRequest, template_arguments
+from baton.router.api.http.structured import structured_output
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job
 
@@ -42,6 +43,7 @@ class ChatCompletions:
             text, model, "messages", add_special_tokens=bool(body.add_special_tokens)
         )
         format_ = self._calls.format_of(body, use, text)
+        structured = await structured_output(body, self._service.grammars)
         newer_name = body.max_completion_tokens is not None
         if newer_name:
             body.max_tokens = body.max_completion_tokens
@@ -56,14 +58,18 @@ class ChatCompletions:
             logprobs=_top_logprobs(body),
             logprobs_param="top_logprobs",
             choices=n,
+            structured_output=structured,
         )
+        params = self._calls.constrained(params, use, format_)
+        if structured is None and params.structured_output is not None:
+            await self._service.grammars.check("tools", params.structured_output)
         job = Job(
             request_id=f"chatcmpl-{request_id_of(request)}",
             endpoint="/v1/chat/completions",
             started=started,
             model=model,
             prompts=[prompt],
-            params=self._calls.constrained(params, use, format_),
+            params=params,
             n=n,
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,

@@ -13,6 +13,7 @@ from baton.router.api.http.answer import Answerer
 from baton.router.api.http.body import read_request
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.schemas import CompletionRequest
+from baton.router.api.http.structured import structured_output
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job
 from baton.router.types import ModelInfo
@@ -33,6 +34,7 @@ class Completions:
         given = _separate(body.prompt)
         n = 1 if body.n is None else body.n
         self._service.check_choices(n, len(given))
+        structured = await structured_output(body, self._service.grammars)
         several = not isinstance(body.prompt, str) and len(given) > 1
         prompts = [
             await self._read(prompt, model, f"prompt[{index}]" if several else "prompt", body)
@@ -52,6 +54,7 @@ class Completions:
             logprobs=body.logprobs,
             echo=bool(body.echo),
             choices=n * len(prompts),
+            structured_output=structured,
         )
         job = Job(
             request_id=f"cmpl-{request_id_of(request)}",

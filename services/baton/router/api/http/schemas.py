@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from baton.request.messages import Message
-from baton.request.sampling import SamplingFields
 from baton.request.tools import NamedTool, Tool
+from baton.router.api.http.structured import StructuredFields
 from baton.text.config import Json
 
 
@@ -21,7 +21,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class GenerationFields(SamplingFields, kw_only=True):
+class GenerationFields(StructuredFields, kw_only=True):
     """What completions and chat completions share."""
 
     model: str | None = None

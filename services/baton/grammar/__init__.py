@@ -1,0 +1,1 @@
+"""Grammars for guided decoding: checked, tried out where they can do no harm, compiled and kept."""

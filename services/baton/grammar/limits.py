@@ -1,0 +1,50 @@
+"""The bounds of a grammar. Those of size are checked at once; the others hold while it is tried out and used.
+
+llguidance's own limits do not bound its compiling: a few hundred characters of intersected expressions keep
+it busy for minutes, and rules that name each other 4,500 deep overflow its stack. So each grammar is first
+tried out in a process of its own, which can be killed (``baton.grammar.trial``).
+"""
+
+from __future__ import annotations
+
+from llguidance import LLParserLimits
+
+MAX_SOURCE_BYTES = 64 * 1024
+"""Of a structured output's text, in UTF-8."""
+MAX_DEPTH = 64
+"""Of the objects and arrays in a JSON schema."""
+MAX_CHOICES = 4096
+JSON_SPACE = r"[ \n\r\t]{1,40}"
+"""Between two tokens of JSON, unless the schema's ``x-guidance`` says otherwise: a model that has lost its
+way would write spaces for ever."""
+COMPILE_S = 0.7
+"""Most time of a trial: compiling, and the first masks."""
+REHEARSED_TOKENS = 24
+"""Masks that a trial computes, each after a token that the one before allows."""
+MASK_CPU_S = 0.05
+"""Most time for a mask in a trial: in the engine it holds up everyone's step."""
+TRIAL_BYTES = 2 << 30
+"""Address space of the process that tries grammars out."""
+TRIAL_STACK_BYTES = 1 << 20
+"""Less than any thread of a worker has, so that a grammar that overflows a stack does it there."""
+START_S = 30.0
+"""Until the process for trials is there; paid once."""
+MAX_QUEUED = 64
+"""Grammars that wait to be compiled."""
+CACHE_GRAMMARS = 256
+CACHE_BYTES = 8 << 20
+"""Of the sources in the cache."""
+
+
+def parser_limits() -> LLParserLimits:
+    """llguidance's own limits, far below its defaults, for trials and for the engine alike."""
+    return LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=200_000,
+        step_lexer_fuel=50_000,
+        step_max_items=20_000,
+        max_lexer_states=20_000,
+        max_grammar_size=50_000,
+        precompute_large_lexemes=False,
+        verbose_errors=False,
+    )

@@ -1,0 +1,118 @@
+"""Trying a grammar out in a process of its own, which is killed if that takes too long."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from typing import IO
+
+import msgspec
+
+from baton.grammar.errors import GrammarBusyError, GrammarError
+from baton.grammar.limits import COMPILE_S, START_S
+from baton.grammar.table import TokenTable
+from baton.grammar.trial import Attempt, Outcome, frame
+from baton.structured_output import StructuredOutput
+
+
+class ProvingGround:
+    """A process for trials, started at the first one and again whenever a grammar was the death of it. For
+    use by one thread."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready = False
+
+    def prove(self, output: StructuredOutput) -> str:
+        """The grammar in llguidance's notation. GrammarError if it is invalid or goes beyond the limits;
+        GrammarBusyError if no trial can be held."""
+        process = self._started()
+        try:
+            return self._ask(process, frame(Attempt(output.kind, output.text)), COMPILE_S).grammar
+        except TimeoutError:
+            self.close()
+            self._start()  # so that the next trial does not have to wait for it
+            raise GrammarError(f"it is too complex: compiling it takes over {COMPILE_S:g} s") from None
+        except EOFError:
+            self.close()
+            self._start()
+            raise GrammarError("it is too complex: compiling it takes too much memory or depth") from None
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        process, self._process = self._process, None
+        self._ready = False
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):  # what was left unsent
+                        stream.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        process = self._process or self._start()
+        if not self._ready:
+            try:
+                self._receive(process, START_S)
+            except (TimeoutError, EOFError):
+                self.close()
+                raise GrammarBusyError("the process that tries grammars out did not start") from None
+            self._ready = True
+        return process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "baton.grammar.trial"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        # If it dies at once, reading its answer tells.
+        with contextlib.suppress(BrokenPipeError):
+            self._send(process, frame(self._table))
+        return process
+
+    def _ask(self, process: subprocess.Popen[bytes], question: bytes, limit_s: float) -> Outcome:
+        try:
+            self._send(process, question)
+        except BrokenPipeError:
+            raise EOFError from None
+        outcome = self._receive(process, limit_s)
+        if outcome.error is not None:
+            raise GrammarError(outcome.error)
+        return outcome
+
+    @staticmethod
+    def _send(process: subprocess.Popen[bytes], content: bytes) -> None:
+        assert process.stdin is not None
+        process.stdin.write(content)
+        process.stdin.flush()
+
+    @staticmethod
+    def _receive(process: subprocess.Popen[bytes], limit_s: float) -> Outcome:
+        """The next answer. TimeoutError, or EOFError when the process has ended."""
+        assert process.stdout is not None
+        deadline = time.monotonic() + limit_s
+        size = int.from_bytes(_read(process.stdout, 4, deadline))
+        return msgspec.msgpack.decode(_read(process.stdout, size, deadline), type=Outcome)
+
+
+def _read(source: IO[bytes], size: int, deadline: float) -> bytes:
+    """Exactly ``size`` bytes from a pipe."""
+    content = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(source, selectors.EVENT_READ)
+        while len(content) < size:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            part = os.read(source.fileno(), size - len(content))
+            if not part:
+                raise EOFError
+            content += part
+    return content

@@ -1,0 +1,135 @@
+"""The program that tries grammars out, for ``baton.grammar.proof``: ``python -m baton.grammar.trial``.
+
+It reads frames from standard input and answers each on standard output: first a ``TokenTable``, then one
+``Attempt`` after the other. A frame is a length (4 bytes, big endian) and a msgpack message. If a grammar
+takes too long, too much memory or too much stack, this process is what dies of it.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+import sys
+import threading
+import time
+from typing import BinaryIO
+
+import msgspec
+from llguidance import LLMatcher, LLTokenizer
+
+from baton.grammar.errors import GrammarError
+from baton.grammar.limits import (
+    COMPILE_S,
+    MASK_CPU_S,
+    REHEARSED_TOKENS,
+    TRIAL_BYTES,
+    TRIAL_STACK_BYTES,
+)
+from baton.grammar.source import to_llguidance
+from baton.grammar.table import TokenTable, compiled, in_one_line, raise_error
+from baton.structured_output import Kind, StructuredOutput
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A grammar to be tried out."""
+
+    kind: Kind
+    text: str
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The grammar in llguidance's notation, or why it cannot be used."""
+
+    grammar: str = ""
+    error: str | None = None
+
+
+def try_out(tokens: LLTokenizer, attempt: Attempt) -> Outcome:
+    """Converts and compiles a grammar, and walks some of the way that a sequence would go through it."""
+    try:
+        grammar = to_llguidance(StructuredOutput(attempt.kind, attempt.text))
+        _rehearse(compiled(tokens, grammar))
+    except RecursionError:
+        return Outcome(error="it is nested too deeply")
+    except ValueError as error:  # GrammarError, and what converting raises
+        return Outcome(error=in_one_line(str(error)))
+    return Outcome(grammar)
+
+
+def _rehearse(matcher: LLMatcher) -> None:
+    """A random walk, always the same: limits that hold for each step are mostly met in the first ones."""
+    choose = random.Random(0)
+    for _ in range(REHEARSED_TOKENS):
+        began = time.thread_time()
+        mask = matcher.compute_bitmask()
+        raise_error(matcher)
+        if time.thread_time() - began > MASK_CPU_S:
+            raise GrammarError(f"it is too complex: one token's mask takes over {MASK_CPU_S * 1000:g} ms")
+        if matcher.is_stopped():
+            return
+        matcher.consume_token(_some_token(mask, choose))
+        raise_error(matcher)
+        if matcher.is_stopped():
+            return
+
+
+def _some_token(mask: bytes, choose: random.Random) -> int:
+    """A token that ``mask`` (a bit each, little endian) allows."""
+    start = choose.randrange(len(mask))
+    rotated = mask[start:] + mask[:start]
+    skipped = len(rotated) - len(rotated.lstrip(b"\0"))
+    if skipped == len(rotated):
+        raise GrammarError("no text can match it")
+    byte = rotated[skipped]
+    bit = choose.choice([bit for bit in range(8) if byte >> bit & 1])
+    return (start + skipped) % len(mask) * 8 + bit
+
+
+def read_frame(source: BinaryIO) -> bytes | None:
+    """The next frame's content; None at the end."""
+    header = source.read(4)
+    return source.read(int.from_bytes(header)) if len(header) == 4 else None
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    content = msgspec.msgpack.encode(message)
+    return len(content).to_bytes(4) + content
+
+
+def _serve(source: BinaryIO, target: BinaryIO) -> None:
+    content = read_frame(source)
+    if content is None:
+        return
+    try:
+        tokens = msgspec.msgpack.decode(content, type=TokenTable).build()
+    except ValueError as error:
+        _answer(target, Outcome(error=in_one_line(str(error))))
+        return
+    _answer(target, Outcome())
+    attempts = msgspec.msgpack.Decoder(Attempt)
+    while (content := read_frame(source)) is not None:
+        # Whoever asked may be gone, and nobody left to kill this process: the alarm does.
+        signal.setitimer(signal.ITIMER_REAL, 3 * COMPILE_S)
+        outcome = try_out(tokens, attempts.decode(content))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _answer(target, outcome)
+
+
+def _answer(target: BinaryIO, outcome: Outcome) -> None:
+    target.write(frame(outcome))
+    target.flush()
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (TRIAL_BYTES, TRIAL_BYTES))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.stack_size(TRIAL_STACK_BYTES)
+    thread = threading.Thread(target=_serve, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The fields of HTTP requests that ask for a form of the answer: OpenAI's, vLLM's, and vLLM's older ones."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from baton.request.sampling import SamplingFields
+from baton.router.api.errors import invalid, shown
+from baton.router.api.grammars import GrammarCheck
+from baton.structured_output import StructuredOutput, choice_text
+
+Schema: TypeAlias = dict[str, object] | str | bool
+"""A JSON schema, as it is or as JSON text."""
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The schema of a ``response_format``. It is always followed, ``strict`` or not."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, object] | bool | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's field."""
+
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's field: exactly one of these."""
+
+    json: Schema | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class StructuredFields(SamplingFields, kw_only=True):
+    """All fields that ask for a form; a request may have one of them."""
+
+    response_format: (
+        Annotated[ResponseFormat, Meta(description="text, json_object or json_schema.")] | None
+    ) = None
+    structured_outputs: (
+        Annotated[StructuredOutputs, Meta(description="One of json, json_object, regex, choice, grammar.")]
+        | None
+    ) = None
+    guided_json: Annotated[Schema, Meta(description="Older name of structured_outputs.json.")] | None = None
+    guided_json_object: bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+
+async def structured_output(fields: StructuredFields, grammars: GrammarCheck) -> StructuredOutput | None:
+    """The form that a request asks for, checked. ApiError names the field if there are several, or if its
+    grammar is not valid."""
+    found = _asked(fields)
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(found)
+        raise invalid(list(found)[1], f"{names} are given, but an answer can have only one form.")
+    [(param, output)] = found.items()
+    return await grammars.check(param, output)
+
+
+def _asked(fields: StructuredFields) -> dict[str, StructuredOutput]:
+    found = {}
+    if fields.response_format is not None:
+        output = _response_format(fields.response_format)
+        if output is not None:
+            found["response_format"] = output
+    if fields.structured_outputs is not None:
+        found["structured_outputs"] = _structured_outputs(fields.structured_outputs)
+    older = StructuredOutputs(
+        json=fields.guided_json,
+        json_object=fields.guided_json_object,
+        regex=fields.guided_regex,
+        choice=fields.guided_choice,
+        grammar=fields.guided_grammar,
+    )
+    found.update({f"guided_{name}": output for name, output in _forms(older).items()})
+    return found
+
+
+def _response_format(asked: ResponseFormat) -> StructuredOutput | None:
+    if asked.type != "json_schema" and asked.json_schema is not None:
+        raise invalid(
+            "response_format.json_schema", "response_format.json_schema needs the type json_schema."
+        )
+    match asked.type:
+        case "text":
+            return None
+        case "json_object":
+            return StructuredOutput("json_object")
+        case "json_schema":
+            schema = None if asked.json_schema is None else asked.json_schema.schema
+            if schema is None:
+                param = "response_format.json_schema.schema"
+                raise invalid(param, f"{param} is required.", "missing_required_parameter")
+            return StructuredOutput("json_schema", _schema_text(schema))
+    raise invalid(
+        "response_format.type",
+        f"response_format.type must be text, json_object or json_schema, not {shown(asked.type)}.",
+    )
+
+
+def _structured_outputs(asked: StructuredOutputs) -> StructuredOutput:
+    forms = _forms(asked)
+    if len(forms) != 1:
+        given = " and ".join(forms) or "none of them"
+        raise invalid(
+            "structured_outputs",
+            f"structured_outputs must have exactly one of {', '.join(asked.__struct_fields__)}, not {given}.",
+        )
+    [output] = forms.values()
+    return output
+
+
+def _forms(asked: StructuredOutputs) -> dict[str, StructuredOutput]:
+    """What is given, by its field."""
+    forms = {}
+    if asked.json is not None:
+        forms["json"] = StructuredOutput("json_schema", _schema_text(asked.json))
+    if asked.json_object:
+        forms["json_object"] = StructuredOutput("json_object")
+    if asked.regex is not None:
+        forms["regex"] = StructuredOutput("regex", asked.regex)
+    if asked.choice is not None:
+        forms["choice"] = StructuredOutput("choice", choice_text(asked.choice))
+    if asked.grammar is not None:
+        forms["grammar"] = StructuredOutput("grammar", asked.grammar)
+    return forms
+
+
+def _schema_text(schema: Schema) -> str:
+    if isinstance(schema, str):
+        return schema
+    try:
+        return msgspec.json.encode(schema).decode()
+    except RecursionError:
+        raise invalid(None, "A JSON schema is nested too deeply.") from None

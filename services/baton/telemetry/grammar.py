@@ -1,0 +1,79 @@
+"""What router and workers export of grammars: read at each scrape, so that nobody pays but who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarStats:
+    """What a compiler of grammars has done since it was made."""
+
+    compiled: int = 0
+    compile_seconds: float = 0.0
+    """Trials included, those of refused grammars too."""
+    cache_hits: int = 0
+    cache_misses: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MaskStats:
+    """What masks have cost an engine so far."""
+
+    steps: int = 0
+    """Steps with guided sequences."""
+    masks: int = 0
+    seconds: float = 0.0
+    """Computing masks, beside forward passes."""
+    waited_seconds: float = 0.0
+    """For masks, after the forward pass was through."""
+
+
+class GrammarCollector(Collector):
+    """The metrics of one process, with its role as a label."""
+
+    def __init__(
+        self, role: str, grammars: Callable[[], GrammarStats], masks: Callable[[], MaskStats] | None = None
+    ) -> None:
+        """``masks`` None: this process computes none."""
+        self._role = role
+        self._grammars = grammars
+        self._masks = masks
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._grammars()
+        yield self._counter("baton_grammars_compiled", "Grammars compiled.", stats.compiled)
+        yield self._counter(
+            "baton_grammars_refused", "Grammars that are invalid or beyond the limits.", stats.refused
+        )
+        yield self._counter(
+            "baton_grammar_compile_seconds",
+            "Time for compiling, that of refused grammars included.",
+            stats.compile_seconds,
+        )
+        yield self._counter("baton_grammar_cache_hits", "Grammars found compiled.", stats.cache_hits)
+        yield self._counter("baton_grammar_cache_misses", "Grammars not found.", stats.cache_misses)
+        if self._masks is not None:
+            yield from self._mask_metrics(self._masks())
+
+    def _mask_metrics(self, stats: MaskStats) -> Iterator[Metric]:
+        yield self._counter("baton_guided_steps", "Steps with guided sequences.", stats.steps)
+        yield self._counter("baton_guided_masks", "Masks computed, one for a token.", stats.masks)
+        yield self._counter(
+            "baton_guided_mask_seconds", "Time for masks, beside forward passes.", stats.seconds
+        )
+        yield self._counter(
+            "baton_guided_mask_wait_seconds",
+            "Time that steps waited for masks after their forward pass.",
+            stats.waited_seconds,
+        )
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, text, labels=("role",))
+        family.add_metric((self._role,), value)
+        return family

@@ -1,0 +1,60 @@
+"""A router's stream to one worker, without a router."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from baton.ready import WorkerReady
+from baton.sampling_params import SamplingParams
+from baton.v1 import inference_pb2
+from baton.v1 import worker_pb2 as pb
+from baton.v1.worker_pb2_grpc import WorkerStub
+from tests.support.ring import Service
+
+
+class BareRouter:
+    """Submits to ``worker`` what no router would."""
+
+    def __init__(self, worker: Service) -> None:
+        assert isinstance(worker.ready, WorkerReady)
+        self.channel = grpc.aio.insecure_channel(worker.ready.address)
+        self.call = WorkerStub(self.channel).Connect()
+
+    async def greet(self) -> pb.WorkerHello:
+        await self.call.write(pb.RouterMessage(hello=pb.RouterHello(router_id="bare")))
+        return (await self.call.read()).hello  # type: ignore[no-any-return]
+
+    async def submit(
+        self,
+        request_id: str,
+        attempt: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        output_ids: Sequence[int] = (),
+    ) -> None:
+        """A request that the worker is to answer itself, from the outputs given on."""
+        submit = pb.Submit(
+            request_id=request_id,
+            attempt=attempt,
+            prompt_ids=prompt,
+            output_ids=output_ids,
+            params=params.to_proto(),
+        )
+        await self.call.write(pb.RouterMessage(submit=submit))
+
+    async def answer(self, request_id: str) -> tuple[list[int], pb.TokenDelta]:
+        """The tokens of a request and its last delta."""
+        token_ids: list[int] = []
+        while True:
+            message = await self.call.read()
+            for delta in message.frame.deltas:
+                if delta.request_id == request_id:
+                    token_ids += delta.token_ids
+                    if delta.finish_reason != inference_pb2.FINISH_REASON_UNSPECIFIED:
+                        return token_ids, delta
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await self.channel.close()

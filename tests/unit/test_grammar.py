@@ -1,0 +1,225 @@
+"""Grammars are checked and compiled within their bounds, and one that goes beyond them harms nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from llguidance import LLMatcher
+
+from baton.grammar import compiler as compiler_module
+from baton.grammar.compiler import Grammar, GrammarCompiler
+from baton.grammar.errors import GrammarBusyError, GrammarError
+from baton.grammar.limits import MAX_SOURCE_BYTES
+from baton.grammar.source import check_source
+from baton.grammar.table import TokenTable
+from baton.structured_output import Kind, StructuredOutput, choice_text
+from baton.text.errors import TokenizerError
+from baton.text.tokenizer import SpecialTokens, Tokenizer
+from tests.support.hostile_grammars import HOSTILE
+from tests.support.tiny_models import EOS, VOCAB_SIZE, save_byte_tokenizer
+from tests.support.tiny_tokenizers import byte_fallback, byte_level, word_piece
+
+GOOD = StructuredOutput("regex", "a+b")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer")
+    save_byte_tokenizer(path)
+    return Tokenizer.from_dir(path)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
+    """Its tokens are bytes."""
+    compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
+    yield compiler
+    compiler.close()
+
+
+def compiled(compiler: GrammarCompiler, output: StructuredOutput) -> Grammar:
+    return compiler.compile(output).result(30)
+
+
+def refusal(compiler: GrammarCompiler, output: StructuredOutput) -> str:
+    error = compiler.compile(output).exception(30)
+    assert isinstance(error, GrammarError), error
+    assert "\n" not in str(error)
+    return str(error)
+
+
+def matches(grammar: Grammar, text: str) -> bool:
+    """Whether ``text``, as bytes, is all of what the grammar describes."""
+    matcher = grammar.matcher()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "good", "bad"),
+    [
+        ("json_object", "", ['{"a": [1, "x"]}', "{}"], ["[1]", '"x"']),
+        ("json_schema", '{"type": "integer"}', ["12", "-3"], ["1.5", "x"]),
+        (
+            "json_schema",
+            '{"x-guidance": {"whitespace_flexible": false}, "type": "array"}',
+            ["[1,2]"],
+            ["[1, 2]"],
+        ),
+        ("json_schema", "true", ["12", "[]", '"x"'], ["x"]),
+        ("json_schema", '{"type": "array", "items": {}}', ["[1, \n 2]", "[]"], ["[1," + " " * 50 + "2]"]),
+        ("regex", r"^\d{3}-[a-c]+$", ["123-ab"], ["12-a", "^123-a$"]),
+        (
+            "choice",
+            choice_text(["a", "ab", "naïve 🙂", 'quo"te\n']),
+            ["a", "ab", "naïve 🙂", 'quo"te\n'],
+            ["b"],
+        ),
+        ("grammar", 'start: "x" NUMBER\nNUMBER: /[0-9]+/', ["x12"], ["x", "12"]),
+        ("grammar", 'root ::= "(" root ")" | "x"', ["x", "((x))"], ["((x)"]),
+    ],
+)
+def test_what_each_kind_allows(
+    compiler: GrammarCompiler, kind: Kind, text: str, good: list[str], bad: list[str]
+) -> None:
+    grammar = compiled(compiler, StructuredOutput(kind, text))
+    assert all(matches(grammar, each) for each in good)
+    assert not any(matches(grammar, each) for each in bad)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "part"),
+    [
+        ("json_schema", "{", "not valid JSON"),
+        ("json_schema", "false", "must be an object"),
+        ("json_schema", '{"type": "strng"}', "strng"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "array", "uniqueItems": true, "x-guidance": {"lenient": true}}', "uniqueI"),
+        ("json_schema", '{"$ref": "http://example.com/x"}', "example.com"),
+        ("json_schema", '{"items":' * 65 + "{}" + "}" * 65, "nested deeper than 64"),
+        ("regex", "(", "unclosed group"),
+        ("regex", "(?=a)a", "look-around"),
+        ("regex", "", "empty"),
+        ("regex", "\ud800", "Unicode"),
+        ("choice", "[]", "allowed are 1 to 4096"),
+        ("choice", '["a", ""]', "choice 1 is empty"),
+        ("choice", '["a", 1]', "list of strings"),
+        ("grammar", "start: x", 'unknown name: "x"'),
+        ("grammar", "root := x", "Expected ::="),
+        ("grammar", 'start: start "a"', "no text can match"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(compiler: GrammarCompiler, kind: Kind, text: str, part: str) -> None:
+    assert part in refusal(compiler, StructuredOutput(kind, text))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_in_time_and_others_go_on(compiler: GrammarCompiler, name: str) -> None:
+    compiled(
+        compiler, StructuredOutput("regex", f"warm {name}")
+    )  # the one before may have killed the process
+    began = time.monotonic()
+    refusal(compiler, HOSTILE[name])
+    assert time.monotonic() - began < 1.0
+    assert matches(compiled(compiler, StructuredOutput("regex", f"{name} a+")), f"{name} aa")
+
+
+def test_compiled_once_and_refused_once(compiler: GrammarCompiler) -> None:
+    before = compiler.stats()
+    bad = StructuredOutput("regex", "once(")
+    for _ in range(3):
+        compiled(compiler, StructuredOutput("regex", "once"))
+        refusal(compiler, bad)
+    after = compiler.stats()
+    assert (after.compiled - before.compiled, after.refused - before.refused) == (1, 1)
+    assert (after.cache_misses - before.cache_misses, after.cache_hits - before.cache_hits) == (2, 4)
+    assert after.compile_seconds > before.compile_seconds
+
+
+def test_what_was_used_longest_ago_is_forgotten(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler_module, "CACHE_GRAMMARS", 2)
+    outputs = [StructuredOutput("regex", f"forget {i}") for i in range(3)]
+    kept = [compiled(compiler, output) for output in outputs]
+    assert compiled(compiler, outputs[2]) is kept[2]
+    assert compiled(compiler, outputs[1]) is kept[1]
+    assert compiled(compiler, outputs[0]) is not kept[0]
+    monkeypatch.setattr(compiler_module, "CACHE_BYTES", 10)
+    compiled(compiler, outputs[0])
+    compiled(compiler, StructuredOutput("regex", "x" * 11))
+    assert not compiler._cache
+    assert compiler._cached_bytes == 0
+
+
+def test_a_matcher_is_independent(compiler: GrammarCompiler) -> None:
+    grammar = compiled(compiler, GOOD)
+    first, second = grammar.matcher(), grammar.matcher()
+    first.consume_tokens(list(b"aab"))
+    assert first.is_stopped()
+    assert not second.is_stopped()
+    assert masks(second) == masks(grammar.matcher())
+
+
+def masks(matcher: LLMatcher) -> bytes:
+    return matcher.compute_bitmask()
+
+
+def test_replayed_tokens_lead_to_the_same_mask(compiler: GrammarCompiler) -> None:
+    """State is derived from tokens: whoever follows them from the start allows the same."""
+    schema = '{"type": "object", "properties": {"a": {"type": "array", "items": {"type": "number"}}}}'
+    grammar = compiled(compiler, StructuredOutput("json_schema", schema))
+    stepped = grammar.matcher()
+    text = b'{"a": [1, 2.5e3, -7'
+    for at, token in enumerate(text):
+        replayed = grammar.matcher()
+        replayed.consume_tokens(list(text[:at]))
+        assert masks(replayed) == masks(stepped)
+        stepped.consume_token(token)
+
+
+def test_only_so_many_wait(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_module, "MAX_QUEUED", 1)
+    compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
+    try:
+        futures = [compiler.compile(StructuredOutput("regex", f"{i}")) for i in range(6)]
+        errors = [future.exception(30) for future in futures]
+        assert errors[0] is None
+        assert isinstance(errors[-1], GrammarBusyError)
+        # That it was busy is no property of the grammar.
+        assert matches(compiled(compiler, StructuredOutput("regex", "5")), "5")
+    finally:
+        compiler.close()
+
+
+def test_a_model_that_cannot_be_guided() -> None:
+    def missing() -> TokenTable:
+        raise TokenizerError("there is no tokenizer.json")
+
+    wordy = Tokenizer(word_piece(), SpecialTokens({}, frozenset(), None, None))
+    for load, part in ((missing, "no tokenizer.json"), (lambda: TokenTable.of(wordy, 9, [1]), "kind")):
+        compiler = GrammarCompiler(load)
+        try:
+            assert part in refusal(compiler, GOOD)
+        finally:
+            compiler.close()
+
+
+@pytest.mark.parametrize("backend", [byte_level(), byte_fallback()], ids=["byte level", "byte fallback"])
+def test_tokens_have_the_bytes_of_the_text_they_become(backend: object) -> None:
+    tokenizer = Tokenizer(backend, SpecialTokens({}, frozenset({0, 1, 2}), None, None))  # type: ignore[arg-type]
+    tokens = TokenTable.of(tokenizer, tokenizer.vocab_size, [2]).build()
+    differing = [
+        token
+        for token in range(3, tokenizer.vocab_size)
+        if tokens.decode_bytes([token]) not in (tokenizer.token_bytes(token), b"")
+    ]
+    assert not differing
+
+
+def test_size_counts_in_bytes() -> None:
+    check_source(StructuredOutput("regex", "é" * (MAX_SOURCE_BYTES // 2)))
+    with pytest.raises(GrammarError, match=f"at most {MAX_SOURCE_BYTES}"):
+        check_source(StructuredOutput("regex", "é" * (MAX_SOURCE_BYTES // 2 + 1)))
