@@ -95,7 +95,6 @@ class ModelRunner:
 
     def execute(self, inputs: StepInputs) -> StepResult:
         with torch.inference_mode():
-            masks = self.masks.begin(_guided(inputs.due))
             hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
             result = StepResult()
             for prompt in inputs.prompts:
@@ -103,7 +102,8 @@ class ModelRunner:
             if inputs.due:
                 if inputs.rows is not None:
                     hidden = hidden[inputs.rows]
-                self._sample(self.model.logits(hidden), inputs.due, self.masks.end(masks), result)
+                logits = self.model.logits(hidden)
+                self._sample(logits, inputs.due, self.masks.masks(_guided(inputs.due)), result)
             elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
                 # read these blocks outside of its stream.
