@@ -2,9 +2,9 @@
 
     python -m loadtest.guidance --model demo --batch 1,16 --tokens 64 --rounds 5
 
-Steps of guided and free sequences are timed in one process, a round of each after the other, and the median
-of all is told: on a CPU it is the CPU time of the engine, with one thread, so that what else runs there counts
-little. Then, for a made-up vocabulary of a large model's size, what a mask itself costs, and applying some.
+Steps of guided and free sequences are timed in one process, a round of each after the other, and the
+median of all is told: on a CPU it is the CPU time of the engine, with one thread, so that what else runs
+there counts little. Then, for a made-up vocabulary of a large model's size, what a mask itself costs.
 """
 
 from __future__ import annotations
