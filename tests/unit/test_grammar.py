@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from llguidance import LLMatcher
@@ -217,6 +220,22 @@ def test_tokens_have_the_bytes_of_the_text_they_become(backend: object) -> None:
         if tokens.decode_bytes([token]) not in (tokenizer.token_bytes(token), b"")
     ]
     assert not differing
+
+
+def test_the_examples_of_the_documentation(compiler: GrammarCompiler) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(json)?\n(.*?)```", page, re.DOTALL)
+    bodies = [json.loads(text)["structured_outputs"] for kind, text in blocks if kind]
+    csv, xml = (compiled(compiler, StructuredOutput("grammar", text)) for kind, text in blocks if not kind)
+    assert matches(csv, 'a,b,c\n1,"x, ""y""\n",\n')
+    assert matches(xml, '<note id="7"><place>at <person>Ada</person>&amp;</place></note>')
+    schema, regex, choice = bodies
+    for output in (
+        StructuredOutput("json_schema", json.dumps(schema["json"])),
+        StructuredOutput("regex", regex["regex"]),
+        StructuredOutput("choice", choice_text(choice["choice"])),
+    ):
+        compiled(compiler, output)
 
 
 def test_size_counts_in_bytes() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from baton.engine.engine import Engine, SequenceOutput
-from baton.engine.guidance import NOTHING_LEFT, GuidedRow, StepMasks, masks_of
+from baton.engine.guidance import NOTHING_LEFT, GuidedRow, StepMasks
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarError
@@ -138,8 +138,12 @@ def test_apply_bars_what_has_no_bit() -> None:
 
 
 def test_rows_without_a_grammar_cost_nothing() -> None:
-    assert engine_of(None).runner.masks.begin([]) is None
-    assert masks_of([]).rows == ()
+    stage = engine_of(None).runner.masks
+    logits = torch.randn(2, VOCAB_SIZE)
+    before = logits.clone()
+    stage.masks([]).apply(logits)
+    assert torch.equal(logits, before)
+    assert stage.stats.steps == 0
 
 
 # --- the end

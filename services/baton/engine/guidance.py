@@ -2,8 +2,10 @@
 
 A stage on the logits like ``baton.engine.logits``, and before it. What may come next is a function of the
 grammar and the outputs so far: a sequence that was preempted or that goes on elsewhere has its matcher take
-its outputs again. The masks of a step are computed while its forward pass runs, on a thread of their own
-(llguidance releases the interpreter lock), and applied on the device. Rows without guidance cost nothing.
+its outputs again. The masks of a step are computed when its forward pass has been launched, so that a GPU
+works meanwhile, and applied on the device. (On a CPU the pass is over by then. Computing them beside it on a
+thread was measured too: what that saves goes into passing the interpreter lock to and fro.) Rows without
+guidance cost nothing.
 
 Guidance goes before what would leave nothing to choose from: where a grammar is complete, the end of sequence
 may come whatever ``min_tokens`` and ``ignore_eos`` say.
@@ -14,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence, Set
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -112,37 +113,22 @@ class StepMasks:
 
 
 class MaskStage:
-    """Computes the masks of each step beside its forward pass."""
+    """Computes the masks of each step, and knows what they have cost."""
 
     def __init__(self) -> None:
         self.stats = MaskStats()
         """Replaced, never changed: any thread may read it."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def begin(self, rows: Sequence[GuidedRow]) -> Future[tuple[StepMasks, float]] | None:
-        """Starts computing; None if there is nothing to compute."""
-        return self._thread.submit(_timed, rows) if rows else None
-
-    def end(self, begun: Future[tuple[StepMasks, float]] | None) -> StepMasks:
-        """Waits for what was begun."""
-        if begun is None:
+    def masks(self, rows: Sequence[GuidedRow]) -> StepMasks:
+        """The masks of a step's ``rows``. To be called when the forward pass has been launched."""
+        if not rows:
             return StepMasks()
-        waits = time.perf_counter()
-        masks, seconds = begun.result()
+        began = time.perf_counter()
+        masks = masks_of(rows)
+        seconds = time.perf_counter() - began
         stats = self.stats
-        self.stats = MaskStats(
-            stats.steps + 1,
-            stats.masks + len(masks.rows),
-            stats.seconds + seconds,
-            stats.waited_seconds + time.perf_counter() - waits,
-        )
+        self.stats = MaskStats(stats.steps + 1, stats.masks + len(masks.rows), stats.seconds + seconds)
         return masks
-
-
-def _timed(rows: Sequence[GuidedRow]) -> tuple[StepMasks, float]:
-    began = time.perf_counter()
-    masks = masks_of(rows)
-    return masks, time.perf_counter() - began
 
 
 def masks_of(rows: Sequence[GuidedRow]) -> StepMasks:

@@ -103,7 +103,6 @@ class ModelRunner:
 
     def execute(self, inputs: StepInputs) -> StepResult:
         with torch.inference_mode():
-            masks = self.masks.begin(_guided(inputs.due))
             if inputs.copies is not None:
                 sources, targets = inputs.copies
                 self.pool.index_copy_(0, targets, self.pool.index_select(0, sources))
@@ -114,7 +113,8 @@ class ModelRunner:
             if inputs.due:
                 if inputs.rows is not None:
                     hidden = hidden[inputs.rows]
-                self._sample(self.model.logits(hidden), inputs.due, self.masks.end(masks), result)
+                logits = self.model.logits(hidden)
+                self._sample(logits, inputs.due, self.masks.masks(_guided(inputs.due)), result)
             elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
                 # read these blocks outside of its stream.
@@ -138,10 +138,8 @@ class ModelRunner:
     def _sample(logits: Tensor, due: tuple[Sequence, ...], masks: StepMasks, result: StepResult) -> None:
         """Chooses the next token of each sequence, and of its forks, by its row of ``logits``, which this
         changes."""
-        telling = {
-            row: at for at, row in enumerate(i for i, s in enumerate(due) if s.params.logprobs is not None)
-        }
-        raw = logits[list(telling)] if telling else None
+        telling = [row for row, seq in enumerate(due) if seq.params.logprobs is not None]
+        raw = logits[telling] if telling else None
         masks.apply(logits)
         adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
         masks.find_conflicts(logits)

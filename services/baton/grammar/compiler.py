@@ -128,6 +128,8 @@ class GrammarCompiler:
             future.set_result(grammar)
         else:
             future.set_exception(refusal)
+        if self._compiling is not None:
+            self._compiling.ground.renew()
 
     def _compile(self, output: StructuredOutput) -> Grammar:
         if self._compiling is None:

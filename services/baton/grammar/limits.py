@@ -17,7 +17,7 @@ MAX_CHOICES = 4096
 JSON_SPACE = r"[ \n\r\t]{1,40}"
 """Between two tokens of JSON, unless the schema's ``x-guidance`` says otherwise: a model that has lost its
 way would write spaces for ever."""
-COMPILE_S = 0.7
+COMPILE_S = 0.6
 """Most time of a trial: compiling, and the first masks."""
 REHEARSED_TOKENS = 24
 """Masks that a trial computes, each after a token that the one before allows."""

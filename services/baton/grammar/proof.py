@@ -27,6 +27,7 @@ class ProvingGround:
         self._table = table
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
+        self._spent = False
 
     def prove(self, output: StructuredOutput) -> str:
         """The grammar in llguidance's notation. GrammarError if it is invalid or goes beyond the limits;
@@ -35,18 +36,23 @@ class ProvingGround:
         try:
             return self._ask(process, frame(Attempt(output.kind, output.text)), COMPILE_S).grammar
         except TimeoutError:
-            self.close()
-            self._start()  # so that the next trial does not have to wait for it
+            self._spend(process)
             raise GrammarError(f"it is too complex: compiling it takes over {COMPILE_S:g} s") from None
         except EOFError:
+            self._spend(process)
+            raise GrammarError("it is too complex: compiling it takes too much memory or depth") from None
+
+    def renew(self) -> None:
+        """Start the process again if the last trial was the death of it, so that the next one need not wait
+        for that. Takes a while, so whoever waits for the last trial should have been told."""
+        if self._spent:
             self.close()
             self._start()
-            raise GrammarError("it is too complex: compiling it takes too much memory or depth") from None
 
     def close(self) -> None:
         """End the process, whatever it does."""
         process, self._process = self._process, None
-        self._ready = False
+        self._ready = self._spent = False
         if process is not None:
             process.kill()
             process.wait()
@@ -55,7 +61,12 @@ class ProvingGround:
                     with contextlib.suppress(OSError):  # what was left unsent
                         stream.close()
 
+    def _spend(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        self._spent = True
+
     def _started(self) -> subprocess.Popen[bytes]:
+        self.renew()
         process = self._process or self._start()
         if not self._ready:
             try:

@@ -29,9 +29,7 @@ class MaskStats:
     """Steps with guided sequences."""
     masks: int = 0
     seconds: float = 0.0
-    """Computing masks, beside forward passes."""
-    waited_seconds: float = 0.0
-    """For masks, after the forward pass was through."""
+    """Computing masks."""
 
 
 class GrammarCollector(Collector):
@@ -64,14 +62,7 @@ class GrammarCollector(Collector):
     def _mask_metrics(self, stats: MaskStats) -> Iterator[Metric]:
         yield self._counter("baton_guided_steps", "Steps with guided sequences.", stats.steps)
         yield self._counter("baton_guided_masks", "Masks computed, one for a token.", stats.masks)
-        yield self._counter(
-            "baton_guided_mask_seconds", "Time for masks, beside forward passes.", stats.seconds
-        )
-        yield self._counter(
-            "baton_guided_mask_wait_seconds",
-            "Time that steps waited for masks after their forward pass.",
-            stats.waited_seconds,
-        )
+        yield self._counter("baton_guided_mask_seconds", "Time for computing masks.", stats.seconds)
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=("role",))
