@@ -46,3 +46,12 @@ HOSTILE = MappingProxyType(
         "empty rules": StructuredOutput("grammar", "start: " + "a " * 20000 + '\na: | "x"'),
     }
 )
+
+TRIES = 3
+"""A busy machine can delay a refusal: one in time of so many will do."""
+
+
+def variants(name: str) -> list[StructuredOutput]:
+    """A hostile grammar several times over, each another to a cache."""
+    output = HOSTILE[name]
+    return [StructuredOutput(output.kind, output.text + "\n" * i) for i in range(TRIES)]

@@ -16,7 +16,7 @@ from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.guidance import NOTHING_LEFT, GuidedRow, StepMasks
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.grammar.compiler import Grammar, GrammarCompiler
-from baton.grammar.errors import GrammarError
+from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput, choice_text
@@ -322,7 +322,7 @@ def test_cancelled_or_replaced_while_its_grammar_is_compiled(grammars: GrammarCo
     assert newer.output_ids == alone(grammars, newer)
 
 
-@pytest.mark.parametrize("ending", ["cancelled", "refused"])
+@pytest.mark.parametrize("ending", ["cancelled", "refused", "busy"])
 def test_blocks_that_came_by_handoff_are_freed(grammars: GrammarCompiler, ending: str) -> None:
     slow = Slow(grammars)
     engine = engine_of(slow)
@@ -334,7 +334,8 @@ def test_blocks_that_came_by_handoff_are_freed(grammars: GrammarCompiler, ending
     if ending == "cancelled":
         engine.cancel("a", 1)
     else:
-        slow.grammar.set_exception(GrammarError("no"))
+        slow.grammar.set_exception(GrammarError("no") if ending == "refused" else GrammarBusyError("no"))
         [output] = engine.step()
         assert (output.error, output.finish_reason) == ("structured output: no", FinishReason.ERROR)
+        assert output.blameless == (ending == "busy")
     assert (engine.load().blocks_held, engine.has_work, seq.block_ids) == (0, False, array("q"))

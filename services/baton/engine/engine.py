@@ -21,7 +21,7 @@ from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
 from baton.engine.stop import finish_reason, stops
 from baton.grammar.compiler import Grammar, GrammarCompiler
-from baton.grammar.errors import GrammarError
+from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
 from baton.logprobs import TokenDetails
 from baton.models.loader import Progress
@@ -55,6 +55,8 @@ class SequenceOutput:
     """Of the new token, if the request asked for any."""
     error: str | None = None
     """With ``FinishReason.ERROR``: why, in a line for the client."""
+    blameless: bool = False
+    """With an error: the request is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +400,18 @@ class Engine:
                 self._discard(seq, FinishReason.ERROR)
                 self._forget(seq)
                 now = time.monotonic()
-                output = SequenceOutput(seq, None, FinishReason.ERROR, 0, Span(now, now), error=str(error))
-                self._failed.append(output)
+                blameless = isinstance(error, GrammarBusyError) or not isinstance(error, GrammarError)
+                self._failed.append(
+                    SequenceOutput(
+                        seq,
+                        None,
+                        FinishReason.ERROR,
+                        0,
+                        Span(now, now),
+                        error=str(error),
+                        blameless=blameless,
+                    )
+                )
         self.work.set()
 
     def _discard(self, seq: Sequence, reason: FinishReason | None) -> None:

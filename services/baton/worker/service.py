@@ -185,7 +185,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         """Publish one step: a frame per router, and finished blocks to the handoffs."""
         for output in outputs:
             if output.error is not None:
-                self._routers.reject(*_named(output.seq), output.error)
+                end = self._routers.fail if output.blameless else self._routers.reject
+                end(*_named(output.seq), output.error)
             elif output.new_token is not None:
                 self._routers.deliver(output.seq.owner, _delta(output, output.new_token))
             self._prefill.on_output(output)
