@@ -1,5 +1,5 @@
 """Random histories of an engine with a tiny pool: adds, cancels, handoffs in and out, pins, failing passes,
-and others taking blocks while a pass runs.
+others taking blocks while a pass runs, and priorities.
 
 Whatever happens, every request gets the tokens it would get alone, nobody waits for ever, and every block
 comes back. ``PROPERTY_EXAMPLES`` (default 100) sets how many histories are tried, ``PROPERTY_STEPS``
@@ -22,6 +22,7 @@ from torch import Tensor
 from baton.engine.engine import SequenceOutput
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.sampling_params import SamplingParams
+from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 
@@ -29,6 +30,8 @@ BLOCK_SIZE = 2
 EOS = frozenset(range(3))
 PICK = st.integers(0, 1 << 16)
 STEP_BOUND = 2000
+PRIORITY = st.integers(-2, 2)
+WAITED = st.sampled_from([0.0, 0.0, 7.0])
 
 
 def prompt(kind: int, length: int) -> tuple[int, ...]:
@@ -82,9 +85,17 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 6),
         chunked=st.booleans(),
         caching=st.booleans(),
+        aging=st.sampled_from([None, 0.0, 3.0, 100.0]),
     )
     def start(
-        self, num_blocks: int, max_num_seqs: int, budget: int, chunk: int, chunked: bool, caching: bool
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        chunk: int,
+        chunked: bool,
+        caching: bool,
+        aging: float | None,
     ) -> None:
         self.model = MeddlingModel()
         self.engine = fake_engine(
@@ -95,6 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefill_chunk=chunk,
             chunked_prefill=chunked,
             prefix_caching=caching,
+            priority_aging=aging,
             eos_token_ids=EOS,
             model=self.model,
         )
@@ -102,30 +114,48 @@ class EngineMachine(RuleBasedStateMachine):
         self.pinned: list[list[int]] = []
         self.stolen: list[int] = []
         self.names = 0
+        self.now = 0.0
+        self.aging = aging
 
     # -- what can happen ---------------------------------------------------------------------------------
 
-    @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 4))
-    def add(self, request: tuple[int, int, SamplingParams], hold: bool, given: int) -> None:
+    @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 4), priority=PRIORITY, waited=WAITED)
+    def add(
+        self,
+        request: tuple[int, int, SamplingParams],
+        hold: bool,
+        given: int,
+        priority: int,
+        waited: float,
+    ) -> None:
         """A new request, or (``given`` > 0) one that another worker began."""
         kind, length, params = request
         expected = alone(kind, length, params)
         outputs = list(expected[: min(given, len(expected) - 1)])
-        seq = Sequence(self.name(), 1, prompt(kind, length), params, outputs, hold_after_prefill=hold)
+        seq = Sequence(
+            self.name(),
+            1,
+            prompt(kind, length),
+            params,
+            outputs,
+            hold_after_prefill=hold,
+            urgency=self.urgency(priority, waited),
+        )
         self.expected[seq] = expected
         self.engine.add(seq)
 
-    @rule(request=REQUESTS)
-    def receive(self, request: tuple[int, int, SamplingParams]) -> None:
+    @rule(request=REQUESTS, priority=PRIORITY, waited=WAITED)
+    def receive(self, request: tuple[int, int, SamplingParams], priority: int, waited: float) -> None:
         """A request prefilled elsewhere arrives, into promised blocks, reusing what is cached here."""
         kind, length, params = request
         expected = alone(kind, length, params)
         if len(expected) < 2:
             return
-        seq = Sequence(self.name(), 1, prompt(kind, length), params, [expected[0]])
+        urgency = self.urgency(priority, waited)
+        seq = Sequence(self.name(), 1, prompt(kind, length), params, [expected[0]], urgency=urgency)
         engine = self.engine
         needed = -(-length // BLOCK_SIZE)
-        if not engine.reserve(needed):
+        if not engine.reserve(needed, engine.scheduler.turn_of(seq)):
             return
         seq.extend_hashes(BLOCK_SIZE)
         known = engine.pool.match_prefix(seq.hashes[: length // BLOCK_SIZE])
@@ -213,8 +243,13 @@ class EngineMachine(RuleBasedStateMachine):
     # -- what must then hold -----------------------------------------------------------------------------
 
     def one_step(self) -> list[SequenceOutput]:
+        self.now += 1
         before = {seq: (seq.num_outputs, seq.num_computed) for seq in self.expected}
+        scheduler = self.engine.scheduler
+        seated = sorted((*scheduler.running, *scheduler.joining), key=lambda seq: seq.place)
+        losses = [seq.preemptions for seq in seated[:1]]
         outputs = self.engine.step()
+        assert [seq.preemptions for seq in seated[:1]] == losses, "the first in order was preempted"
         assert len({out.seq for out in outputs}) == len(outputs)
         for out in outputs:
             seq = out.seq
@@ -240,8 +275,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert here == set(self.expected)
         assert len(scheduler.running) <= scheduler.limits.max_num_seqs
         assert scheduler._waiting_tokens == sum(seq.num_tokens for seq in scheduler.waiting)
-        for queue in (scheduler.running, scheduler.waiting):
-            assert [s.arrival for s in queue] == sorted(s.arrival for s in queue)
+        for queue in (scheduler.running, scheduler.joining, scheduler.waiting):
+            assert [s.place for s in queue] == sorted(s.place for s in queue)
+        if self.aging is None:
+            assert all(s.place == (0.0, s.arrival) for s in here)
         refs = array("q", [0] * pool.num_blocks)
         for block in self.stolen:
             refs[block] += 1
@@ -260,6 +297,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.release(seq)
         assert not self.engine.release(seq)
         del self.expected[seq]
+
+    def urgency(self, priority: int, waited: float) -> Urgency:
+        return Urgency(0 if self.aging is None else priority, self.now - waited)
 
     def name(self) -> str:
         self.names += 1

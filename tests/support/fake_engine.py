@@ -73,6 +73,7 @@ def fake_engine(
     max_model_len: int = 512,
     chunked_prefill: bool = True,
     prefix_caching: bool = True,
+    priority_aging: float | None = None,
     eos_token_ids: frozenset[int] = frozenset(),
     model: Model | None = None,
 ) -> Engine:
@@ -84,6 +85,7 @@ def fake_engine(
         max_model_len=max_model_len,
         chunked_prefill=chunked_prefill,
         prefix_caching=prefix_caching,
+        priority_aging=priority_aging,
     )
     kv = torch.full((num_blocks, 2, 2, 2, block_size, 3), 777.0)
     runner = ModelRunner(model or FakeModel(VOCAB_SIZE), kv, block_size, torch.device("cpu"))

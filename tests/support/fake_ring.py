@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from baton.logprobs import Logprobs, TokenDetails
 from baton.router.types import FinishReason, ModelInfo, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
+from baton.urgency import CALM, Urgency
 
 EOS = 0
 
@@ -28,6 +29,7 @@ class Call:
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    urgency: Urgency = CALM
     delivered: int = 0
     finished: bool = False
     closed: bool = False
@@ -55,9 +57,9 @@ class FakeRing:
     calls: list[Call] = field(default_factory=list)
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, urgency: Urgency = CALM
     ) -> AsyncGenerator[TokenChunk]:
-        call = Call(request_id, prompt_ids, params)
+        call = Call(request_id, prompt_ids, params, urgency)
         self.calls.append(call)
         try:
             for chunk in self._chunks(call):

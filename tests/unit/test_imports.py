@@ -17,6 +17,7 @@ BELOW = {
     "text",
     "hub",
     "sampling_params",
+    "urgency",
     "logprobs",
     "connector",
     "telemetry",

@@ -110,6 +110,21 @@ ChunkedPrefill = Annotated[
 PrefixCaching = Annotated[
     bool, typer.Option(help="Keep KV blocks for prompts that begin alike.", rich_help_panel=_MEMORY)
 ]
+SchedulingPolicy = Annotated[
+    str,
+    typer.Option(
+        help="fcfs: first come, first served. priority: requests with a lower priority field go first.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+PriorityAging = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="With --scheduling-policy priority: how long a request waits to make up for one level.",
+        rich_help_panel=_MEMORY,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(help="CPU threads of a worker. Default: the library's choice.", rich_help_panel=_PROCESS),

@@ -41,6 +41,7 @@ from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
 from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import Holds, Pair
+from baton.urgency import Urgency
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 from baton.v1 import worker_pb2
@@ -164,6 +165,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def cancel(self, name: Name) -> None:
         self._do(lambda now: self._machine.cancel(name, now))
 
+    def overdue(self, now: float) -> list[Sequence]:
+        """Requests under way here whose deadline has passed."""
+        return [seq for seq in self._room.expected() if seq.urgency.overdue(now)]
+
     def has_any_of(self, owner: str) -> bool:
         return bool(self._room.owned_by(owner))
 
@@ -266,6 +271,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             output_ids=list(ask.output_ids),
             params=SamplingParams.from_proto(ask.params),
             owner=ask.router_id,
+            urgency=Urgency.from_proto(ask.urgency, time.monotonic()),
         )
         refusal = self._objection(name, sequence, ask.handle)
         if refusal is not None:
@@ -279,7 +285,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         def receive(now: float) -> list[Action]:
             self._room.expect(name, sequence, manifest)
             self._timelines[name] = Timeline(now, peer.pair.connector)
-            actions = self._machine.receive(link, Ask(name, num_blocks), now)
+            turn = self._engine.scheduler.turn_of(sequence)
+            actions = self._machine.receive(link, Ask(name, num_blocks, turn), now)
             if self._machine.state_of(name) is None:
                 self._forget(name)
             return actions

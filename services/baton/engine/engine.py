@@ -154,6 +154,11 @@ class Engine:
         self.work.set()
         return True
 
+    def overdue(self, now: float) -> list[Sequence]:
+        """Requests here, in whatever state, whose deadline has passed."""
+        with self.lock:
+            return [seq for seq in self._sequences.values() if seq.urgency.overdue(now)]
+
     def has_any_of(self, owner: str) -> bool:
         """Whether a request of this owner is here."""
         with self.lock:
@@ -175,10 +180,11 @@ class Engine:
 
     # -- handoffs that are to arrive ---------------------------------------------------------------------
 
-    def reserve(self, blocks: int) -> bool:
-        """Promises ``blocks`` blocks to a handoff; False if those here need them or somebody waits."""
+    def reserve(self, blocks: int, turn: float = 0.0) -> bool:
+        """Promises ``blocks`` blocks to a handoff whose turn that is; False if those here need them or
+        somebody waits whose turn is not later."""
         with self.lock:
-            return self.scheduler.reserve(blocks)
+            return self.scheduler.reserve(blocks, turn)
 
     def unreserve(self, blocks: int) -> None:
         """Takes a promise back: the handoff is over, or is about to bind its blocks."""

@@ -1,12 +1,17 @@
 """Which sequences compute how many tokens in the next step, and which blocks these tokens get.
 
-Continuous batching under a token budget. A step is filled in this order: sequences with one token to
-compute (they decode), then prompts already begun, then waiting ones, each in order of arrival. So decoding
-never waits for a prompt, and no later arrival overtakes an earlier one.
+Everyone has a place in one order, given once, on acceptance. Under FCFS it is the order of arrival. Under
+priorities it is that of ``since + priority * aging``: a level of priority is worth so many seconds of
+waiting, so that nobody can be overtaken by those who come later than that, and nobody starves.
 
-Blocks are bound for the tokens of the step only. When none is left, the latest arrival that holds any is
-preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The latest
-arrival itself just pauses. As the earliest arrival is never preempted, somebody always gets to the end.
+Continuous batching under a token budget. A step is filled like this: sequences with one token to compute
+(they decode), then prompts already begun, then waiting ones, each in order. So decoding never waits for a
+prompt, and nobody waiting is overtaken by one behind him.
+
+Blocks are bound for the tokens of the step only. When none is left, the last in order that holds any is
+preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The last
+itself just pauses. As the first of those who hold blocks is never preempted, and no arrival can come before
+him for ever, somebody always gets to the end.
 """
 
 from __future__ import annotations
@@ -34,6 +39,9 @@ class SchedulerLimits:
     longest_shared_prompt: int | None = None
     """Requests with longer prompts neither use nor feed the prefix cache: the model gives their KV a meaning
     of its own."""
+    priority_aging: float | None = None
+    """Seconds of waiting that are worth one level of priority. None: first come, first served, and no
+    priority but 0."""
 
     def shares(self, seq: Sequence) -> bool:
         """Whether the prefix cache is for this sequence."""
@@ -71,8 +79,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.joining: list[Sequence] = []
-        """Arrived computed, with their blocks, and without a seat. They get seats before ``waiting`` does:
-        behind it, blocks they hold could be the very ones its first sequence waits for."""
+        """With blocks and without a seat: arrived computed, or gave its seat to one that did. All are behind
+        everyone with a seat. They get seats before ``waiting`` does: behind it, blocks they hold could be the
+        very ones its first sequence waits for."""
         self.held: set[Sequence] = set()
         self.preemptions = 0
         self.prefix_queried_tokens = 0
@@ -89,8 +98,8 @@ class Scheduler:
     @property
     def waiting_prefill_tokens(self) -> int:
         """Tokens accepted but not computed, those of preempted sequences included. O(running)."""
-        running = sum(seq.num_uncomputed for seq in self.running if seq.num_uncomputed > 1)
-        return running + self._waiting_tokens
+        begun = sum(s.num_uncomputed for s in (*self.running, *self.joining) if s.num_uncomputed > 1)
+        return begun + self._waiting_tokens
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. ValueError if it could never produce a token here."""
@@ -109,7 +118,7 @@ class Scheduler:
         self._accept(seq)
         seq.num_computed = seq.num_tokens - 1
         self._index_full_blocks(seq)
-        self.joining.append(seq)
+        insort(self.joining, seq, key=_place)
 
     def hold(self, seq: Sequence) -> None:
         """Takes a running sequence out of scheduling; it keeps its blocks until ``finish``."""
@@ -137,12 +146,18 @@ class Scheduler:
         seq.num_computed += num_new
         self._index_full_blocks(seq)
 
-    def reserve(self, blocks: int) -> bool:
+    def turn_of(self, seq: Sequence) -> float:
+        """When it is the turn of a sequence, accepted or not: a moment, to be compared with others'."""
+        aging = self.limits.priority_aging
+        return 0.0 if aging is None else seq.urgency.since + seq.urgency.priority * aging
+
+    def reserve(self, blocks: int, turn: float = 0.0) -> bool:
         """Promises room for a handoff of ``blocks`` blocks, if there is any beyond what those here need.
 
-        Refuses while anyone waits, so that handoffs cannot starve sequences that were preempted.
+        Refuses while anyone waits whose turn is not later, so that handoffs cannot starve sequences that were
+        preempted.
         """
-        if self.waiting or blocks > self._spare_blocks():
+        if (self.waiting and self.waiting[0].place[0] <= turn) or blocks > self._spare_blocks():
             return False
         self.reserved_blocks += blocks
         return True
@@ -158,8 +173,7 @@ class Scheduler:
 
     def schedule(self) -> ScheduledBatch:
         """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there)."""
-        while self.joining and len(self.running) < self.limits.max_num_seqs:
-            self._seat(self.joining.pop(0))
+        self._share_out_seats()
         preemptions = self.preemptions
         decodes: list[Sequence] = []
         begun: list[Sequence] = []
@@ -173,6 +187,17 @@ class Scheduler:
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
         return ScheduledBatch((*singles, *chunks), len(singles))
+
+    def _share_out_seats(self) -> None:
+        """Seats go to the first in order of those who hold blocks. Who loses one keeps his blocks."""
+        while self.joining:
+            if len(self.running) == self.limits.max_num_seqs:
+                if self.running[-1].place < self.joining[0].place:
+                    break
+                last = self.running.pop()
+                last.status = Status.WAITING
+                insort(self.joining, last, key=_place)
+            self._seat(self.joining.pop(0))
 
     def _plan_decodes(self, decodes: list[Sequence], plan: dict[Sequence, int]) -> None:
         for seq in decodes:
@@ -244,13 +269,13 @@ class Scheduler:
     # -- blocks ------------------------------------------------------------------------------------------
 
     def _bind(self, seq: Sequence, want: int, plan: dict[Sequence, int]) -> int:
-        """Binds blocks for up to ``want`` more tokens of a running sequence, preempting later arrivals if not
-        even one fits. Returns the tokens that have blocks; 0 if it must pause."""
+        """Binds blocks for up to ``want`` more tokens of a running sequence, preempting from the end of the
+        order if not even one fits. Returns the tokens that have blocks; 0 if it must pause."""
         while True:
             granted = self._grow(seq, want)
             if granted:
                 return granted
-            if self.joining:  # all of them are later than anyone with a seat
+            if self.joining:  # all of them are behind everyone with a seat
                 victim = self.joining.pop()
             elif self.running[-1] is not seq:
                 victim = self.running.pop()
@@ -302,7 +327,7 @@ class Scheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_size)
 
-    # -- queues, all in order of arrival -----------------------------------------------------------------
+    # -- queues, all in order ----------------------------------------------------------------------------
 
     def check(self, seq: Sequence) -> None:
         """ValueError, naming the numbers, if the sequence could never produce a token here."""
@@ -319,6 +344,11 @@ class Scheduler:
                 f"{name}: {seq.num_tokens} tokens and one more exceed max_model_len "
                 f"{self.limits.max_model_len}"
             )
+        if seq.urgency.priority and self.limits.priority_aging is None:
+            raise ValueError(
+                f"{name}: priority is {seq.urgency.priority}; allowed: 0, as this worker's scheduling policy "
+                "is fcfs"
+            )
         if seq.num_tokens + 1 > pool_tokens:
             raise ValueError(
                 f"{name}: {seq.num_tokens} tokens and one more exceed the KV cache of {pool_tokens} tokens "
@@ -326,17 +356,18 @@ class Scheduler:
             )
 
     def _accept(self, seq: Sequence) -> None:
-        """Checks a new sequence against the limits, and gives it its place in the order of arrival."""
+        """Checks a new sequence against the limits, and gives it its place in the order."""
         self.check(seq)
         pool_tokens = self.pool.num_blocks * self.pool.block_size
         wanted = seq.num_prompt + seq.params.max_tokens
         seq.max_len = min(wanted, self.limits.max_model_len, pool_tokens)
         seq.arrival = self._arrivals
+        seq.place = (self.turn_of(seq), seq.arrival)
         self._arrivals += 1
 
     def _enqueue(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
-        insort(self.waiting, seq, key=_arrival)
+        insort(self.waiting, seq, key=_place)
         self._waiting_tokens += seq.num_tokens
 
     def _dequeue(self, seq: Sequence) -> None:
@@ -345,12 +376,12 @@ class Scheduler:
 
     def _seat(self, seq: Sequence) -> None:
         seq.status = Status.RUNNING
-        insort(self.running, seq, key=_arrival)
+        insort(self.running, seq, key=_place)
 
     @staticmethod
     def _remove(queue: list[Sequence], seq: Sequence) -> None:
-        del queue[bisect_left(queue, seq.arrival, key=_arrival)]
+        del queue[bisect_left(queue, seq.place, key=_place)]
 
 
-def _arrival(seq: Sequence) -> int:
-    return seq.arrival
+def _place(seq: Sequence) -> tuple[float, int]:
+    return seq.place

@@ -156,6 +156,10 @@ class PrefillRole:
         self._do(lambda now: self._machine.cancel(name, now))
         self._requests.pop(name, None)
 
+    def overdue(self, now: float) -> list[Sequence]:
+        """Requests to be handed on whose deadline has passed."""
+        return [r.sequence for r in self._requests.values() if r.sequence.urgency.overdue(now)]
+
     def has_any_of(self, owner: str) -> bool:
         return any(request.sequence.owner == owner for request in self._requests.values())
 
@@ -311,6 +315,7 @@ class PrefillRole:
             output_ids=sequence.output_ids,
             params=sequence.params.to_proto(),
             handle=request.handle,
+            urgency=sequence.urgency.to_proto(time.monotonic()),
         )
         return pb.PrefillMessage(ask=ask)
 

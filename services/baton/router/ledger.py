@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.logprobs import Logprobs, TokenDetails
-from baton.router.types import FinishReason, RingError, TokenChunk
+from baton.router.types import FinishReason, RingError, TokenChunk, deadline_exceeded
 from baton.v1 import inference_pb2, worker_pb2
 
 _FINISH: dict[int, FinishReason] = {
@@ -48,7 +48,7 @@ class Entry:
             return None
         if delta.finish_reason == inference_pb2.FINISH_REASON_ERROR:
             self.finished = True
-            return RingError(503, "worker_error", delta.error)
+            return deadline_exceeded() if delta.expired else RingError(503, "worker_error", delta.error)
         repeated = len(self.output_ids) - delta.first_seq
         if repeated < 0:
             self.finished = True

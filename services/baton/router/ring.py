@@ -14,14 +14,18 @@ from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
 from baton.router.ledger import Entry
 from baton.router.placement import least_loaded, may_prefill, takes_over
-from baton.router.types import ModelInfo, RingError, TokenChunk
+from baton.router.types import ModelInfo, RingError, TokenChunk, deadline_exceeded
 from baton.router.workers import WorkerClient
 from baton.sampling_params import SamplingParams
 from baton.telemetry.ring import WorkerView
+from baton.urgency import CALM, Urgency
 from baton.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+WORKER_TELLS_S = 0.5
+"""How long after a deadline the worker's own word on it may take: it looks every tick, and its clock began
+when the request had reached it."""
 MAX_LOST = 3
 """Attempts of one request whose handoff may break; a request that breaks more is given up on."""
 
@@ -33,6 +37,7 @@ class _Active:
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    urgency: Urgency
     decode: WorkerClient
     prefill: WorkerClient | None
     entry: Entry = field(default_factory=Entry)
@@ -92,6 +97,7 @@ class WorkerRing:
             max_model_len=min(h.max_model_len for h in hellos),
             vocab_size=min(h.vocab_size for h in hellos),
             eos_token_ids=frozenset().union(*(h.eos_token_ids for h in hellos)),
+            takes_priorities=all(h.takes_priorities for h in hellos),
         )
 
     @property
@@ -127,19 +133,21 @@ class WorkerRing:
         return by_address[choice.decode], by_address[choice.prefill] if choice.prefill else None
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, urgency: Urgency = CALM
     ) -> AsyncGenerator[TokenChunk]:
         """Run one request; see ``Ring.generate``."""
+        if urgency.overdue(time.monotonic()):
+            raise deadline_exceeded()
         placed = self._place()
         if placed is None:
             raise RingError(503, "no_worker", "no worker that can decode is ready")
-        active = _Active(request_id, prompt_ids, params, *placed)
+        active = _Active(request_id, prompt_ids, params, urgency, *placed)
         self._active[request_id] = active
         try:
             self._submit(active)
             finished = False
             while not finished:
-                arrived = await active.arrived.get()
+                arrived = await self._next(active)
                 if isinstance(arrived, RingError):
                     raise arrived
                 finished = arrived.finish_reason is not None
@@ -150,6 +158,18 @@ class WorkerRing:
                 for worker in active.workers:
                     worker.cancel(request_id, active.entry.attempt)
 
+    @staticmethod
+    async def _next(active: _Active) -> TokenChunk | RingError:
+        """What comes next, or that the deadline has passed and no worker has said so."""
+        deadline = active.urgency.deadline
+        if deadline is None:
+            return await active.arrived.get()
+        try:
+            async with asyncio.timeout(deadline - time.monotonic() + WORKER_TELLS_S):
+                return await active.arrived.get()
+        except TimeoutError:
+            return deadline_exceeded()
+
     def _submit(self, active: _Active) -> None:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
         name = Name(active.request_id, active.entry.attempt)
@@ -159,6 +179,7 @@ class WorkerRing:
             prompt_ids=active.prompt_ids,
             output_ids=active.entry.output_ids,
             params=active.params.to_proto(),
+            urgency=active.urgency.to_proto(time.monotonic()),
         )
         prefill, decode = active.prefill, active.decode
         if prefill is None:

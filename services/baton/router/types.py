@@ -8,7 +8,9 @@ from typing import Literal, Protocol
 
 from baton.logprobs import TokenDetails
 from baton.sampling_params import SamplingParams
+from baton.urgency import Urgency
 
+DEADLINE_EXCEEDED = "deadline_exceeded"
 FinishReason = Literal["stop", "length"]
 
 
@@ -21,6 +23,8 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+    takes_priorities: bool = False
+    """Whether the workers schedule by priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,12 @@ class RingError(Exception):
         self.code = code
 
 
+def deadline_exceeded() -> RingError:
+    """A request that took longer than its client would wait."""
+    message = "The request's deadline passed before its answer was complete."
+    return RingError(504, DEADLINE_EXCEEDED, message)
+
+
 class Ring(Protocol):
     """The workers, as the APIs see them."""
 
@@ -58,9 +68,9 @@ class Ring(Protocol):
         """Whether a request submitted now could be placed."""
 
     def generate(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, urgency: Urgency
     ) -> AsyncGenerator[TokenChunk]:
         """Run one request. Closing the generator cancels it on every worker that knows it.
 
-        Raises RingError when no worker can take it or a worker is lost on the way.
+        Raises RingError when no worker can take it, a worker is lost on the way, or its deadline has passed.
         """

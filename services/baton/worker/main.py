@@ -118,6 +118,7 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         chunked_prefill=config.chunked_prefill,
         prefix_caching=config.prefix_caching,
         max_model_len=config.max_model_len,
+        priority_aging=config.priority_aging if config.scheduling_policy == "priority" else None,
         num_threads=config.threads,
     )
 
@@ -291,6 +292,7 @@ class Worker:
             handoff_address=address,
             max_running=limits.max_num_seqs,
             eos_token_ids=sorted(self._engine.eos_token_ids),
+            takes_priorities=limits.priority_aging is not None,
         )
 
     def _compatibility(self) -> handoff_pb2.Compatibility:

@@ -87,6 +87,9 @@ class Routers:
     def lose(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         self.deliver(owner, _failure(request_id, attempt, reason, lost=True))
 
+    def expire(self, owner: str, request_id: str, attempt: int) -> None:
+        self.deliver(owner, _failure(request_id, attempt, "the request's deadline has passed", expired=True))
+
     def report_loads(self) -> None:
         """Tell every router how the worker is; to them it is the worker's heartbeat."""
         for stream in self._streams.values():
@@ -116,7 +119,13 @@ class Routers:
 
 
 def _failure(
-    request_id: str, attempt: int, reason: str, *, refused: bool = False, lost: bool = False
+    request_id: str,
+    attempt: int,
+    reason: str,
+    *,
+    refused: bool = False,
+    lost: bool = False,
+    expired: bool = False,
 ) -> worker_pb2.TokenDelta:
     return worker_pb2.TokenDelta(
         request_id=request_id,
@@ -125,4 +134,5 @@ def _failure(
         error=reason,
         refused=refused,
         lost=lost,
+        expired=expired,
     )

@@ -20,6 +20,7 @@ from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
 from baton.sampling_params import SamplingParams
 from baton.telemetry.worker import WorkerStats
+from baton.urgency import Urgency
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.worker.routers import Routers, RouterStream
@@ -80,6 +81,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode = decode
         self._tempo = tempo
         self._draining = False
+        self._deadlines_exceeded = 0
 
     async def Connect(  # noqa: N802 (the name is the contract's)
         self,
@@ -156,6 +158,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             output_ids=list(submit.output_ids),
             params=SamplingParams.from_proto(submit.params),
             owner=router_id,
+            urgency=Urgency.from_proto(submit.urgency, time.monotonic()),
         )
         # A request of one token has nothing to hand on.
         handed_on = submit.HasField("decode") and sequence.params.max_tokens - sequence.num_outputs > 1
@@ -172,6 +175,19 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._prefill.cancel(name)
         self._decode.cancel(name)
         self._engine.cancel(*name)
+
+    def _end_overdue(self, now: float) -> None:
+        """End what has outlived its deadline, wherever it is. Nothing is kept of deadlines but where the
+        requests are, so all that are here are looked at: there are not many."""
+        overdue = {
+            (seq.owner, Name(seq.request_id, seq.attempt))
+            for part in (self._engine, self._prefill, self._decode)
+            for seq in part.overdue(now)
+        }
+        for owner, name in overdue:
+            self._deadlines_exceeded += 1
+            self._cancel(name)
+            self._routers.expire(owner, *name)
 
     def _cancel_all_of(self, router_id: str) -> None:
         self._prefill.cancel_all_of(router_id)
@@ -190,7 +206,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode.room_changed()
 
     async def run_timers(self) -> None:
-        """Report to the routers and listen for their silence, for as long as the worker lives."""
+        """Report to the routers, listen for their silence, and keep to the deadlines, for as long as the
+        worker lives."""
         before = time.monotonic()
         since_report = 0.0
         while True:
@@ -200,6 +217,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             if since_report >= self._tempo.heartbeat_s:
                 since_report = 0.0
                 self._routers.report_loads()
+            self._end_overdue(now)
             for stream in self._routers.silent(now - before, self._busy_for):
                 log.warning("router %s is silent: its requests are cancelled", stream.router_id)
                 self._part(stream)
@@ -249,6 +267,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             blocks_held=load.blocks_held,
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
             preemptions=load.preemptions,
+            deadlines_exceeded=self._deadlines_exceeded,
             generated_tokens=load.generated_tokens,
             prefix_queried_tokens=load.prefix_queried_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,

@@ -12,6 +12,7 @@ from baton.router.types import FinishReason, Ring, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
 from baton.text.detokenizer import Detokenizer
 from baton.text.stop import StopMatcher
+from baton.urgency import CALM, Urgency
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +134,18 @@ class ChoiceText:
 
 
 async def complete(
-    ring: Ring, request_id: str, prompt_ids: list[int], params: SamplingParams, text: ChoiceText
+    ring: Ring,
+    request_id: str,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    text: ChoiceText,
+    urgency: Urgency = CALM,
 ) -> AsyncGenerator[Delta]:
     """Run one choice to its end. Closing the generator cancels it on the workers.
 
     Raises RingError when the ring does, or when it stops without saying why.
     """
-    async with aclosing(ring.generate(request_id, prompt_ids, params)) as chunks:
+    async with aclosing(ring.generate(request_id, prompt_ids, params, urgency)) as chunks:
         async for chunk in chunks:
             delta = text.add(chunk)
             if delta.finish_reason is not None:

@@ -6,7 +6,7 @@ import logging
 
 import orjson
 
-from baton.router.types import RingError
+from baton.router.types import DEADLINE_EXCEEDED, RingError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,8 @@ class ApiError(Exception):
         """OpenAI's coarse class of the error."""
         if self.status == 429:
             return "rate_limit_error"
+        if self.code == DEADLINE_EXCEEDED:
+            return DEADLINE_EXCEEDED
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> bytes:

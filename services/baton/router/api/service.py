@@ -18,6 +18,7 @@ from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
+from baton.urgency import CALM, Urgency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Job:
     model: ModelInfo
     prompts: list[list[int]]
     params: SamplingParams
+    urgency: Urgency = CALM
     n: int = 1
     seeded: bool = False  # whether the client gave the seed
     skip_special_tokens: bool = True
@@ -143,4 +145,4 @@ class CompletionService:
             echo=job.echoes[index // job.n].text if job.echoes else "",
             only_echo=job.only_echo,
         )
-        return complete(self.ring, f"{job.request_id}-{index}", prompt_ids, params, text)
+        return complete(self.ring, f"{job.request_id}-{index}", prompt_ids, params, text, job.urgency)
