@@ -1,5 +1,5 @@
 """Random histories of an engine with a tiny pool: adds, cancels, handoffs in and out, pins, failing passes,
-others taking blocks while a pass runs, and priorities.
+others taking blocks while a pass runs, priorities, and a host tier.
 
 Whatever happens, every request gets the tokens it would get alone, nobody waits for ever, and every block
 comes back. ``PROPERTY_EXAMPLES`` (default 100) sets how many histories are tried, ``PROPERTY_STEPS``
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from torch import Tensor
 
+from baton.engine.break_even import BreakEven
 from baton.engine.engine import SequenceOutput
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.sampling_params import SamplingParams
@@ -62,6 +63,15 @@ REQUESTS = st.tuples(
 )
 
 
+class Fickle(BreakEven):
+    """Copying pays when the machine says so."""
+
+    pays = True
+
+    def copying_pays(self, blocks: int) -> bool:
+        return self.pays
+
+
 class MeddlingModel(FakeModel):
     """Lets the machine act in the midst of a pass, before the pass writes and after."""
 
@@ -86,6 +96,7 @@ class EngineMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         caching=st.booleans(),
         aging=st.sampled_from([None, 0.0, 3.0, 100.0]),
+        host_blocks=st.sampled_from([0, 1, 4, 40]),
     )
     def start(
         self,
@@ -96,7 +107,9 @@ class EngineMachine(RuleBasedStateMachine):
         chunked: bool,
         caching: bool,
         aging: float | None,
+        host_blocks: int,
     ) -> None:
+        self.break_even = Fickle(BLOCK_SIZE)
         self.model = MeddlingModel()
         self.engine = fake_engine(
             num_blocks,
@@ -107,6 +120,8 @@ class EngineMachine(RuleBasedStateMachine):
             chunked_prefill=chunked,
             prefix_caching=caching,
             priority_aging=aging,
+            host_blocks=host_blocks,
+            break_even=self.break_even,
             eos_token_ids=EOS,
             model=self.model,
         )
@@ -152,21 +167,22 @@ class EngineMachine(RuleBasedStateMachine):
         if len(expected) < 2:
             return
         urgency = self.urgency(priority, waited)
-        seq = Sequence(self.name(), 1, prompt(kind, length), params, [expected[0]], urgency=urgency)
+        seq = Sequence(self.name(), 1, prompt(kind, length), params, urgency=urgency)
         engine = self.engine
         needed = -(-length // BLOCK_SIZE)
         if not engine.reserve(needed, engine.scheduler.turn_of(seq)):
             return
-        seq.extend_hashes(BLOCK_SIZE)
-        known = engine.pool.match_prefix(seq.hashes[: length // BLOCK_SIZE])
+        known = engine.scheduler.match_prefix(seq)
         engine.unreserve(needed)
         fresh = engine.pool.allocate(needed - len(known))
         assert fresh is not None
+        engine.copy_blocks()
         seq.bind([*known, *fresh])
         for position in range(len(known) * BLOCK_SIZE, length):
             block = seq.block_ids[position // BLOCK_SIZE]
             written = engine.runner.pool[block, :, :, :, position % BLOCK_SIZE]
             written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
+        seq.append(expected[0])
         engine.admit_computed(seq)
         self.expected[seq] = expected
 
@@ -200,6 +216,10 @@ class EngineMachine(RuleBasedStateMachine):
         if self.pinned:
             self.engine.pool.unpin(self.pinned.pop())
 
+    @rule(pays=st.booleans())
+    def weigh(self, pays: bool) -> None:
+        self.break_even.pays = pays
+
     @rule(steps=st.integers(1, 9))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -218,6 +238,7 @@ class EngineMachine(RuleBasedStateMachine):
             del self.expected[seq]
             blocks = engine.pool.allocate(engine.pool.num_allocatable)
             assert blocks is not None
+            engine.copy_blocks()
             in_flight = {block for s in engine._in_flight for block in s.block_ids}
             assert in_flight <= in_use
             assert in_flight.isdisjoint(blocks)

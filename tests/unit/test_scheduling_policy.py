@@ -1,5 +1,5 @@
-"""Who goes first: arrival under FCFS, arrival and priority under aging, with the bound that docs/scheduling.md
-states. The clock is the test's own: a step takes a second."""
+"""Who goes first: arrival under FCFS, arrival and priority under aging, with the bound that
+docs/scheduling.md states. The clock is the test's own: a step takes a second."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def test_lower_goes_first_and_equals_by_arrival() -> None:
     assert list(run.began) == ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize(("later", "first"), [(AGING - 1, "urgent"), (AGING, "patient"), (AGING + 1, "patient")])
+@pytest.mark.parametrize(
+    ("later", "first"), [(AGING - 1, "urgent"), (AGING, "patient"), (AGING + 1, "patient")]
+)
 def test_a_level_is_worth_so_many_seconds_of_waiting(later: float, first: str) -> None:
     run = Run(scheduler(AGING))
     run.scheduler.add(request("patient", priority=1, at=0))

@@ -87,6 +87,16 @@ KvCacheMemory = Annotated[
         rich_help_panel=_MEMORY,
     ),
 ]
+HostKvMemory = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Host memory per worker for KV blocks that the pool has no room for any more, such as 16GiB; "
+        "they come back by copy. 0 keeps none.",
+        rich_help_panel=_MEMORY,
+    ),
+]
 MaxNumSeqs = Annotated[
     int, typer.Option(help="Most requests running at once on a worker.", rich_help_panel=_MEMORY)
 ]

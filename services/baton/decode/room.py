@@ -58,6 +58,7 @@ class PoolRoom:
         pool = self._engine.pool
         cached = self._engine.scheduler.match_prefix(self._expected[name])
         fresh = pool.allocate(self._promised[name] - len(cached))
+        self._engine.copy_blocks()  # before anything is received into what was evicted
         if fresh is None:
             pool.free(cached)
             return None

@@ -41,6 +41,8 @@ class EngineConfig:
     """Blocks in the KV pool; None: as many as ``kv_cache_bytes`` hold."""
     kv_cache_bytes: int | None = None
     """None: 1 GiB on CPU; on CUDA what ``device_memory_fraction`` leaves beside weights and activations."""
+    host_kv_bytes: int = 0
+    """Host memory for blocks that the pool evicts; 0: none are kept."""
     device_memory_fraction: float = 0.9
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -68,6 +70,13 @@ class EngineConfig:
         if not 0 < self.device_memory_fraction <= 1:
             raise ValueError(
                 f"device_memory_fraction is {self.device_memory_fraction}; allowed: above 0, at most 1"
+            )
+        if self.host_kv_bytes < 0:
+            raise ValueError(f"host_kv_bytes is {self.host_kv_bytes}; allowed: 0 and more")
+        if self.host_kv_bytes and not self.prefix_caching:
+            raise ValueError(
+                f"host_kv_bytes is {self.host_kv_bytes}; allowed: 0, as without prefix_caching nothing would "
+                "be found there"
             )
         if self.priority_aging is not None and not 0 <= self.priority_aging < math.inf:
             raise ValueError(f"priority_aging is {self.priority_aging}; allowed: 0 and more, in seconds")

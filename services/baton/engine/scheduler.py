@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
+from baton.engine.host_tier import HostTier
 from baton.engine.sequence import FinishReason, Sequence, Status
 
 
@@ -67,12 +68,15 @@ class ScheduledBatch:
 class Scheduler:
     """Queues, seats and the binding of blocks. Not locked: the engine's lock guards it and its pool.
 
-    ``schedule`` must not be called again before the step it returned has been reported with ``advance``.
+    ``schedule`` must not be called again before the step it returned has been reported with ``advance``. With
+    a host tier, which then hears of what the pool evicts, its plan must be carried out after ``schedule`` and
+    ``match_prefix``, before the lock is free.
     """
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, tier: HostTier | None = None) -> None:
         self.limits = limits
         self.pool = pool
+        self.tier = tier
         self.reserved_blocks = 0
         """Blocks promised to handoffs and not bound yet. No waiting sequence is started in them; running
         sequences may grow into them, and the handoff then waits for its pages."""
@@ -84,6 +88,8 @@ class Scheduler:
         very ones its first sequence waits for."""
         self.held: set[Sequence] = set()
         self.preemptions = 0
+        self.swapped_in = 0
+        """Preempted sequences that came back by copy, at least in part."""
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
         self._arrivals = 0
@@ -167,7 +173,7 @@ class Scheduler:
         if not self.limits.shares(seq):
             return []
         seq.extend_hashes(self.pool.block_size)
-        return self.pool.match_prefix(seq.hashes)
+        return self._restore(self._find(seq.hashes), seq.hashes)
 
     # -- one step ----------------------------------------------------------------------------------------
 
@@ -242,12 +248,15 @@ class Scheduler:
             hashes = seq.hashes[: seq.num_reusable // pool.block_size]
         if total - len(hashes) > self._spare_blocks():
             return 0
-        cached = pool.match_prefix(hashes)
-        num_cached = len(cached) * pool.block_size
+        found = self._find(hashes)
+        in_pool = [block for block in found if block is not None]
+        num_cached = len(found) * pool.block_size
         want = self._chunk(seq.num_tokens - num_cached, budget, first)
-        if want == 0 or total - len(cached) > self._spare_blocks():
-            pool.free(cached)
+        if want == 0 or total - len(in_pool) > self._spare_blocks():
+            pool.free(in_pool)
             return 0
+        cached = self._restore(found, hashes)
+        self.swapped_in += seq.preemptions > 0 and len(in_pool) < len(cached)
         self._dequeue(seq)
         self._seat(seq)
         seq.bind(cached)
@@ -283,6 +292,42 @@ class Scheduler:
             else:
                 return 0
             self._preempt(victim)
+
+    def _find(self, hashes: list[bytes]) -> list[int | None]:
+        """The blocks of the longest cached prefix, with a reference taken on each; None for those that are to
+        be copied from the host tier, if that is cheaper than to compute them."""
+        tier = self.tier
+        if tier is None:
+            return list(self.pool.match_prefix(hashes))
+        found: list[int | None] = []
+        for digest in hashes:
+            block = self.pool.find(digest)
+            if block is None and tier.find(digest) is None:
+                break
+            found.append(block)
+        if None in found and not tier.break_even.copying_pays(found.count(None)):
+            found = found[: found.index(None)]
+        self.pool.ref(block for block in found if block is not None)
+        return found
+
+    def _restore(self, found: list[int | None], hashes: list[bytes]) -> list[int]:
+        """The blocks of ``found``, those from the host tier included: these are allocated, and in the index,
+        and get their content when the tier's plan is carried out. Without room for them, only those before
+        the first of them."""
+        digests = [digest for digest, block in zip(hashes, found, strict=False) if block is None]
+        if self.tier is None or not digests:
+            return [block for block in found if block is not None]
+        self.tier.keep(digests)
+        blocks = self.pool.allocate(len(digests))
+        if blocks is None:
+            first = found.index(None)
+            self.pool.free([block for block in found[first:] if block is not None])
+            return [block for block in found[:first] if block is not None]
+        for block, digest in zip(blocks, digests, strict=True):
+            self.pool.commit(block, digest)
+        self.tier.restore(digests, blocks)
+        fresh = iter(blocks)
+        return [next(fresh) if block is None else block for block in found]
 
     def _grow(self, seq: Sequence, want: int) -> int:
         """Binds what the pool has of the blocks for ``want`` more tokens; all or nothing when unchunked."""

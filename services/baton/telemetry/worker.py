@@ -15,6 +15,21 @@ from baton.telemetry.handoff import Holds
 
 
 @dataclass(frozen=True, slots=True)
+class HostTierStats:
+    """Where evicted KV blocks are kept; all zero where there is no such place."""
+
+    blocks_used: int
+    blocks: int
+    hit_blocks: int
+    saved_blocks: int
+    evicted_blocks: int
+    dropped_blocks: int
+    saved_bytes: int
+    restored_bytes: int
+    swapped_in: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """One worker at one moment. Counts without another word are since the process started."""
 
@@ -38,6 +53,7 @@ class WorkerStats:
     handoff_fences: int
     handoff_holds: Sequence[Holds]
     """What sends and receives pin now."""
+    host_tier: HostTierStats
 
 
 class WorkerCollector(Collector):
@@ -72,6 +88,7 @@ class WorkerCollector(Collector):
             stats.prefix_queried_tokens,
         )
         yield counter("baton_prefix_hit_tokens", "Tokens found in it.", stats.prefix_hit_tokens)
+        yield from self._host_tier(stats.host_tier)
         yield counter("baton_handoffs_completed", "Handoffs that went through.", stats.handoffs_completed)
         yield self._aborts(stats)
         yield counter(
@@ -96,6 +113,24 @@ class WorkerCollector(Collector):
         family.add_metric((self._role, "cached"), stats.blocks_cached)
         family.add_metric((self._role, "held"), stats.blocks_held)
         return family
+
+    def _host_tier(self, tier: HostTierStats) -> Iterator[Metric]:
+        gauge, counter = self._gauge, self._counter
+        yield gauge("baton_host_kv_blocks_used", "KV blocks in host memory.", tier.blocks_used)
+        yield gauge("baton_host_kv_blocks_capacity", "KV blocks that host memory has room for.", tier.blocks)
+        yield counter("baton_host_kv_hit_blocks", "KV blocks that came back by copy.", tier.hit_blocks)
+        yield counter("baton_host_kv_saved_blocks", "KV blocks evicted into it.", tier.saved_blocks)
+        yield counter("baton_host_kv_evicted_blocks", "KV blocks evicted from it.", tier.evicted_blocks)
+        yield counter(
+            "baton_host_kv_dropped_blocks",
+            "KV blocks evicted and not saved, as all of it was about to be read.",
+            tier.dropped_blocks,
+        )
+        yield counter("baton_host_kv_saved_bytes", "Bytes copied to host memory.", tier.saved_bytes)
+        yield counter("baton_host_kv_restored_bytes", "Bytes copied back.", tier.restored_bytes)
+        yield counter(
+            "baton_sequences_swapped_in", "Preempted sequences that came back by copy.", tier.swapped_in
+        )
 
     def _aborts(self, stats: WorkerStats) -> Metric:
         family = CounterMetricFamily(

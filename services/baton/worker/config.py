@@ -47,6 +47,7 @@ class WorkerConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = None  # bytes
+    host_kv_memory: int = 0  # bytes
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     prefill_chunk: int = 256
@@ -85,6 +86,9 @@ class WorkerConfig:
         check_range("max_num_seqs", self.max_num_seqs, 1)
         check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_range("prefill_chunk", self.prefill_chunk, 1)
+        check_range("host_kv_memory", self.host_kv_memory, 0)
+        if self.host_kv_memory and not self.prefix_caching:
+            raise ConfigError("host_kv_memory", "cannot be given together with --no-prefix-caching")
         check_range("priority_aging", self.priority_aging, 0, 86400)
         for option in ("num_blocks", "kv_cache_memory", "max_model_len", "threads", "drain_timeout"):
             value = getattr(self, option)

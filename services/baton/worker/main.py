@@ -112,6 +112,7 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         kv_cache_bytes=config.kv_cache_memory,
+        host_kv_bytes=config.host_kv_memory,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk,

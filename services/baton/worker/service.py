@@ -7,7 +7,7 @@ import logging
 import time
 from array import array
 from collections.abc import AsyncIterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import grpc
 
@@ -19,7 +19,7 @@ from baton.engine.sequence import FinishReason, Sequence
 from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
 from baton.sampling_params import SamplingParams
-from baton.telemetry.worker import WorkerStats
+from baton.telemetry.worker import HostTierStats, WorkerStats
 from baton.urgency import Urgency
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
@@ -278,6 +278,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             handoff_stale_messages=prefill.stale + decode.stale,
             handoff_fences=decode.fences,
             handoff_holds=(self._prefill.holds(), self._decode.holds()),
+            host_tier=HostTierStats(**asdict(load.host)),
         )
 
     def load(self) -> worker_pb2.Load:
