@@ -26,7 +26,7 @@ class HostMemory:
         self._break_even = break_even
         self._slots = torch.empty((num_slots, *pool.shape[1:]), dtype=pool.dtype, pin_memory=on_cuda)
         self._slots.fill_(0)  # what was not written to is promised by the system, not had
-        self._stream = torch.cuda.Stream(pool.device) if on_cuda else None
+        self._stream = torch.cuda.Stream(pool.device) if on_cuda else None  # type: ignore[no-untyped-call]
         self.saved_bytes = 0
         self.restored_bytes = 0
 
