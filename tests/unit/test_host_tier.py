@@ -51,6 +51,10 @@ class TestEngine:
         assert load.host.saved_bytes == load.host.saved_blocks * engine.runner.pool[0].nbytes
         assert load.host.blocks_used == load.host.saved_blocks <= load.host.blocks == 100
         assert load.prefix_hit_tokens == 32
+        # It is in the pool again, for others to find.
+        once_more = Sequence("c", 1, prompt(1), PARAMS)
+        assert run(engine, once_more) == [first]
+        assert (once_more.num_cached, engine.load().host.hit_blocks) == (32, 8)
 
     def test_and_is_computed_where_that_is_cheaper(self) -> None:
         engine = fake_engine(num_blocks=20, host_blocks=100, break_even=Never(4))

@@ -52,7 +52,7 @@ def workers_of(kind: str, make_engine: Callable[..., object], step_s: float = ST
 async def test_the_urgent_are_answered_first(kind: str) -> None:
     """Both wait for the one seat, or for decode's room; the one that came last goes first."""
     make = partial(fake_engine, priority_aging=30.0, max_num_seqs=1, num_blocks=6)
-    async with local_ring(workers_of(kind, make)) as ring:
+    async with local_ring(workers_of(kind, make, 0.04)) as ring:
         ended: list[str] = []
 
         async def ask(name: str, priority: int) -> None:
@@ -69,32 +69,36 @@ async def test_the_urgent_are_answered_first(kind: str) -> None:
 
 
 async def test_nobody_starves_behind_a_stream_of_urgent_requests() -> None:
-    """One seat, and always eight urgent requests that want it. The long one is done when its priority has
-    been made up for: D = 4 levels, and the work that came before."""
+    """One seat, and always eight urgent requests that want it, for as long as the long one is not done. Only
+    those go before it that came within D."""
     worker = LocalWorker("both", step_s=STEP_S, make_engine=partial(by_priority, max_num_seqs=1))
     async with local_ring([worker]) as ring:
-        patient = asyncio.create_task(answer(ring, "patient", PROMPT, 20, urgency(4)))
-        finished = 0
+        first = asyncio.create_task(answer(ring, "first", PROMPT, 30))  # has the seat while they come
+        await until(lambda: worker.held)
+        patience = urgency(4)
+        patient = asyncio.create_task(answer(ring, "patient", PROMPT, 20, patience))
+        overtook: list[Urgency] = []
 
         async def stream(client: int) -> None:
-            nonlocal finished
             number = 0
             while not patient.done():
                 number += 1
-                await answer(ring, f"urgent{client}-{number}", PROMPT, 2, urgency(0))
-                finished += 1
+                haste = urgency(0)
+                await answer(ring, f"urgent{client}-{number}", PROMPT, 2, haste)
+                if not patient.done():
+                    overtook.append(haste)
 
-        began = time.monotonic()
         streams = [asyncio.create_task(stream(client)) for client in range(8)]
-        assert await patient == expected(20)
-        took = time.monotonic() - began
+        async with asyncio.timeout(60):
+            assert await patient == expected(20)
+        await first
         for task in streams:
             task.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
-    assert finished > 8  # there was a stream, and it went first
-    assert took >= 4 * AGING
-    # D, the eight that came within it, its own twenty steps; three times that for a busy machine.
-    assert took < 3 * (4 * AGING + (8 * 2 + 20) * STEP_S) + 1
+    assert len(overtook) > 8  # there was a stream, and it went first
+    # The worker's clock began when a request had come to it: the way there is slow on a busy machine.
+    slack = 0.5
+    assert max(haste.since for haste in overtook) < patience.since + 4 * AGING + slack
 
 
 async def test_a_priority_is_refused_under_fcfs() -> None:
@@ -116,7 +120,7 @@ async def test_a_deadline_ends_a_request_that_runs() -> None:
         with pytest.raises(RingError, match="deadline passed") as caught:
             await answer(ring, "r", PROMPT, 200, urgency(timeout=0.3))
         assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
-        assert 0.3 <= time.monotonic() - began < 2
+        assert 0.3 <= time.monotonic() - began < 3
         await until(lambda: "r" not in worker.engine._sequences)
         assert worker.service.stats().deadlines_exceeded == 1
         assert await other == expected(40)
@@ -126,12 +130,13 @@ async def test_a_deadline_ends_a_request_that_runs() -> None:
 async def test_a_deadline_ends_a_request_that_waits() -> None:
     [worker] = workers = workers_of("one worker", partial(fake_engine, max_num_seqs=1), 0.02)
     async with local_ring(workers) as ring:
-        other = asyncio.create_task(answer(ring, "other", PROMPT, 60))
+        other = asyncio.create_task(answer(ring, "other", PROMPT, 100))
         await until(lambda: worker.held)
         with pytest.raises(RingError, match="deadline passed"):
             await answer(ring, "r", PROMPT, 4, urgency(timeout=0.2))
-        assert worker.engine.load().waiting == 0
-        assert await other == expected(60)
+        await until(lambda: worker.engine.load().waiting == 0)
+        assert not other.done()
+        assert await other == expected(100)
 
 
 async def test_a_deadline_ends_a_request_that_waits_for_decodes_room() -> None:
@@ -152,7 +157,7 @@ async def test_a_deadline_follows_a_request_to_decode() -> None:
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode", step_s=0.02)
     async with local_ring([prefill, decode]) as ring:
         with pytest.raises(RingError, match="deadline passed"):
-            await answer(ring, "r", PROMPT, 200, urgency(timeout=0.4))
+            await answer(ring, "r", PROMPT, 200, urgency(timeout=1.0))
         await until(lambda: decode.service.stats().deadlines_exceeded == 1)
         await until(lambda: prefill.held == decode.held == 0)
         assert decode.engine.generated_tokens > 0
