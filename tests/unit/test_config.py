@@ -88,7 +88,7 @@ def test_a_pool_is_sized_one_way() -> None:
 
 
 def test_a_host_tier_needs_prefix_caching() -> None:
-    with pytest.raises(ConfigError, match="--host-kv-memory.*--no-prefix-caching"):
+    with pytest.raises(ConfigError, match=r"--host-kv-memory.*--no-prefix-caching"):
         WorkerConfig(role="both", host_kv_memory=1024, prefix_caching=False)
 
 
