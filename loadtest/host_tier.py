@@ -27,7 +27,7 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring, running_ring
 from tests.support.tiny_models import save_shape
 
-HOST_MEMORY = "2GiB"
+HOST_MEMORY = "512MiB"
 NEW_TOKENS = 2
 ROLES: Mapping[str, Mapping[str, int]] = {
     "both": {"prefill": 0, "decode": 0, "both": 1},
