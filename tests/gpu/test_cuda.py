@@ -99,6 +99,20 @@ def test_attention_equals_the_cpu(dtype: torch.dtype) -> None:
     torch.testing.assert_close(attend("cuda"), attend("cpu"), rtol=tolerance, atol=tolerance)
 
 
+def test_blocks_come_back_from_the_host_tier(tmp_path: Path) -> None:
+    path = TINY_MODELS["llama"](tmp_path / "llama")
+    config = EngineConfig(path, device="cuda", dtype="float32", num_blocks=10, host_kv_bytes=1 << 22)
+    on = Engine.from_config(config)
+    prompts = [[(i * 29 + salt * 3) % 250 for i in range(20)] for salt in range(4)]
+    oracle = [oracle_greedy(path, prompt, 60) for prompt in prompts]
+    for _ in range(2):
+        for answer, (expected, margin) in zip(run(on, prompts, 60), oracle, strict=True):
+            assert answer == expected or margin < LEAST_MARGIN
+    host = on.load().host
+    assert host.saved_blocks > 0
+    assert host.hit_blocks > 0
+
+
 def test_pages_cross_host_memory_unchanged() -> None:
     source = torch.randn(16, 2, 3, 2, 16, 64, device="cuda").bfloat16()
     target = torch.zeros_like(source)

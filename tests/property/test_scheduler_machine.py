@@ -1,5 +1,5 @@
 """Random histories of an engine with a tiny pool: adds, cancels, handoffs in and out, pins, failing passes,
-and others taking blocks while a pass runs.
+others taking blocks while a pass runs, priorities, and a host tier.
 
 Whatever happens, every request gets the tokens it would get alone, nobody waits for ever, and every block
 comes back. ``PROPERTY_EXAMPLES`` (default 100) sets how many histories are tried, ``PROPERTY_STEPS``
@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from torch import Tensor
 
+from baton.engine.break_even import BreakEven
 from baton.engine.engine import SequenceOutput
 from baton.engine.runner import StepResult
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams
+from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 
@@ -32,6 +34,8 @@ BLOCK_SIZE = 2
 EOS = frozenset(range(3))
 PICK = st.integers(0, 1 << 16)
 STEP_BOUND = 2000
+PRIORITY = st.integers(-2, 2)
+WAITED = st.sampled_from([0.0, 0.0, 7.0])
 
 
 def prompt(kind: int, length: int) -> tuple[int, ...]:
@@ -62,6 +66,15 @@ REQUESTS = st.tuples(
 )
 
 
+class Fickle(BreakEven):
+    """Copying pays when the machine says so."""
+
+    pays = True
+
+    def copying_pays(self, blocks: int) -> bool:
+        return self.pays
+
+
 class MeddlingModel(FakeModel):
     """Lets the machine act when a pass has written."""
 
@@ -83,10 +96,21 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 6),
         chunked=st.booleans(),
         caching=st.booleans(),
+        aging=st.sampled_from([None, 0.0, 3.0, 100.0]),
+        host_blocks=st.sampled_from([0, 1, 4, 40]),
     )
     def start(
-        self, num_blocks: int, max_num_seqs: int, budget: int, chunk: int, chunked: bool, caching: bool
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        chunk: int,
+        chunked: bool,
+        caching: bool,
+        aging: float | None,
+        host_blocks: int,
     ) -> None:
+        self.break_even = Fickle(BLOCK_SIZE)
         self.model = MeddlingModel()
         self.engine = fake_engine(
             num_blocks,
@@ -96,6 +120,9 @@ class EngineMachine(RuleBasedStateMachine):
             prefill_chunk=chunk,
             chunked_prefill=chunked,
             prefix_caching=caching,
+            priority_aging=aging,
+            host_blocks=host_blocks,
+            break_even=self.break_even,
             eos_token_ids=EOS,
             model=self.model,
         )
@@ -104,6 +131,7 @@ class EngineMachine(RuleBasedStateMachine):
         run = self.engine.runner.run
 
         def run_meddled(batch: ScheduledBatch) -> StepResult:
+            self.check_seats()
             self.before()
             return run(batch)
 
@@ -114,51 +142,90 @@ class EngineMachine(RuleBasedStateMachine):
         self.pinned: list[list[int]] = []
         self.stolen: list[int] = []
         self.names = 0
+        self.now = 0.0
+        self.aging = aging
 
     # -- what can happen ---------------------------------------------------------------------------------
 
-    @rule(request=REQUESTS, hold=st.booleans(), seeds=st.lists(st.integers(3, 9), min_size=1, max_size=4))
-    def add_forked(self, request: tuple[int, int, SamplingParams], hold: bool, seeds: list[int]) -> None:
+    @rule(
+        request=REQUESTS,
+        hold=st.booleans(),
+        seeds=st.lists(st.integers(3, 9), min_size=1, max_size=4),
+        priority=PRIORITY,
+        waited=WAITED,
+    )
+    def add_forked(
+        self,
+        request: tuple[int, int, SamplingParams],
+        hold: bool,
+        seeds: list[int],
+        priority: int,
+        waited: float,
+    ) -> None:
         """A new request with several answers."""
         kind, length, params = request
-        forks = tuple(Fork(self.name(), replace(params, seed=seed)) for seed in seeds)
-        seq = Sequence(self.name(), 1, prompt(kind, length), params, hold_after_prefill=hold, forks=forks)
+        seq = Sequence(
+            self.name(),
+            1,
+            prompt(kind, length),
+            params,
+            hold_after_prefill=hold,
+            forks=tuple(Fork(self.name(), replace(params, seed=seed)) for seed in seeds),
+            urgency=self.urgency(priority, waited),
+        )
         self.expected[seq] = alone(kind, length, params)
-        self.unborn[seq] = {fork.request_id: alone(kind, length, fork.params) for fork in forks}
+        self.unborn[seq] = {fork.request_id: alone(kind, length, fork.params) for fork in seq.forks}
         self.engine.add(seq)
 
-    @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 4))
-    def add(self, request: tuple[int, int, SamplingParams], hold: bool, given: int) -> None:
+    @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 4), priority=PRIORITY, waited=WAITED)
+    def add(
+        self,
+        request: tuple[int, int, SamplingParams],
+        hold: bool,
+        given: int,
+        priority: int,
+        waited: float,
+    ) -> None:
         """A new request, or (``given`` > 0) one that another worker began."""
         kind, length, params = request
         expected = alone(kind, length, params)
         outputs = list(expected[: min(given, len(expected) - 1)])
-        seq = Sequence(self.name(), 1, prompt(kind, length), params, outputs, hold_after_prefill=hold)
+        seq = Sequence(
+            self.name(),
+            1,
+            prompt(kind, length),
+            params,
+            outputs,
+            hold_after_prefill=hold,
+            urgency=self.urgency(priority, waited),
+        )
         self.expected[seq] = expected
         self.engine.add(seq)
 
-    @rule(request=REQUESTS)
-    def receive(self, request: tuple[int, int, SamplingParams]) -> None:
+    @rule(request=REQUESTS, priority=PRIORITY, waited=WAITED)
+    def receive(self, request: tuple[int, int, SamplingParams], priority: int, waited: float) -> None:
         """A request prefilled elsewhere arrives, into promised blocks, reusing what is cached here."""
         kind, length, params = request
         expected = alone(kind, length, params)
         if len(expected) < 2:
             return
-        seq = Sequence(self.name(), 1, prompt(kind, length), params, [expected[0]])
+        urgency = self.urgency(priority, waited)
+        seq = Sequence(self.name(), 1, prompt(kind, length), params, urgency=urgency)
         engine = self.engine
         needed = -(-length // BLOCK_SIZE)
-        if not engine.reserve(needed):
+        if not engine.reserve(needed, engine.scheduler.turn_of(seq)):
             return
-        seq.extend_hashes(BLOCK_SIZE)
-        known = engine.pool.match_prefix(seq.hashes[: length // BLOCK_SIZE])
+        known = engine.scheduler.match_prefix(seq)
         engine.unreserve(needed)
         fresh = engine.pool.allocate(needed - len(known))
         assert fresh is not None
+        engine.copy_blocks()
         seq.bind([*known, *fresh])
         for position in range(len(known) * BLOCK_SIZE, length):
             block = seq.block_ids[position // BLOCK_SIZE]
             written = engine.runner.pool[block, :, :, :, position % BLOCK_SIZE]
             written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
+        seq.append(expected[0])
         engine.admit_computed(seq)
         self.expected[seq] = expected
 
@@ -192,6 +259,10 @@ class EngineMachine(RuleBasedStateMachine):
         if self.pinned:
             self.engine.pool.unpin(self.pinned.pop())
 
+    @rule(pays=st.booleans())
+    def weigh(self, pays: bool) -> None:
+        self.break_even.pays = pays
+
     @rule(steps=st.integers(1, 9))
     def step(self, steps: int) -> None:
         for _ in range(steps):
@@ -210,6 +281,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.forget(seq)
             blocks = engine.pool.allocate(engine.pool.num_allocatable)
             assert blocks is not None
+            engine.copy_blocks()
             in_flight = {block for s in engine._in_flight for block in s.block_ids}
             assert in_flight <= in_use
             assert in_flight.isdisjoint(blocks)
@@ -235,8 +307,13 @@ class EngineMachine(RuleBasedStateMachine):
     # -- what must then hold -----------------------------------------------------------------------------
 
     def one_step(self) -> list[SequenceOutput]:
+        self.now += 1
         before = {seq: (seq.num_outputs, seq.num_computed) for seq in self.expected}
+        scheduler = self.engine.scheduler
+        seated = sorted((*scheduler.running, *scheduler.joining), key=lambda seq: seq.place)
+        losses = [seq.preemptions for seq in seated[:1]]
         outputs = self.engine.step()
+        assert [seq.preemptions for seq in seated[:1]] == losses, "the first in order was preempted"
         assert len({out.seq for out in outputs}) == len(outputs)
         for out in outputs:
             seq = out.seq
@@ -261,13 +338,22 @@ class EngineMachine(RuleBasedStateMachine):
 
     def bear(self, seq: Sequence, outputs: list[SequenceOutput]) -> None:
         """With its first token a sequence has its forks, each with its own."""
-        for request_id, expected in self.unborn.pop(seq).items():
+        for number, (request_id, expected) in enumerate(self.unborn.pop(seq).items(), start=1):
             [fork] = [out.seq for out in outputs if out.seq.request_id == request_id]
+            assert fork.place == (seq.place[0], seq.place[1] + number)
+            assert fork.urgency == seq.urgency
             self.expected[fork] = expected
 
     def forget(self, seq: Sequence) -> None:
         del self.expected[seq]
         self.unborn.pop(seq, None)
+
+    def check_seats(self) -> None:
+        """In a step, who holds blocks and has no seat is behind everyone with one, and none is free."""
+        scheduler = self.engine.scheduler
+        if scheduler.joining:
+            assert len(scheduler.running) == scheduler.limits.max_num_seqs
+            assert scheduler.running[-1].place < scheduler.joining[0].place
 
     def check_books(self) -> None:
         """The pool's counts are the sum of what sequences and transfers hold; blocks without content are
@@ -278,8 +364,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert here == set(self.expected)
         assert len(scheduler.running) <= scheduler.limits.max_num_seqs
         assert scheduler._waiting_tokens == sum(seq.num_tokens for seq in scheduler.waiting)
-        for queue in (scheduler.running, scheduler.waiting):
-            assert [s.arrival for s in queue] == sorted(s.arrival for s in queue)
+        for queue in (scheduler.running, scheduler.joining, scheduler.waiting):
+            assert [s.place for s in queue] == sorted(s.place for s in queue)
+        if self.aging is None:
+            assert all(s.place == (0.0, s.arrival) for s in here)
         refs = array("q", [0] * pool.num_blocks)
         for block in self.stolen:
             refs[block] += 1
@@ -298,6 +386,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.release(seq)
         assert not self.engine.release(seq)
         self.forget(seq)
+
+    def urgency(self, priority: int, waited: float) -> Urgency:
+        return Urgency(0 if self.aging is None else priority, self.now - waited)
 
     def name(self) -> str:
         self.names += 1

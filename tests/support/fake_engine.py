@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from baton.engine.block_pool import BlockPool
+from baton.engine.break_even import BreakEven
 from baton.engine.engine import Engine
+from baton.engine.host_memory import HostMemory
+from baton.engine.host_tier import HostTier
 from baton.engine.runner import Model, ModelRunner
 from baton.engine.scheduler import Scheduler, SchedulerLimits
 from baton.engine.sequence import Sequence
@@ -64,6 +67,13 @@ class FakeModel:
         return (mixed * (at < contexts[:, None])).sum(dim=-1) % _MODULUS
 
 
+class AlwaysCopy(BreakEven):
+    """A copy is always the cheaper way, so that what is done does not hang on how fast this machine is."""
+
+    def copying_pays(self, blocks: int) -> bool:
+        return True
+
+
 def fake_engine(
     num_blocks: int = 64,
     block_size: int = 4,
@@ -74,12 +84,16 @@ def fake_engine(
     max_model_len: int = 512,
     chunked_prefill: bool = True,
     prefix_caching: bool = True,
+    priority_aging: float | None = None,
+    host_blocks: int = 0,
+    break_even: BreakEven | None = None,
     eos_token_ids: frozenset[int] = frozenset(),
     model: Model | None = None,
     vocab_size: int = VOCAB_SIZE,
     grammars: GrammarCompiler | None = None,
 ) -> Engine:
-    """A small engine; its pool has two heads, two layers and three dimensions, in float32."""
+    """A small engine; its pool has two heads, two layers and three dimensions, in float32. ``host_blocks``
+    are its host tier's; unless ``break_even`` says otherwise, copying always pays there."""
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -87,11 +101,16 @@ def fake_engine(
         max_model_len=max_model_len,
         chunked_prefill=chunked_prefill,
         prefix_caching=prefix_caching,
+        priority_aging=priority_aging,
     )
     kv = torch.full((num_blocks, 2, 2, 2, block_size, 3), 777.0)
     runner = ModelRunner(model or FakeModel(vocab_size), kv, block_size, torch.device("cpu"))
-    scheduler = Scheduler(limits, BlockPool(num_blocks, block_size))
-    return Engine(runner, scheduler, eos_token_ids, vocab_size, grammars)
+    tier = host = None
+    if host_blocks:
+        break_even = break_even or AlwaysCopy(block_size)
+        tier, host = HostTier(host_blocks, break_even), HostMemory(kv, host_blocks, break_even)
+    blocks = BlockPool(num_blocks, block_size, tier.save if tier else None)
+    return Engine(runner, Scheduler(limits, blocks, tier), eos_token_ids, vocab_size, host, grammars)
 
 
 def run(engine: Engine, *sequences: Sequence, most_steps: int = 1000) -> list[list[int]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from baton.logprobs import Logprobs, TokenDetails
 from baton.router.types import FinishReason, ModelInfo, Request, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
+from baton.urgency import CALM, Urgency
 
 EOS = 0
 
@@ -29,6 +30,7 @@ class Call:
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
+    urgency: Urgency = CALM
     delivered: int = 0
     finished: bool = False
     closed: bool = False
@@ -57,14 +59,14 @@ class FakeRing:
 
     @contextmanager
     def generate(
-        self, prompt_ids: list[int], requests: Sequence[Request]
+        self, prompt_ids: list[int], requests: Sequence[Request], urgency: Urgency = CALM
     ) -> Iterator[Sequence[AsyncGenerator[TokenChunk]]]:
-        yield [self._answer(each.request_id, prompt_ids, each.params) for each in requests]
+        yield [self._answer(each.request_id, prompt_ids, each.params, urgency) for each in requests]
 
     async def _answer(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, urgency: Urgency
     ) -> AsyncGenerator[TokenChunk]:
-        call = Call(request_id, prompt_ids, params)
+        call = Call(request_id, prompt_ids, params, urgency)
         self.calls.append(call)
         try:
             for chunk in self._chunks(call):

@@ -18,11 +18,13 @@ from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
+from baton.engine.engine import Engine
 from baton.prefill.role import PrefillRole
 from baton.router.ring import WorkerRing
 from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import HandoffMetrics
+from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
@@ -48,11 +50,20 @@ class SlowModel(FakeModel):
 
 
 class LocalWorker:
-    """One worker. ``revision`` is part of what must be equal for two workers to link."""
+    """One worker. ``revision`` is part of what must be equal for two workers to link; ``make_engine`` is
+    called with the model."""
 
-    def __init__(self, role: str, *, step_s: float = 0.0, tempo: Tempo = TEMPO, revision: str = "1") -> None:
+    def __init__(
+        self,
+        role: str,
+        *,
+        step_s: float = 0.0,
+        tempo: Tempo = TEMPO,
+        revision: str = "1",
+        make_engine: Callable[..., Engine] = fake_engine,
+    ) -> None:
         self.role = role
-        self.engine = fake_engine(model=SlowModel(step_s))
+        self.engine = make_engine(model=SlowModel(step_s))
         self.routers = Routers()
         self.incarnation = new_incarnation()
         self.crashed = asyncio.Event()
@@ -132,11 +143,13 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def answer(ring: WorkerRing, request_id: str, prompt: Sequence[int], max_tokens: int) -> list[int]:
+async def answer(
+    ring: WorkerRing, request_id: str, prompt: Sequence[int], max_tokens: int, urgency: Urgency = CALM
+) -> list[int]:
     """The tokens of one greedy request. Raises RingError."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     tokens: list[int] = []
-    with ring.generate(list(prompt), [Request(request_id, params)]) as [chunks]:
+    with ring.generate(list(prompt), [Request(request_id, params)], urgency) as [chunks]:
         async for chunk in chunks:
             tokens += chunk.token_ids
     return tokens

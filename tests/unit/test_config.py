@@ -71,6 +71,9 @@ def test_addresses_that_are_none(text: str) -> None:
         ("prefill_chunk", 0),
         ("max_model_len", 0),
         ("threads", 0),
+        ("scheduling_policy", "lifo"),
+        ("priority_aging", -1),
+        ("host_kv_memory", -1),
     ],
 )
 def test_a_worker_refuses_by_name(option: str, value: Any) -> None:
@@ -82,6 +85,11 @@ def test_a_worker_refuses_by_name(option: str, value: Any) -> None:
 def test_a_pool_is_sized_one_way() -> None:
     with pytest.raises(ConfigError, match="--kv-cache-memory"):
         WorkerConfig(role="both", num_blocks=8, kv_cache_memory=1024)
+
+
+def test_a_host_tier_needs_prefix_caching() -> None:
+    with pytest.raises(ConfigError, match=r"--host-kv-memory.*--no-prefix-caching"):
+        WorkerConfig(role="both", host_kv_memory=1024, prefix_caching=False)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +161,16 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         prefill_chunk=5,
         chunked_prefill=False,
         prefix_caching=False,
+        scheduling_policy="priority",
+        priority_aging=2.5,
         max_model_len=6,
         threads=7,
         log_level="debug",
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
-    assert same == {"num_blocks", "cluster_key"}
+    assert same == {"num_blocks", "cluster_key", "host_kv_memory"}
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
-    other = WorkerConfig(role="decode", num_blocks=9)
+    other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20)
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
 
 

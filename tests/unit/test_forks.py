@@ -9,7 +9,8 @@ import pytest
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams
-from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
+from baton.urgency import Urgency
+from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.unit.test_engine import HookedModel
 
 DRAWN = SamplingParams(max_tokens=14, seed=3, temperature=2.0, ignore_eos=True)
@@ -182,6 +183,65 @@ def test_a_step_that_fails_leaves_every_block_as_it_was() -> None:
         step()
     assert told == alone("r", prompt(9), 3)
     assert engine.load().blocks_held == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_takes_the_place_of_what_the_host_tier_saved(fails: bool) -> None:
+    """First the tier's copies, then those of the step. Those of the tier stay if the step fails."""
+    model = HookedModel()
+    engine = fake_engine(8, host_blocks=20, model=model)
+    old = Sequence("old", 1, prompt(24, 9), replace(DRAWN, max_tokens=1))
+    [first] = run(engine, old)
+    engine.add(forked("r", prompt(5), 3))
+    told: dict[str, list[int]] = {}
+    while engine.has_work:
+        before = engine.load()
+        if told and fails:
+            model.hook = lambda: pytest.fail("broken on purpose")
+            with pytest.raises(pytest.fail.Exception, match="on purpose"):
+                engine.step()
+            fails, model.hook = False, lambda: None
+            assert engine.load().copied_blocks == 0
+            assert engine.load().host.saved_blocks > before.host.saved_blocks
+        for output in engine.step():
+            if output.new_token is not None:
+                told.setdefault(output.seq.request_id, []).append(output.new_token)
+    assert told == alone("r", prompt(5), 3)
+    assert engine.load().copied_blocks == 2
+    assert engine.load().host.saved_blocks > 0
+    again = Sequence("again", 1, prompt(24, 9), old.params)
+    assert run(engine, again) == [first] == [run_alone(old.prompt_ids, old.params)]
+    assert again.num_cached == 20
+    assert engine.load().host.hit_blocks > 0
+
+
+def test_a_fork_gives_its_seat_to_whom_is_more_urgent_and_keeps_its_blocks() -> None:
+    engine = fake_engine(max_num_seqs=3, priority_aging=10.0)
+    engine.add(forked("r", prompt(9), 3, urgency=Urgency(1)))
+    while not engine.scheduler.running or engine.scheduler.running[0].num_outputs < 3:
+        engine.step()
+    blocks = engine.pool.allocate(2)
+    assert blocks is not None
+    filled = run_alone(prompt(5, 1), DRAWN)
+    engine.runner.pool[blocks] = 0.0
+    for position, token in enumerate(prompt(5, 1)):
+        written = engine.runner.pool[blocks[position // 4], :, :, :, position % 4]
+        written[:, :, 0], written[:, :, 1] = token + 1.0, position + 1.0
+    urgent = Sequence("urgent", 1, prompt(5, 1), DRAWN, [filled[0]])
+    urgent.bind(blocks)
+    engine.admit_computed(urgent)
+    told = {seq.request_id: list(seq.output_ids) for seq in engine.scheduler.running}
+    engine.step()
+    assert [seq.request_id for seq in engine.scheduler.running] == ["urgent", "r-0", "r-1"]
+    [waits] = engine.scheduler.joining
+    assert (waits.request_id, waits.output_ids, len(waits.block_ids)) == ("r-2", told["r-2"], 3)
+    everybody = [*engine.scheduler.running, waits]
+    while engine.has_work:
+        engine.step()
+    assert {seq.request_id: seq.output_ids for seq in everybody} == alone("r", prompt(9), 3) | {
+        "urgent": filled
+    }
+    assert engine.load().preemptions == 0
 
 
 def test_who_is_preempted_gets_no_copy() -> None:

@@ -21,6 +21,7 @@ BELOW = {
     "sampling_params",
     "structured_output",
     "grammar",
+    "urgency",
     "logprobs",
     "connector",
     "telemetry",

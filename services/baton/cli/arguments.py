@@ -103,6 +103,16 @@ KvCacheMemory = Annotated[
         rich_help_panel=_MEMORY,
     ),
 ]
+HostKvMemory = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Host memory per worker for KV blocks that the pool has no room for any more, such as 16GiB; "
+        "they come back by copy. 0 keeps none.",
+        rich_help_panel=_MEMORY,
+    ),
+]
 MaxNumSeqs = Annotated[
     int, typer.Option(help="Most requests running at once on a worker.", rich_help_panel=_MEMORY)
 ]
@@ -125,6 +135,21 @@ ChunkedPrefill = Annotated[
 ]
 PrefixCaching = Annotated[
     bool, typer.Option(help="Keep KV blocks for prompts that begin alike.", rich_help_panel=_MEMORY)
+]
+SchedulingPolicy = Annotated[
+    str,
+    typer.Option(
+        help="fcfs: first come, first served. priority: requests with a lower priority field go first.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+PriorityAging = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="With --scheduling-policy priority: how long a request waits to make up for one level.",
+        rich_help_panel=_MEMORY,
+    ),
 ]
 Threads = Annotated[
     int | None,

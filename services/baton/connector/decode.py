@@ -21,7 +21,8 @@ order. Not thread-safe; the caller holds the engine's lock, as pages are the eng
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from bisect import insort
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -111,6 +112,7 @@ class Handoff:
     num_blocks: int
     """Of the link's size, as in ``Segment``."""
     state: State
+    turn: float = 0.0
     ready: bool = False
     binding: Binding | None = None
     segments: tuple[Segment, ...] = ()
@@ -170,7 +172,8 @@ class DecodeHandoffs:
         self._handoffs: dict[Name, Handoff] = {}
         self._newest: dict[str, Name] = {}
         self._by_tag: dict[tuple[LinkId, int], Name] = {}
-        self._queue: deque[Name] = deque()
+        self._queue: list[Name] = []
+        """Who waits for a promise, in order of turn."""
         self._links: dict[str, _Link] = {}
         self._epochs: dict[str, int] = {}
         self._next_tag = 1
@@ -294,9 +297,9 @@ class DecodeHandoffs:
             self._tombstones.bury(name, now)
             reason = "decode has no room and its queue is full"
             return [*actions, Send(link, Decline(name, reason, elsewhere=True))]
-        self._handoffs[name] = Handoff(name, link, ask.num_blocks, State.QUEUED)
+        self._handoffs[name] = Handoff(name, link, ask.num_blocks, State.QUEUED, ask.turn)
         self._newest[name.request_id] = name
-        self._queue.append(name)
+        insort(self._queue, name, key=lambda queued: self._handoffs[queued].turn)
         return actions + self.pump(now)
 
     def _supersede(self, name: Name, now: float) -> list[Action]:
@@ -446,13 +449,13 @@ class DecodeHandoffs:
     # --- room
 
     def pump(self, now: float) -> list[Action]:
-        """Room may have come free: promise it in the order it was asked for, bind what waits for pages."""
+        """Room may have come free: promise it in order of turn, bind what waits for pages."""
         actions: list[Action] = []
         while self._queue:
             handoff = self._handoffs[self._queue[0]]
             if not self._room.reserve(handoff.name, self._pages(handoff.link, handoff.num_blocks)):
                 break
-            self._queue.popleft()
+            self._queue.pop(0)
             handoff.state = State.RESERVED
             actions += self._repeat(handoff, now)
         for handoff in list(self._handoffs.values()):

@@ -81,6 +81,8 @@ class Ask:
     name: Name
     num_blocks: int
     """Blocks that the request's tokens fill, the partial last one included."""
+    turn: float = 0.0
+    """Whose turn is earlier is promised room first, be it asked for later; among equals, who asked first."""
 
 
 @dataclass(frozen=True, slots=True)

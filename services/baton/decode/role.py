@@ -165,6 +165,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def cancel(self, name: Name) -> None:
         self._do(lambda now: self._machine.cancel(name, now))
 
+    def overdue(self, now: float) -> list[Sequence]:
+        """Requests under way here whose deadline has passed."""
+        return [seq for seq in self._room.expected() if seq.urgency.overdue(now)]
+
     def has_any_of(self, owner: str) -> bool:
         return bool(self._room.owned_by(owner))
 
@@ -274,7 +278,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         def receive(now: float) -> list[Action]:
             self._room.expect(name, sequence, manifest)
             self._timelines[name] = Timeline(now, peer.pair.connector)
-            actions = self._machine.receive(link, Ask(name, num_blocks), now)
+            turn = self._engine.scheduler.turn_of(sequence)
+            actions = self._machine.receive(link, Ask(name, num_blocks, turn), now)
             if self._machine.state_of(name) is None:
                 self._forget(name)
             return actions

@@ -35,6 +35,9 @@ class PoolRoom:
         sequence = self._expected.get(name)
         return sequence.owner if sequence else None
 
+    def expected(self) -> list[Sequence]:
+        return list(self._expected.values())
+
     def owned_by(self, owner: str) -> list[Name]:
         return [name for name, sequence in self._expected.items() if sequence.owner == owner]
 
@@ -42,7 +45,8 @@ class PoolRoom:
         return num_blocks <= self._engine.pool.num_blocks
 
     def reserve(self, name: Name, num_blocks: int) -> bool:
-        if not self._engine.reserve(num_blocks):
+        turn = self._engine.scheduler.turn_of(self._expected[name])
+        if not self._engine.reserve(num_blocks, turn):
             return False
         self._promised[name] = num_blocks
         return True
@@ -54,6 +58,7 @@ class PoolRoom:
         pool = self._engine.pool
         cached = self._engine.scheduler.match_prefix(self._expected[name])
         fresh = pool.allocate(self._promised[name] - len(cached))
+        self._engine.copy_blocks()  # before anything is received into what was evicted
         if fresh is None:
             pool.free(cached)
             return None

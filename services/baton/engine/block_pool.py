@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -56,8 +56,13 @@ class BlockPool:
     guards it. Raises :class:`BlockAccountingError` on misuse.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, on_evict: Callable[[int, bytes], None] | None = None
+    ) -> None:
+        """``on_evict`` hears of each block that is given away though the index could find it, and under which
+        digest: its content is lost when the new owner writes to it."""
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self.block_size = block_size
         self._refs = [0] * num_blocks
         self._pins = [0] * num_blocks
@@ -158,6 +163,10 @@ class BlockPool:
 
     # -- prefix index ------------------------------------------------------------------------------------
 
+    def find(self, digest: bytes) -> int | None:
+        """The block that the index has for a digest."""
+        return self._index.get(digest)
+
     def match_prefix(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the longest indexed prefix of a chain of digests, with a reference taken on each."""
         blocks = []
@@ -189,6 +198,8 @@ class BlockPool:
         if digest is not None:
             self._digests[block] = None
             del self._index[digest]
+            if self._on_evict is not None:
+                self._on_evict(block, digest)
 
     # -- the list of allocatable blocks ------------------------------------------------------------------
 

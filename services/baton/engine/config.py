@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
@@ -40,6 +41,8 @@ class EngineConfig:
     """Blocks in the KV pool; None: as many as ``kv_cache_bytes`` hold."""
     kv_cache_bytes: int | None = None
     """None: 1 GiB on CPU; on CUDA what ``device_memory_fraction`` leaves beside weights and activations."""
+    host_kv_bytes: int = 0
+    """Host memory for blocks that the pool evicts; 0: none are kept."""
     device_memory_fraction: float = 0.9
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -50,6 +53,8 @@ class EngineConfig:
     prefix_caching: bool = True
     max_model_len: int | None = None
     """Most tokens of prompt and outputs together; None: what the model allows."""
+    priority_aging: float | None = None
+    """Seconds of waiting that are worth one level of priority; None: first come, first served."""
     num_threads: int | None = None
     """Threads of torch on the CPU, for the whole process; None: as torch chooses."""
 
@@ -66,6 +71,15 @@ class EngineConfig:
             raise ValueError(
                 f"device_memory_fraction is {self.device_memory_fraction}; allowed: above 0, at most 1"
             )
+        if self.host_kv_bytes < 0:
+            raise ValueError(f"host_kv_bytes is {self.host_kv_bytes}; allowed: 0 and more")
+        if self.host_kv_bytes and not self.prefix_caching:
+            raise ValueError(
+                f"host_kv_bytes is {self.host_kv_bytes}; allowed: 0, as without prefix_caching nothing would "
+                "be found there"
+            )
+        if self.priority_aging is not None and not 0 <= self.priority_aging < math.inf:
+            raise ValueError(f"priority_aging is {self.priority_aging}; allowed: 0 and more, in seconds")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; allowed: at least max_num_seqs "
@@ -86,4 +100,5 @@ class EngineConfig:
             chunked_prefill=self.chunked_prefill,
             prefix_caching=self.prefix_caching,
             longest_shared_prompt=longest_shared_prompt,
+            priority_aging=self.priority_aging,
         )

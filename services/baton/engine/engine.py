@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
+from baton.engine.break_even import BreakEven
 from baton.engine.config import EngineConfig
 from baton.engine.guidance import Guide
+from baton.engine.host_memory import HostMemory
+from baton.engine.host_tier import HostTier
 from baton.engine.logits import LogitRules
 from baton.engine.runner import ModelRunner, Sampled, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
@@ -60,6 +63,21 @@ class SequenceOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLoad:
+    """The host tier; blocks and bytes that moved are since the start. All zero without one."""
+
+    blocks_used: int = 0
+    blocks: int = 0
+    hit_blocks: int = 0
+    saved_blocks: int = 0
+    evicted_blocks: int = 0
+    dropped_blocks: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
+    swapped_in: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """How busy the engine is, and what it has done since it started."""
 
@@ -78,6 +96,7 @@ class Load:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     generated_tokens: int
+    host: HostLoad
 
 
 class Engine:
@@ -95,14 +114,16 @@ class Engine:
         scheduler: Scheduler,
         eos_token_ids: frozenset[int],
         vocab_size: int,
+        host: HostMemory | None = None,
         grammars: GrammarCompiler | None = None,
     ) -> None:
-        """``grammars`` None: no structured output."""
+        """``host`` holds the bytes of the scheduler's host tier. ``grammars`` None: no structured output."""
         self.lock = threading.RLock()
         self.work = threading.Event()
         """Set whenever there may be something to step that was not there before."""
         self.runner = runner
         self.scheduler = scheduler
+        self.host = host
         # Of ids beyond the vocabulary, which some configurations name, none can come.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self.vocab_size = vocab_size
@@ -120,16 +141,21 @@ class Engine:
         """Loads the model, sizes the KV pool and warms up. ValueError if config and model do not agree or
         do not fit on the device; ``progress`` hears of bytes of weights read."""
         built = build_runner(config, progress)
-        pool = BlockPool(built.num_blocks, config.block_size)
         limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
-        scheduler = Scheduler(limits, pool)
+        tier = host = None
+        if built.num_host_blocks:
+            break_even = BreakEven(config.block_size)
+            tier = HostTier(built.num_host_blocks, break_even)
+            host = HostMemory(built.runner.pool, built.num_host_blocks, break_even)
+        pool = BlockPool(built.num_blocks, config.block_size, tier.save if tier else None)
+        scheduler = Scheduler(limits, pool, tier)
         eos = frozenset(built.model_config.eos_token_ids)
         vocab_size = built.model_config.vocab_size
 
         def tokens() -> TokenTable:
             return TokenTable.of(Tokenizer.from_dir(config.model), vocab_size, sorted(eos))
 
-        return cls(built.runner, scheduler, eos, vocab_size, GrammarCompiler(tokens))
+        return cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens))
 
     # -- requests ----------------------------------------------------------------------------------------
 
@@ -207,6 +233,11 @@ class Engine:
         self.work.set()
         return True
 
+    def overdue(self, now: float) -> list[Sequence]:
+        """Requests here, in whatever state, whose deadline has passed."""
+        with self.lock:
+            return [seq for seq in self._sequences.values() if seq.urgency.overdue(now)]
+
     def has_any_of(self, owner: str) -> bool:
         """Whether a request of this owner is here."""
         with self.lock:
@@ -228,10 +259,18 @@ class Engine:
 
     # -- handoffs that are to arrive ---------------------------------------------------------------------
 
-    def reserve(self, blocks: int) -> bool:
-        """Promises ``blocks`` blocks to a handoff; False if those here need them or somebody waits."""
+    def reserve(self, blocks: int, turn: float = 0.0) -> bool:
+        """Promises ``blocks`` blocks to a handoff whose turn that is; False if those here need them or
+        somebody waits whose turn is not later."""
         with self.lock:
-            return self.scheduler.reserve(blocks)
+            return self.scheduler.reserve(blocks, turn)
+
+    def copy_blocks(self) -> None:
+        """Makes the copies between pool and host tier that are due. Whoever allocates from the pool, or has a
+        prefix matched, calls it before the lock is free."""
+        with self.lock:
+            if self.host is not None and self.scheduler.tier is not None:
+                self.host.carry_out(self.scheduler.tier.take_plan())
 
     def unreserve(self, blocks: int) -> None:
         """Takes a promise back: the handoff is over, or is about to bind its blocks."""
@@ -256,6 +295,7 @@ class Engine:
         """
         with self.lock:
             batch = self.scheduler.schedule()
+            self.copy_blocks()
             self._in_flight = frozenset(item.sequence for item in batch.items)
             self._in_flight |= {copy.sequence for copy in batch.copies}
             failed, self._failed = self._failed, []
@@ -271,6 +311,7 @@ class Engine:
             raise
         forward = Span(began, time.monotonic())
         with self.lock:
+            self._measure(batch, forward)
             return failed + self._apply(batch, result, forward)
 
     def load(self) -> Load:
@@ -290,7 +331,31 @@ class Engine:
                 prefix_queried_tokens=scheduler.prefix_queried_tokens,
                 prefix_hit_tokens=scheduler.prefix_hit_tokens,
                 generated_tokens=self.generated_tokens,
+                host=self._host_load(),
             )
+
+    def _host_load(self) -> HostLoad:
+        tier, host = self.scheduler.tier, self.host
+        if tier is None or host is None:
+            return HostLoad()
+        counters = tier.counters
+        return HostLoad(
+            blocks_used=tier.num_used,
+            blocks=tier.num_slots,
+            hit_blocks=counters.restored,
+            saved_blocks=counters.saved,
+            evicted_blocks=counters.evicted,
+            dropped_blocks=counters.dropped,
+            saved_bytes=host.saved_bytes,
+            restored_bytes=host.restored_bytes,
+            swapped_in=self.scheduler.swapped_in,
+        )
+
+    def _measure(self, batch: ScheduledBatch, forward: Span) -> None:
+        """What prompts cost, for the host tier to weigh its copies against."""
+        if self.scheduler.tier is not None:
+            tokens = sum(item.num_new for item in batch.items[batch.num_single :])
+            self.scheduler.tier.break_even.computed(tokens, forward.ended - forward.began)
 
     def _apply(self, batch: ScheduledBatch, result: StepResult, forward: Span) -> list[SequenceOutput]:
         for seq, part in result.prompt_logprobs.items():

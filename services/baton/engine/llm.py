@@ -54,6 +54,7 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     num_blocks: int | None
     kv_cache_bytes: int | None
+    host_kv_bytes: int
     device_memory_fraction: float
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -61,6 +62,7 @@ class EngineOptions(TypedDict, total=False):
     chunked_prefill: bool
     prefix_caching: bool
     max_model_len: int | None
+    priority_aging: float | None
     num_threads: int | None
 
 

@@ -22,5 +22,8 @@ class Outlet(Protocol):
     def refuse(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         """End an attempt of which nothing was begun here: the router may ask another worker."""
 
+    def expire(self, owner: str, request_id: str, attempt: int) -> None:
+        """End a request whose deadline has passed."""
+
     def lose(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         """End an attempt whose handoff broke: the router may go on from the tokens delivered."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 
 from baton.engine.sequence import Fork, Sequence
 from baton.sampling_params import SamplingParams
+from baton.urgency import Urgency
 from baton.v1 import handoff_pb2, worker_pb2
 
 MAX_FORKS = 127
@@ -15,7 +17,7 @@ MAX_FORKS = 127
 
 
 def sequence_from(message: worker_pb2.Submit | handoff_pb2.Ask) -> Sequence:
-    """The request of a message. ValueError, for the client, if its forks are none."""
+    """The request of a message, its times from now on. ValueError, for the client, if its forks are none."""
     if isinstance(message, worker_pb2.Submit):
         request_id, attempt, owner = message.request_id, message.attempt, ""
     else:
@@ -32,6 +34,7 @@ def sequence_from(message: worker_pb2.Submit | handoff_pb2.Ask) -> Sequence:
         output_ids=output_ids,
         params=params,
         owner=owner,
+        urgency=Urgency.from_proto(message.urgency, time.monotonic()),
         first_token=first_token,
         forks=tuple(
             Fork(fork.request_id, replace(params, seed=fork.seed), _first_token(fork.output_ids))

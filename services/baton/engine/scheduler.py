@@ -1,15 +1,20 @@
 """Which sequences compute how many tokens in the next step, and which blocks these tokens get.
 
-Continuous batching under a token budget. A step is filled in this order: sequences with one token to
-compute (they decode), then prompts already begun, then waiting ones, each in order of arrival. So decoding
-never waits for a prompt, and no later arrival overtakes an earlier one.
+Everyone has a place in one order, given once, on acceptance. Under FCFS it is the order of arrival. Under
+priorities it is that of ``since + priority * aging``: a level of priority is worth so many seconds of
+waiting, so that nobody can be overtaken by those who come later than that, and nobody starves.
 
-Blocks are bound for the tokens of the step only. When none is left, the latest arrival that holds any is
-preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The latest
-arrival itself just pauses. As the earliest arrival is never preempted, somebody always gets to the end.
+Continuous batching under a token budget. A step is filled like this: sequences with one token to compute
+(they decode), then prompts already begun, then waiting ones, each in order. So decoding never waits for a
+prompt, and nobody waiting is overtaken by one behind him.
 
-Forks of a sequence share its blocks. Whoever is to write into a block that others refer to gets a copy of it
-first, and the last of them writes in place.
+Blocks are bound for the tokens of the step only. When none is left, the last in order that holds any is
+preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The last
+itself just pauses. As the first of those who hold blocks is never preempted, and no arrival can come before
+him for ever, somebody always gets to the end.
+
+Forks of a sequence share its blocks, and come right behind it in the order. Whoever is to write into a block
+that others refer to gets a copy of it first, and the last of them writes in place.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
+from baton.engine.host_tier import HostTier
 from baton.engine.sequence import FinishReason, Sequence, Status
 
 
@@ -37,6 +43,9 @@ class SchedulerLimits:
     longest_shared_prompt: int | None = None
     """Requests with longer prompts neither use nor feed the prefix cache: the model gives their KV a meaning
     of its own."""
+    priority_aging: float | None = None
+    """Seconds of waiting that are worth one level of priority. None: first come, first served, and no
+    priority but 0."""
 
     def shares(self, seq: Sequence) -> bool:
         """Whether the prefix cache is for this sequence."""
@@ -74,23 +83,29 @@ class ScheduledBatch:
 class Scheduler:
     """Queues, seats and the binding of blocks. Not locked: the engine's lock guards it and its pool.
 
-    ``schedule`` must not be called again before the step it returned has been reported with ``advance``.
+    ``schedule`` must not be called again before the step it returned has been reported with ``advance``. With
+    a host tier, which then hears of what the pool evicts, its plan must be carried out after ``schedule`` and
+    ``match_prefix``, before the lock is free: the copies of the step write to what was evicted.
     """
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool, tier: HostTier | None = None) -> None:
         self.limits = limits
         self.pool = pool
+        self.tier = tier
         self.reserved_blocks = 0
         """Blocks promised to handoffs and not bound yet. No waiting sequence is started in them; running
         sequences may grow into them, and the handoff then waits for its pages."""
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.joining: list[Sequence] = []
-        """Arrived computed, with their blocks, and without a seat. They get seats before ``waiting`` does:
-        behind it, blocks they hold could be the very ones its first sequence waits for."""
+        """With blocks and without a seat: arrived computed, or gave its seat to one that did. When a step has
+        shared out the seats, all are behind everyone with one. They get seats before ``waiting`` does: behind
+        it, blocks they hold could be the very ones its first sequence waits for."""
         self.held: set[Sequence] = set()
         self.preemptions = 0
         self.copied_blocks = 0
+        self.swapped_in = 0
+        """Preempted sequences that came back by copy, at least in part."""
         self.prefix_queried_tokens = 0
         self.prefix_hit_tokens = 0
         self._arrivals = 0
@@ -107,8 +122,8 @@ class Scheduler:
     @property
     def waiting_prefill_tokens(self) -> int:
         """Tokens accepted but not computed, those of preempted sequences included. O(running)."""
-        running = sum(seq.num_uncomputed for seq in self.running if seq.num_uncomputed > 1)
-        return running + self._waiting_tokens
+        begun = sum(s.num_uncomputed for s in (*self.running, *self.joining) if s.num_uncomputed > 1)
+        return begun + self._waiting_tokens
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. ValueError if it could never produce a token here."""
@@ -127,11 +142,12 @@ class Scheduler:
         self._accept(seq)
         seq.num_computed = seq.num_tokens - 1
         self._index_full_blocks(seq)
-        self.joining.append(seq)
+        insort(self.joining, seq, key=_place)
 
     def adopt(self, child: Sequence, parent: Sequence) -> None:
-        """Takes a fork that has its first output, with the blocks of ``parent``, which is running. Without a
-        seat it waits as if it had been preempted."""
+        """Takes a fork that has its first output, with the blocks of ``parent``, which is running. It has its
+        place already, right behind its parent. Without a free seat it waits as if it had been preempted; with
+        one, the next step sees whether somebody in ``joining`` goes before it."""
         if len(self.running) < self.limits.max_num_seqs:
             self.pool.ref(parent.block_ids)
             child.bind(parent.block_ids)
@@ -175,12 +191,18 @@ class Scheduler:
             self.pool.free([copy.source if copied else copy.target])
         self.copied_blocks += len(copies) if copied else 0
 
-    def reserve(self, blocks: int) -> bool:
+    def turn_of(self, seq: Sequence) -> float:
+        """When it is the turn of a sequence, accepted or not: a moment, to be compared with others'."""
+        aging = self.limits.priority_aging
+        return 0.0 if aging is None else seq.urgency.since + seq.urgency.priority * aging
+
+    def reserve(self, blocks: int, turn: float = 0.0) -> bool:
         """Promises room for a handoff of ``blocks`` blocks, if there is any beyond what those here need.
 
-        Refuses while anyone waits, so that handoffs cannot starve sequences that were preempted.
+        Refuses while anyone waits whose turn is not later, so that handoffs cannot starve sequences that were
+        preempted.
         """
-        if self.waiting or blocks > self._spare_blocks():
+        if (self.waiting and self.waiting[0].place[0] <= turn) or blocks > self._spare_blocks():
             return False
         self.reserved_blocks += blocks
         return True
@@ -190,14 +212,13 @@ class Scheduler:
         if not self.limits.shares(seq):
             return []
         seq.extend_hashes(self.pool.block_size)
-        return self.pool.match_prefix(seq.hashes)
+        return self._restore(self._find(seq.hashes), seq.hashes)
 
     # -- one step ----------------------------------------------------------------------------------------
 
     def schedule(self) -> ScheduledBatch:
         """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there)."""
-        while self.joining and len(self.running) < self.limits.max_num_seqs:
-            self._seat(self.joining.pop(0))
+        self._share_out_seats()
         preemptions = self.preemptions
         decodes: list[Sequence] = []
         begun: list[Sequence] = []
@@ -211,6 +232,17 @@ class Scheduler:
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
         return ScheduledBatch((*singles, *chunks), len(singles), tuple(self._copies))
+
+    def _share_out_seats(self) -> None:
+        """Seats go to the first in order of those who hold blocks. Who loses one keeps his blocks."""
+        while self.joining:
+            if len(self.running) == self.limits.max_num_seqs:
+                if self.running[-1].place < self.joining[0].place:
+                    break
+                last = self.running.pop()
+                last.status = Status.WAITING
+                insort(self.joining, last, key=_place)
+            self._seat(self.joining.pop(0))
 
     def _plan_decodes(self, decodes: list[Sequence], plan: dict[Sequence, int]) -> None:
         for seq in decodes:
@@ -255,12 +287,15 @@ class Scheduler:
             hashes = seq.hashes[: seq.num_reusable // pool.block_size]
         if total - len(hashes) > self._spare_blocks():
             return 0
-        cached = pool.match_prefix(hashes)
-        num_cached = len(cached) * pool.block_size
+        found = self._find(hashes)
+        in_pool = [block for block in found if block is not None]
+        num_cached = len(found) * pool.block_size
         want = self._chunk(seq.num_tokens - num_cached, budget, first)
-        if want == 0 or total - len(cached) > self._spare_blocks():
-            pool.free(cached)
+        if want == 0 or total - len(in_pool) > self._spare_blocks():
+            pool.free(in_pool)
             return 0
+        cached = self._restore(found, hashes)
+        self.swapped_in += seq.preemptions > 0 and len(in_pool) < len(cached)
         self._dequeue(seq)
         self._seat(seq)
         seq.bind(cached)
@@ -282,13 +317,13 @@ class Scheduler:
     # -- blocks ------------------------------------------------------------------------------------------
 
     def _bind(self, seq: Sequence, want: int, plan: dict[Sequence, int]) -> int:
-        """Binds blocks for up to ``want`` more tokens of a running sequence, preempting later arrivals if not
-        even one fits. Returns the tokens that have blocks; 0 if it must pause."""
+        """Binds blocks for up to ``want`` more tokens of a running sequence, preempting from the end of the
+        order if not even one fits. Returns the tokens that have blocks; 0 if it must pause."""
         while True:
             granted = self._grow(seq, want)
             if granted:
                 return granted
-            if self.joining:  # all of them are later than anyone with a seat
+            if self.joining:  # all of them are behind everyone with a seat
                 victim = self.joining.pop()
             elif self.running[-1] is not seq:
                 victim = self.running.pop()
@@ -296,6 +331,42 @@ class Scheduler:
             else:
                 return 0
             self._preempt(victim)
+
+    def _find(self, hashes: list[bytes]) -> list[int | None]:
+        """The blocks of the longest cached prefix, with a reference taken on each; None for those that are to
+        be copied from the host tier, if that is cheaper than to compute them."""
+        tier = self.tier
+        if tier is None:
+            return list(self.pool.match_prefix(hashes))
+        found: list[int | None] = []
+        for digest in hashes:
+            block = self.pool.find(digest)
+            if block is None and tier.find(digest) is None:
+                break
+            found.append(block)
+        if None in found and not tier.break_even.copying_pays(found.count(None)):
+            found = found[: found.index(None)]
+        self.pool.ref(block for block in found if block is not None)
+        return found
+
+    def _restore(self, found: list[int | None], hashes: list[bytes]) -> list[int]:
+        """The blocks of ``found``, those from the host tier included: these are allocated, and in the index,
+        and get their content when the tier's plan is carried out. Without room for them, only those before
+        the first of them."""
+        digests = [digest for digest, block in zip(hashes, found, strict=False) if block is None]
+        if self.tier is None or not digests:
+            return [block for block in found if block is not None]
+        self.tier.keep(digests)
+        blocks = self.pool.allocate(len(digests))
+        if blocks is None:
+            first = found.index(None)
+            self.pool.free([block for block in found[first:] if block is not None])
+            return [block for block in found[:first] if block is not None]
+        for block, digest in zip(blocks, digests, strict=True):
+            self.pool.commit(block, digest)
+        self.tier.restore(digests, blocks)
+        fresh = iter(blocks)
+        return [next(fresh) if block is None else block for block in found]
 
     def _grow(self, seq: Sequence, want: int) -> int:
         """Binds what the pool has of the blocks for ``want`` more tokens; all or nothing when unchunked."""
@@ -368,7 +439,7 @@ class Scheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.pool.block_size)
 
-    # -- queues, all in order of arrival -----------------------------------------------------------------
+    # -- queues, all in order ----------------------------------------------------------------------------
 
     def check(self, seq: Sequence) -> None:
         """ValueError, naming the numbers, if the sequence could never produce a token here."""
@@ -385,6 +456,11 @@ class Scheduler:
                 f"{name}: {seq.num_tokens} tokens and one more exceed max_model_len "
                 f"{self.limits.max_model_len}"
             )
+        if seq.urgency.priority and self.limits.priority_aging is None:
+            raise ValueError(
+                f"{name}: priority is {seq.urgency.priority}; allowed: 0, as this worker's scheduling policy "
+                "is fcfs"
+            )
         if seq.num_tokens + 1 > pool_tokens:
             raise ValueError(
                 f"{name}: {seq.num_tokens} tokens and one more exceed the KV cache of {pool_tokens} tokens "
@@ -392,17 +468,18 @@ class Scheduler:
             )
 
     def _accept(self, seq: Sequence) -> None:
-        """Checks a new sequence against the limits, and gives it its place in the order of arrival."""
+        """Checks a new sequence against the limits, and gives it its place in the order."""
         self.check(seq)
         pool_tokens = self.pool.num_blocks * self.pool.block_size
         wanted = seq.num_prompt + seq.params.max_tokens
         seq.max_len = min(wanted, self.limits.max_model_len, pool_tokens)
         seq.arrival = self._arrivals
+        seq.place = (self.turn_of(seq), seq.arrival)
         self._arrivals += 1 + len(seq.forks)
 
     def _enqueue(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
-        insort(self.waiting, seq, key=_arrival)
+        insort(self.waiting, seq, key=_place)
         self._waiting_tokens += seq.num_tokens
 
     def _dequeue(self, seq: Sequence) -> None:
@@ -411,12 +488,12 @@ class Scheduler:
 
     def _seat(self, seq: Sequence) -> None:
         seq.status = Status.RUNNING
-        insort(self.running, seq, key=_arrival)
+        insort(self.running, seq, key=_place)
 
     @staticmethod
     def _remove(queue: list[Sequence], seq: Sequence) -> None:
-        del queue[bisect_left(queue, seq.arrival, key=_arrival)]
+        del queue[bisect_left(queue, seq.place, key=_place)]
 
 
-def _arrival(seq: Sequence) -> int:
-    return seq.arrival
+def _place(seq: Sequence) -> tuple[float, int]:
+    return seq.place

@@ -13,11 +13,12 @@ from baton.engine.guidance import Guide
 from baton.engine.logits import LogitRules
 from baton.logprobs import Logprobs, TokenDetails
 from baton.sampling_params import SamplingParams
+from baton.urgency import CALM, Urgency
 
 
 class Status(enum.Enum):
     WAITING = "waiting"
-    """Not in a step yet, preempted, or arrived by handoff and without a seat."""
+    """Not in a step yet, preempted, or without a seat for its blocks."""
     RUNNING = "running"
     HELD = "held"
     """Prefilled; keeps its blocks for a handoff and is never scheduled or preempted."""
@@ -67,6 +68,7 @@ class Sequence:
     """Whose tokens these are: the router whose stream they go out on."""
     cache_salt: bytes = b""
     """Sequences share cached blocks only within one salt (one tenant)."""
+    urgency: Urgency = CALM
     forks: tuple[Fork, ...] = ()
     """Answers that branch off with the first output: the prompt is computed once for all of them."""
     first_token: int | None = None
@@ -76,6 +78,9 @@ class Sequence:
     finish_reason: FinishReason | None = field(default=None, init=False)
     arrival: int = field(default=-1, init=False)
     """Rank in the order in which the engine accepted sequences; unique. -1 before."""
+    place: tuple[float, int] = field(default=(0.0, -1), init=False)
+    """In the order of the queues, the least first: its turn (``Scheduler.turn_of``), then ``arrival``. Given
+    once, when the engine accepts it."""
     max_len: int = field(default=0, init=False)
     """Tokens at which it ends for length, whatever of max_tokens, context and pool is least."""
     token_ids: array[int] = field(init=False)
@@ -168,8 +173,10 @@ class Sequence:
             fork.params,
             owner=self.owner,
             cache_salt=self.cache_salt,
+            urgency=self.urgency,
         )
         child.arrival = self.arrival + 1 + number
+        child.place = (self.place[0], child.arrival)
         child.max_len = self.max_len
         child.num_cached = self.num_cached
         child.hashes = list(self.hashes)

@@ -23,6 +23,8 @@ class Built:
     runner: ModelRunner
     model_config: ModelConfig
     num_blocks: int
+    num_host_blocks: int
+    """Slots of the host tier."""
 
 
 def build_runner(config: EngineConfig, progress: Progress | None = None) -> Built:
@@ -43,12 +45,21 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
         num_blocks = budget // block_bytes
         if num_blocks < 1:
             raise ValueError(f"{budget} bytes are left for the KV cache; one block takes {block_bytes}")
+    num_host_blocks = _host_blocks(config, kv_block_bytes(model.config, config.block_size, model.dtype))
     pool = new_kv_pool(model.config, num_blocks, config.block_size, model.dtype, device)
     with_lengths = model.config.rope.kind == "dynamic"
     runner = ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths)
     if num_blocks * config.block_size > 2 and most > 2:
         warm_up(runner, 2)
-    return Built(runner, model.config, num_blocks)
+    return Built(runner, model.config, num_blocks, num_host_blocks)
+
+
+def _host_blocks(config: EngineConfig, block_bytes: int) -> int:
+    if 0 < config.host_kv_bytes < block_bytes:
+        raise ValueError(
+            f"host_kv_bytes is {config.host_kv_bytes}; allowed: 0, or {block_bytes} and more (a block)"
+        )
+    return config.host_kv_bytes // block_bytes
 
 
 def warm_up(runner: ModelRunner, num_tokens: int) -> None:

@@ -163,6 +163,10 @@ class PrefillRole:
         self._do(lambda now: self._machine.cancel(name, now))
         self._requests.pop(name, None)
 
+    def overdue(self, now: float) -> list[Sequence]:
+        """Requests to be handed on whose deadline has passed."""
+        return [r.sequence for r in self._requests.values() if r.sequence.urgency.overdue(now)]
+
     def has_any_of(self, owner: str) -> bool:
         return any(request.sequence.owner == owner for request in self._requests.values())
 
@@ -318,6 +322,7 @@ class PrefillRole:
             output_ids=given(sequence),
             params=sequence.params.to_proto(),
             handle=request.handle,
+            urgency=sequence.urgency.to_proto(time.monotonic()),
             forks=forks_to_proto(sequence),
         )
         return pb.PrefillMessage(ask=ask)

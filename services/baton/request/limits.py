@@ -14,6 +14,8 @@ class ModelInfo:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int] = frozenset()
+    takes_priorities: bool = False
+    """Whether who computes schedules by priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

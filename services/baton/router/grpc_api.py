@@ -18,6 +18,7 @@ from baton.router.api.errors import ApiError, as_api_error, invalid
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
+from baton.router.api.urgency import LONGEST_TIMEOUT_S, resolve_urgency
 from baton.router.types import ModelInfo
 from baton.structured_output import StructuredOutput
 from baton.text.choice import Delta
@@ -79,7 +80,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request_id = f"grpc-{uuid.uuid4().hex}"
         status = "499"
         try:
-            job = await self._job(request, request_id, started)
+            job = await self._job(request, request_id, started, context.time_remaining())
             await self._answer(job, context)
             status = "200"
         except Exception as error:  # noqa: BLE001 - `as_api_error` logs what is unexpected
@@ -96,7 +97,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         model = self._service.ring.model
         return pb.ListModelsResponse(models=[] if model is None else [model.name])
 
-    async def _job(self, request: pb.GenerateRequest, request_id: str, started: float) -> Job:
+    async def _job(
+        self, request: pb.GenerateRequest, request_id: str, started: float, remaining_s: float | None
+    ) -> Job:
+        """``remaining_s``: until the call's deadline, if it has one."""
         model = self._service.model(request.model or None)
         structured = StructuredOutput.from_proto(request.params.structured_output)
         if structured is not None:
@@ -121,6 +125,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             model=model,
             prompts=[prompt],
             params=params,
+            urgency=resolve_urgency(request.priority, _timeout(remaining_s), model, started=started),
             seeded=asked.HasField("seed"),
             echoes=[await self._echo(request, prompt)] if request.echo else (),
         )
@@ -218,6 +223,13 @@ def _sampling_fields(params: pb.SamplingParams) -> SamplingFields:
         allowed_token_ids=list(params.allowed_token_ids) or None,
         prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
     )
+
+
+def _timeout(remaining_s: float | None) -> float | None:
+    """A deadline that the protocol brings along is no bad input: one far away is none."""
+    if remaining_s is None or remaining_s > LONGEST_TIMEOUT_S:
+        return None
+    return max(remaining_s, 1e-3)
 
 
 def _response(request_id: str, delta: Delta, usage: Usage) -> pb.GenerateResponse:

@@ -13,16 +13,20 @@ from dataclasses import dataclass, field
 from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
-from baton.router.ledger import Entry
+from baton.router.ledger import Entry, failure
 from baton.router.placement import least_loaded, may_prefill, takes_over
-from baton.router.types import ModelInfo, Request, RingError, TokenChunk
+from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.workers import WorkerClient
 from baton.telemetry.ring import WorkerView
+from baton.urgency import CALM, Urgency
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 
 log = logging.getLogger(__name__)
 
+WORKER_TELLS_S = 0.5
+"""How long after a deadline the worker's own word on it may take: it looks every tick, and its clock began
+when the request had reached it."""
 MAX_LOST = 3
 """Attempts of one request whose handoff may break; a request that breaks more is given up on."""
 
@@ -48,6 +52,7 @@ class _Group:
     """
 
     prompt_ids: list[int]
+    urgency: Urgency
     answers: list[_Answer] = field(default_factory=list)
     attempt: int = -1
     """-1: not submitted yet."""
@@ -119,6 +124,7 @@ class WorkerRing:
             max_model_len=min(h.max_model_len for h in hellos),
             vocab_size=min(h.vocab_size for h in hellos),
             eos_token_ids=frozenset().union(*(h.eos_token_ids for h in hellos)),
+            takes_priorities=all(h.takes_priorities for h in hellos),
         )
 
     @property
@@ -155,10 +161,10 @@ class WorkerRing:
 
     @contextmanager
     def generate(
-        self, prompt_ids: list[int], requests: Sequence[Request]
+        self, prompt_ids: list[int], requests: Sequence[Request], urgency: Urgency = CALM
     ) -> Iterator[Sequence[AsyncGenerator[TokenChunk]]]:
         """Answer one prompt, several times; see ``Ring.generate``."""
-        group = _Group(prompt_ids)
+        group = _Group(prompt_ids, urgency)
         group.answers = [_Answer(request, group) for request in requests]
         try:
             yield [self._chunks(answer) for answer in group.answers]
@@ -172,7 +178,7 @@ class WorkerRing:
         try:
             finished = False
             while not finished:
-                arrived = await answer.arrived.get()
+                arrived = await self._next(answer)
                 if isinstance(arrived, RingError):
                     raise arrived
                 finished = arrived.finish_reason is not None
@@ -180,7 +186,21 @@ class WorkerRing:
         finally:
             self._close(answer)
 
+    async def _next(self, answer: _Answer) -> TokenChunk | RingError:
+        """What comes next. If the deadline has passed and no worker says so, all answers end here."""
+        deadline = answer.group.urgency.deadline
+        if deadline is None:
+            return await answer.arrived.get()
+        try:
+            async with asyncio.timeout(deadline - time.monotonic() + WORKER_TELLS_S):
+                return await answer.arrived.get()
+        except TimeoutError:
+            self._end(answer.group, deadline_exceeded())
+            return await answer.arrived.get()
+
     def _start(self, group: _Group) -> None:
+        if group.urgency.overdue(time.monotonic()):
+            raise deadline_exceeded()
         placed = self._place()
         if placed is None:
             raise RingError(503, "no_worker", "no worker that can decode is ready")
@@ -228,6 +248,7 @@ class WorkerRing:
             prompt_ids=group.prompt_ids,
             output_ids=first.entry.output_ids,
             params=first.request.params.to_proto(),
+            urgency=group.urgency.to_proto(time.monotonic()),
             forks=[
                 pb.Fork(
                     request_id=answer.request.request_id,
@@ -287,6 +308,12 @@ class WorkerRing:
         log.warning("request %s: attempt %d ended: %s", group.name, group.attempt, reason)
         self._submit(group, *placed)
 
+    def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
+        """All answers end with ``error``, on all workers but one, which knows."""
+        self._cancel(group, group.answers, but=but)
+        self._groups.pop(group.name, None)
+        self._fail(group.going, error)
+
     @staticmethod
     def _fail(answers: Sequence[_Answer], error: RingError) -> None:
         for answer in answers:
@@ -315,31 +342,36 @@ class WorkerRing:
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
         for delta in frame.deltas:
             group = self._groups.get(delta.request_id)
-            if group is not None and delta.attempt == group.attempt and (delta.refused or delta.lost):
-                again = self._place_again if delta.refused else self._go_on
-                again(group, worker, delta.error)
+            if group is not None and delta.attempt == group.attempt and _failed(delta):
+                self._take_failure(group, worker, delta)
                 continue
             answer = self._answers.get(delta.request_id)
             if answer is not None:
                 self._take(answer, worker, delta)
 
+    def _take_failure(self, group: _Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
+        """An attempt has failed that is under way as one, be the answer over that gave it its name."""
+        if delta.refused:
+            self._place_again(group, worker, delta.error)
+        elif delta.lost:
+            self._go_on(group, worker, delta.error)
+        else:
+            self._end(group, failure(delta), but=worker)
+
     def _take(self, answer: _Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         group = answer.group
-        failed = delta.finish_reason == inference_pb2.FINISH_REASON_ERROR
-        if worker is group.decode and delta.attempt == group.attempt and not failed:
+        if worker is group.decode and delta.attempt == group.attempt and not _failed(delta):
             self._part(group)
         accepted = answer.entry.accept(delta)
         if accepted is None:
             return
+        answer.arrived.put_nowait(accepted)
         if not isinstance(accepted, RingError):
-            answer.arrived.put_nowait(accepted)
-        elif group.parted:
+            return
+        if group.parted:
             self._cancel(group, [answer], but=worker)
-            answer.arrived.put_nowait(accepted)
         else:
-            self._cancel(group, group.answers, but=worker)
-            self._groups.pop(group.name, None)
-            self._fail([answer, *group.going], accepted)
+            self._end(group, accepted, but=worker)
 
     def _part(self, group: _Group) -> None:
         """The baton has been passed: prefill's fate matters no more, and each answer goes its own way."""
@@ -364,7 +396,9 @@ class WorkerRing:
             log.warning("worker %s is lost, and %d requests with it", worker.address, count)
         for group in broken:
             role = "decode" if worker is group.decode else "prefill"
-            self._cancel(group, group.answers, but=worker)
-            self._groups.pop(group.name, None)
             message = f"the {role} worker answering this request was lost; please send it again"
-            self._fail(group.going, RingError(503, "worker_lost", message))
+            self._end(group, RingError(503, "worker_lost", message), but=worker)
+
+
+def _failed(delta: pb.TokenDelta) -> bool:
+    return delta.finish_reason == inference_pb2.FINISH_REASON_ERROR

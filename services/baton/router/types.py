@@ -10,8 +10,20 @@ from typing import Protocol
 from baton.request.limits import ModelInfo
 from baton.sampling_params import SamplingParams
 from baton.text.choice import FinishReason, TokenChunk
+from baton.urgency import Urgency
 
-__all__ = ["FinishReason", "ModelInfo", "Request", "Ring", "RingError", "TokenChunk"]
+__all__ = [
+    "DEADLINE_EXCEEDED",
+    "FinishReason",
+    "ModelInfo",
+    "Request",
+    "Ring",
+    "RingError",
+    "TokenChunk",
+    "deadline_exceeded",
+]
+
+DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +43,12 @@ class RingError(Exception):
         self.code = code
 
 
+def deadline_exceeded() -> RingError:
+    """A request that took longer than its client would wait."""
+    message = "The request's deadline passed before its answer was complete."
+    return RingError(504, DEADLINE_EXCEEDED, message)
+
+
 class Ring(Protocol):
     """The workers, as the APIs see them."""
 
@@ -43,12 +61,13 @@ class Ring(Protocol):
         """Whether a request submitted now could be placed."""
 
     def generate(
-        self, prompt_ids: list[int], requests: Sequence[Request]
+        self, prompt_ids: list[int], requests: Sequence[Request], urgency: Urgency
     ) -> AbstractContextManager[Sequence[AsyncGenerator[TokenChunk]]]:
         """Answer one prompt once for each of ``requests``, which differ in their seeds only; the prompt is
-        computed once. Nothing is sent before the first generator is asked for a chunk.
+        computed once. ``urgency`` is that of all of them. Nothing is sent before the first generator is asked
+        for a chunk.
 
         Closing a generator cancels its request on every worker that knows it; leaving the context cancels
-        those that are left. The generators raise RingError when no worker can take the requests or a worker
-        is lost on the way.
+        those that are left. The generators raise RingError when no worker can take the requests, a worker is
+        lost on the way, or the deadline has passed.
         """

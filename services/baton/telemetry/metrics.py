@@ -24,7 +24,7 @@ class RouterMetrics:
         )
         self.choices = Counter(
             "baton_choices",
-            "Generated choices by how they ended: stop, length, cancelled or error.",
+            "Generated choices by how they ended: stop, length, cancelled, deadline_exceeded or error.",
             ("endpoint", "finish_reason"),
             registry=registry,
         )

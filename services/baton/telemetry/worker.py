@@ -15,6 +15,21 @@ from baton.telemetry.handoff import Holds
 
 
 @dataclass(frozen=True, slots=True)
+class HostTierStats:
+    """Where evicted KV blocks are kept; all zero where there is no such place."""
+
+    blocks_used: int
+    blocks: int
+    hit_blocks: int
+    saved_blocks: int
+    evicted_blocks: int
+    dropped_blocks: int
+    saved_bytes: int
+    restored_bytes: int
+    swapped_in: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """One worker at one moment. Counts without another word are since the process started."""
 
@@ -26,6 +41,7 @@ class WorkerStats:
     blocks_held: int
     open_handoffs: int
     preemptions: int
+    deadlines_exceeded: int
     generated_tokens: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
@@ -37,6 +53,7 @@ class WorkerStats:
     handoff_fences: int
     handoff_holds: Sequence[Holds]
     """What sends and receives pin now."""
+    host_tier: HostTierStats
 
 
 class WorkerCollector(Collector):
@@ -59,6 +76,11 @@ class WorkerCollector(Collector):
         yield self._blocks(stats)
         yield gauge("baton_handoffs_open", "Handoffs that have begun and not ended.", stats.open_handoffs)
         yield counter("baton_preemptions", "Sequences that lost their blocks to others.", stats.preemptions)
+        yield counter(
+            "baton_deadlines_exceeded",
+            "Requests ended here because their deadline had passed.",
+            stats.deadlines_exceeded,
+        )
         yield counter("baton_engine_generated_tokens", "Tokens sampled here.", stats.generated_tokens)
         yield counter(
             "baton_prefix_queried_tokens",
@@ -66,6 +88,7 @@ class WorkerCollector(Collector):
             stats.prefix_queried_tokens,
         )
         yield counter("baton_prefix_hit_tokens", "Tokens found in it.", stats.prefix_hit_tokens)
+        yield from self._host_tier(stats.host_tier)
         yield counter("baton_handoffs_completed", "Handoffs that went through.", stats.handoffs_completed)
         yield self._aborts(stats)
         yield counter(
@@ -90,6 +113,24 @@ class WorkerCollector(Collector):
         family.add_metric((self._role, "cached"), stats.blocks_cached)
         family.add_metric((self._role, "held"), stats.blocks_held)
         return family
+
+    def _host_tier(self, tier: HostTierStats) -> Iterator[Metric]:
+        gauge, counter = self._gauge, self._counter
+        yield gauge("baton_host_kv_blocks_used", "KV blocks in host memory.", tier.blocks_used)
+        yield gauge("baton_host_kv_blocks_capacity", "KV blocks that host memory has room for.", tier.blocks)
+        yield counter("baton_host_kv_hit_blocks", "KV blocks that came back by copy.", tier.hit_blocks)
+        yield counter("baton_host_kv_saved_blocks", "KV blocks evicted into it.", tier.saved_blocks)
+        yield counter("baton_host_kv_evicted_blocks", "KV blocks evicted from it.", tier.evicted_blocks)
+        yield counter(
+            "baton_host_kv_dropped_blocks",
+            "KV blocks evicted and not saved, as all of it was about to be read.",
+            tier.dropped_blocks,
+        )
+        yield counter("baton_host_kv_saved_bytes", "Bytes copied to host memory.", tier.saved_bytes)
+        yield counter("baton_host_kv_restored_bytes", "Bytes copied back.", tier.restored_bytes)
+        yield counter(
+            "baton_sequences_swapped_in", "Preempted sequences that came back by copy.", tier.swapped_in
+        )
 
     def _aborts(self, stats: WorkerStats) -> Metric:
         family = CounterMetricFamily(

@@ -304,6 +304,7 @@ class Ask(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
+    URGENCY_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     handle: _builtins.bytes
@@ -316,6 +317,8 @@ class Ask(_message.Message):
     @_builtins.property
     def params(self) -> _inference_pb2.SamplingParams: ...
     @_builtins.property
+    def urgency(self) -> _inference_pb2.Urgency: ...
+    @_builtins.property
     def forks(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Fork]: ...
     def __init__(
         self,
@@ -326,11 +329,12 @@ class Ask(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         params: _inference_pb2.SamplingParams | None = ...,
         handle: _builtins.bytes = ...,
+        urgency: _inference_pb2.Urgency | None = ...,
         forks: _abc.Iterable[_worker_pb2.Fork] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "params", b"params", "urgency", b"urgency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forks", b"forks", "handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forks", b"forks", "handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "router_id", b"router_id", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -150,6 +150,7 @@ class WorkerHello(_message.Message):
     HANDOFF_ADDRESS_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TAKES_PRIORITIES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """128 random bits in hex, new for every process start"""
     role: Global___Role.ValueType
@@ -164,6 +165,8 @@ class WorkerHello(_message.Message):
     handoff_address: _builtins.str
     """host:port of this worker's Handoff service"""
     max_running: _builtins.int
+    takes_priorities: _builtins.bool
+    """it schedules by priority; otherwise it refuses any but 0"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -180,10 +183,11 @@ class WorkerHello(_message.Message):
         handoff_address: _builtins.str = ...,
         max_running: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        takes_priorities: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -298,6 +302,7 @@ class Submit(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
+    URGENCY_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
@@ -316,6 +321,8 @@ class Submit(_message.Message):
         """absent: this worker answers the whole request itself"""
 
     @_builtins.property
+    def urgency(self) -> _inference_pb2.Urgency: ...
+    @_builtins.property
     def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
         """more answers to the prompt; then output_ids has one id at most"""
 
@@ -328,11 +335,12 @@ class Submit(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         params: _inference_pb2.SamplingParams | None = ...,
         decode: Global___DecodeTarget | None = ...,
+        urgency: _inference_pb2.Urgency | None = ...,
         forks: _abc.Iterable[Global___Fork] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "params", b"params"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "params", b"params", "urgency", b"urgency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "forks", b"forks", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "forks", b"forks", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -341,7 +349,7 @@ Global___Submit: _TypeAlias = Submit  # noqa: Y015
 @_typing.final
 class Fork(_message.Message):
     """Another answer to a prompt that is computed, and handed on, once for all of them: from its first token on a
-    request of its own, with the attempt of the one that brought it.
+    request of its own, with the attempt, the priority and the deadline of the one that brought it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -465,6 +473,7 @@ class TokenDelta(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_seq: _builtins.int
@@ -480,6 +489,8 @@ class TokenDelta(_message.Message):
     """with FINISH_REASON_ERROR: the handoff failed; another attempt may go on from the tokens"""
     invalid: _builtins.bool
     """with FINISH_REASON_ERROR: the request is at fault, and would fail anywhere"""
+    expired: _builtins.bool
+    """with FINISH_REASON_ERROR: the request's deadline has passed"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -500,10 +511,11 @@ class TokenDelta(_message.Message):
         lost: _builtins.bool = ...,
         details: Global___TokenDetails | None = ...,
         invalid: _builtins.bool = ...,
+        expired: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["details", b"details"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "invalid", b"invalid", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "expired", b"expired", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "invalid", b"invalid", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

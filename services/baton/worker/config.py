@@ -11,10 +11,12 @@ from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 
 RoleName = Literal["prefill", "decode", "both"]
 LoadFormat = Literal["auto", "dummy"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 
 ROLES: tuple[RoleName, ...] = ("prefill", "decode", "both")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS: tuple[LoadFormat, ...] = ("auto", "dummy")
+SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = ("fcfs", "priority")
 CONNECTORS = ("auto", "tcp", "ucx", "nccl", "gloo")
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -45,11 +47,14 @@ class WorkerConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_memory: int | None = None  # bytes
+    host_kv_memory: int = 0  # bytes
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     prefill_chunk: int = 256
     chunked_prefill: bool = True
     prefix_caching: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    priority_aging: float = 30.0  # seconds of waiting worth one level of priority
     max_model_len: int | None = None
     threads: int | None = None
     drain_timeout: int | None = None  # seconds; None: as long as what is open takes
@@ -63,6 +68,7 @@ class WorkerConfig:
         check_choice("dtype", self.dtype, DTYPES)
         check_choice("load_format", self.load_format, LOAD_FORMATS)
         check_choice("connector", self.connector, CONNECTORS)
+        check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         check_choice("log_level", self.log_level, LOG_LEVELS)
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError("device", f"must be auto, cpu, cuda or cuda:N, not {self.device!r}")
@@ -80,6 +86,10 @@ class WorkerConfig:
         check_range("max_num_seqs", self.max_num_seqs, 1)
         check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_range("prefill_chunk", self.prefill_chunk, 1)
+        check_range("host_kv_memory", self.host_kv_memory, 0)
+        if self.host_kv_memory and not self.prefix_caching:
+            raise ConfigError("host_kv_memory", "cannot be given together with --no-prefix-caching")
+        check_range("priority_aging", self.priority_aging, 0, 86400)
         for option in ("num_blocks", "kv_cache_memory", "max_model_len", "threads", "drain_timeout"):
             value = getattr(self, option)
             if value is not None:

@@ -101,12 +101,14 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         kv_cache_bytes=config.kv_cache_memory,
+        host_kv_bytes=config.host_kv_memory,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk,
         chunked_prefill=config.chunked_prefill,
         prefix_caching=config.prefix_caching,
         max_model_len=config.max_model_len,
+        priority_aging=config.priority_aging if config.scheduling_policy == "priority" else None,
         num_threads=config.threads,
     )
 
@@ -294,6 +296,7 @@ class Worker:
             handoff_address=address,
             max_running=limits.max_num_seqs,
             eos_token_ids=sorted(self._engine.eos_token_ids),
+            takes_priorities=limits.priority_aging is not None,
         )
 
     def _compatibility(self) -> handoff_pb2.Compatibility:

@@ -91,6 +91,9 @@ class Routers:
     def lose(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         self.deliver(owner, _failure(request_id, attempt, reason, lost=True))
 
+    def expire(self, owner: str, request_id: str, attempt: int) -> None:
+        self.deliver(owner, _failure(request_id, attempt, "the request's deadline has passed", expired=True))
+
     def report_loads(self) -> None:
         """Tell every router how the worker is; to them it is the worker's heartbeat."""
         for stream in self._streams.values():
@@ -127,6 +130,7 @@ def _failure(
     refused: bool = False,
     lost: bool = False,
     invalid: bool = False,
+    expired: bool = False,
 ) -> worker_pb2.TokenDelta:
     return worker_pb2.TokenDelta(
         request_id=request_id,
@@ -136,4 +140,5 @@ def _failure(
         refused=refused,
         lost=lost,
         invalid=invalid,
+        expired=expired,
     )

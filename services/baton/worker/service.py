@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import grpc
 
@@ -19,7 +19,7 @@ from baton.engine.sequence import FinishReason, Sequence
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
-from baton.telemetry.worker import WorkerStats
+from baton.telemetry.worker import HostTierStats, WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.worker.routers import Routers, RouterStream
@@ -80,6 +80,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode = decode
         self._tempo = tempo
         self._draining = False
+        self._deadlines_exceeded = 0
 
     async def Connect(  # noqa: N802 (the name is the contract's)
         self,
@@ -174,6 +175,19 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode.cancel(name)
         self._engine.cancel(*name)
 
+    def _end_overdue(self, now: float) -> None:
+        """End what has outlived its deadline, wherever it is. Nothing is kept of deadlines but where the
+        requests are, so all that are here are looked at: there are not many."""
+        overdue = {
+            (seq.owner, Name(seq.request_id, seq.attempt))
+            for part in (self._engine, self._prefill, self._decode)
+            for seq in part.overdue(now)
+        }
+        for owner, name in overdue:
+            self._deadlines_exceeded += 1
+            self._cancel(name)
+            self._routers.expire(owner, *name)
+
     def _cancel_all_of(self, router_id: str) -> None:
         self._prefill.cancel_all_of(router_id)
         self._decode.cancel_all_of(router_id)
@@ -194,7 +208,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode.room_changed()
 
     async def run_timers(self) -> None:
-        """Report to the routers and listen for their silence, for as long as the worker lives."""
+        """Report to the routers, listen for their silence, and keep to the deadlines, for as long as the
+        worker lives."""
         before = time.monotonic()
         since_report = 0.0
         while True:
@@ -204,6 +219,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             if since_report >= self._tempo.heartbeat_s:
                 since_report = 0.0
                 self._routers.report_loads()
+            self._end_overdue(now)
             for stream in self._routers.silent(now - before, self._busy_for):
                 log.warning("router %s is silent: its requests are cancelled", stream.router_id)
                 self._part(stream)
@@ -253,6 +269,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             blocks_held=load.blocks_held,
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
             preemptions=load.preemptions,
+            deadlines_exceeded=self._deadlines_exceeded,
             generated_tokens=load.generated_tokens,
             prefix_queried_tokens=load.prefix_queried_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
@@ -263,6 +280,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             handoff_stale_messages=prefill.stale + decode.stale,
             handoff_fences=decode.fences,
             handoff_holds=(self._prefill.holds(), self._decode.holds()),
+            host_tier=HostTierStats(**asdict(load.host)),
         )
 
     def load(self) -> worker_pb2.Load:

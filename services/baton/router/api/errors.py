@@ -7,7 +7,7 @@ import logging
 import orjson
 
 from baton.request.errors import RequestError, invalid, shown
-from baton.router.types import RingError
+from baton.router.types import DEADLINE_EXCEEDED, RingError
 
 __all__ = ["ApiError", "RequestError", "as_api_error", "invalid", "shown"]
 
@@ -38,6 +38,8 @@ class ApiError(Exception):
         """OpenAI's coarse class of the error."""
         if self.status == 429:
             return "rate_limit_error"
+        if self.code == DEADLINE_EXCEEDED:
+            return DEADLINE_EXCEEDED
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
+from baton.router.types import DEADLINE_EXCEEDED, RingError
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.choice import Delta
 
@@ -61,8 +62,13 @@ class RequestMeter:
     ) -> None:
         self._metrics.in_flight.labels(self._endpoint).dec()
         if self._unfinished:
-            # A closed or cancelled generator raises outside of Exception: the client left.
-            reason = "error" if isinstance(error, Exception) else "cancelled"
-            self._metrics.choices.labels(self._endpoint, reason).inc(self._unfinished)
+            self._metrics.choices.labels(self._endpoint, _ended_by(error)).inc(self._unfinished)
         else:
             self._metrics.e2e_latency.observe(time.perf_counter() - self._started)
+
+
+def _ended_by(error: BaseException | None) -> str:
+    """A closed or cancelled generator raises outside of Exception: the client left."""
+    if isinstance(error, RingError) and error.code == DEADLINE_EXCEEDED:
+        return DEADLINE_EXCEEDED
+    return "error" if isinstance(error, Exception) else "cancelled"

@@ -21,6 +21,7 @@ from baton.text.choice import ChoiceText, Delta
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
 from baton.tools.answer import AnswerFormat
+from baton.urgency import CALM, Urgency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Job:
     model: ModelInfo
     prompts: list[list[int]]
     params: SamplingParams
+    urgency: Urgency = CALM
     n: int = 1
     seeded: bool = False  # whether the client gave the seed
     skip_special_tokens: bool = True
@@ -142,7 +144,9 @@ class CompletionService:
                 Request(f"{job.request_id}-{index}", self._params(job, index))
                 for index in range(first, first + job.n)
             ]
-            answers = stack.enter_context(self.ring.generate(job.prompts[first // job.n], requests))
+            answers = stack.enter_context(
+                self.ring.generate(job.prompts[first // job.n], requests, job.urgency)
+            )
             choices += [
                 complete(chunks, self._text(job, first // job.n, request.params, stops))
                 for request, chunks in zip(requests, answers, strict=True)

@@ -17,8 +17,10 @@ from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.schemas import ChatRequest, template_arguments
 from baton.router.api.http.structured import structured_output
+from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job
+from baton.router.api.urgency import resolve_urgency
 
 
 class ChatCompletions:
@@ -70,6 +72,9 @@ class ChatCompletions:
             model=model,
             prompts=[prompt],
             params=params,
+            urgency=resolve_urgency(
+                body.priority, timeout_of(request), model, started=started, timeout_param=TIMEOUT_HEADER
+            ),
             n=n,
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,

@@ -33,6 +33,7 @@ class GenerationFields(StructuredFields, kw_only=True):
     return_tokens_as_token_ids: (
         Annotated[bool, Meta(description="Name tokens token_id:N in log-probabilities.")] | None
     ) = None
+    priority: Annotated[int, Meta(description="Lower goes first, where workers heed it.")] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
 

@@ -49,7 +49,6 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "mm_processor_kwargs": (),
         "modalities": (["text"],),
         "prediction": (),
-        "priority": (0,),
         "prompt_embeds": (),
         "reasoning_effort": (),
         "request_id": (),

@@ -1,0 +1,66 @@
+"""The host tier's bytes, and the copies between them and the pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from baton.engine.break_even import BreakEven
+from baton.engine.host_tier import CopyPlan
+
+
+class HostMemory:
+    """``[num_slots, ...]`` of host memory, each slot as large as a block of the pool.
+
+    All of it is had at the start, so that what does not fit fails then and not under load. It is pinned for a
+    pool on CUDA.
+    """
+
+    def __init__(self, pool: Tensor, num_slots: int, break_even: BreakEven) -> None:
+        on_cuda = pool.device.type == "cuda"
+        self._pool = pool
+        self._break_even = break_even
+        self._slots = torch.empty((num_slots, *pool.shape[1:]), dtype=pool.dtype, pin_memory=on_cuda)
+        self._slots.fill_(0)  # what was not written to is promised by the system, not had
+        self._stream = torch.cuda.Stream(pool.device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self.saved_bytes = 0
+        self.restored_bytes = 0
+
+    def carry_out(self, plan: CopyPlan) -> None:
+        """Makes all copies of a plan, adjacent ones in one go. They are over on return.
+
+        On CUDA they have a stream of their own and need not wait for a forward pass: none is using a block of
+        the plan, as all had been given back, and what was written to them was complete by then.
+        """
+        if not plan:
+            return
+        began = time.perf_counter()
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            for slot, block, count in _runs(plan.saves.items()):
+                self._slots[slot : slot + count].copy_(self._pool[block : block + count], non_blocking=True)
+            for block, slot, count in _runs(plan.restores.items()):
+                self._pool[block : block + count].copy_(self._slots[slot : slot + count], non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+        self._break_even.copied(len(plan.saves) + len(plan.restores), time.perf_counter() - began)
+        block_bytes = self._pool[0].nbytes
+        self.saved_bytes += len(plan.saves) * block_bytes
+        self.restored_bytes += len(plan.restores) * block_bytes
+
+
+def _runs(moves: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """``(to, from, count)`` of each run of moves that is adjacent at both ends."""
+    start, count = (0, 0), 0
+    for to, source in moves:
+        if count and (to, source) == (start[0] + count, start[1] + count):
+            count += 1
+            continue
+        if count:
+            yield *start, count
+        start, count = (to, source), 1
+    if count:
+        yield *start, count

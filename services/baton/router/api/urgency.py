@@ -1,0 +1,47 @@
+"""From what a client says of the urgency of its request to `Urgency`, the same for every protocol."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from baton.router.api.errors import invalid, shown
+from baton.router.types import ModelInfo
+from baton.urgency import MOST_PRIORITY, Urgency
+
+LONGEST_TIMEOUT_S = 86400.0
+
+
+def resolve_urgency(
+    priority: int | None,
+    timeout_s: float | None,
+    model: ModelInfo,
+    *,
+    started: float,
+    timeout_param: str = "timeout",
+) -> Urgency:
+    """Check what is given and set the clock: ``started`` is when the request arrived, by
+    ``time.perf_counter``.
+
+    Raises ApiError for values out of range, and, as vLLM does, for a priority where the workers do not
+    schedule by priority.
+    """
+    priority = 0 if priority is None else priority
+    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise invalid(
+            "priority",
+            f"priority must be between {-MOST_PRIORITY} and {MOST_PRIORITY}, not {shown(priority)}.",
+        )
+    if priority and not model.takes_priorities:
+        raise invalid(
+            "priority",
+            f"priority is {priority}, but only 0 is allowed: this server's workers run with "
+            "--scheduling-policy fcfs.",
+        )
+    if timeout_s is not None and not (math.isfinite(timeout_s) and 0 < timeout_s <= LONGEST_TIMEOUT_S):
+        raise invalid(
+            timeout_param,
+            f"{timeout_param} must be above 0 and at most {LONGEST_TIMEOUT_S:g} seconds, not {timeout_s:g}.",
+        )
+    since = time.monotonic() - (time.perf_counter() - started)
+    return Urgency(priority, since, None if timeout_s is None else since + timeout_s)
