@@ -26,6 +26,7 @@ class WorkerStats:
     blocks_held: int
     open_handoffs: int
     preemptions: int
+    copied_blocks: int
     generated_tokens: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
@@ -59,6 +60,11 @@ class WorkerCollector(Collector):
         yield self._blocks(stats)
         yield gauge("baton_handoffs_open", "Handoffs that have begun and not ended.", stats.open_handoffs)
         yield counter("baton_preemptions", "Sequences that lost their blocks to others.", stats.preemptions)
+        yield counter(
+            "baton_kv_blocks_copied",
+            "Blocks copied for one of several answers to write to.",
+            stats.copied_blocks,
+        )
         yield counter("baton_engine_generated_tokens", "Tokens sampled here.", stats.generated_tokens)
         yield counter(
             "baton_prefix_queried_tokens",
