@@ -35,9 +35,7 @@ class Entry:
             return None
         if delta.finish_reason == inference_pb2.FINISH_REASON_ERROR:
             self.finished = True
-            if delta.invalid:
-                return RingError(400, "invalid_value", delta.error)
-            return RingError(503, "worker_error", delta.error)
+            return failure(delta)
         repeated = len(self.output_ids) - delta.first_seq
         if repeated < 0:
             self.finished = True
@@ -51,6 +49,13 @@ class Entry:
         self.finished = finish is not None
         details = _new_details(delta.details, repeated, first) if delta.HasField("details") else None
         return TokenChunk(token_ids, finish, delta.cached_tokens if first else 0, details)
+
+
+def failure(delta: worker_pb2.TokenDelta) -> RingError:
+    """What a delta that ends its request with an error says of it."""
+    if delta.invalid:
+        return RingError(400, "invalid_value", delta.error)
+    return RingError(503, "worker_error", delta.error)
 
 
 def _new_details(details: worker_pb2.TokenDetails, repeated: int, first: bool) -> TokenDetails:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
-from baton.router.ledger import Entry
+from baton.router.ledger import Entry, failure
 from baton.router.placement import least_loaded, may_prefill, takes_over
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk
 from baton.router.workers import WorkerClient
@@ -315,18 +315,27 @@ class WorkerRing:
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
         for delta in frame.deltas:
             group = self._groups.get(delta.request_id)
-            if group is not None and delta.attempt == group.attempt and (delta.refused or delta.lost):
-                again = self._place_again if delta.refused else self._go_on
-                again(group, worker, delta.error)
+            if group is not None and delta.attempt == group.attempt and _failed(delta):
+                self._take_failure(group, worker, delta)
                 continue
             answer = self._answers.get(delta.request_id)
             if answer is not None:
                 self._take(answer, worker, delta)
 
+    def _take_failure(self, group: _Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
+        """An attempt has failed that is under way as one, be the answer over that gave it its name."""
+        if delta.refused:
+            self._place_again(group, worker, delta.error)
+        elif delta.lost:
+            self._go_on(group, worker, delta.error)
+        else:
+            self._cancel(group, group.answers, but=worker)
+            self._groups.pop(group.name, None)
+            self._fail(group.going, failure(delta))
+
     def _take(self, answer: _Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         group = answer.group
-        failed = delta.finish_reason == inference_pb2.FINISH_REASON_ERROR
-        if worker is group.decode and delta.attempt == group.attempt and not failed:
+        if worker is group.decode and delta.attempt == group.attempt and not _failed(delta):
             self._part(group)
         accepted = answer.entry.accept(delta)
         if accepted is None:
@@ -368,3 +377,7 @@ class WorkerRing:
             self._groups.pop(group.name, None)
             message = f"the {role} worker answering this request was lost; please send it again"
             self._fail(group.going, RingError(503, "worker_lost", message))
+
+
+def _failed(delta: pb.TokenDelta) -> bool:
+    return delta.finish_reason == inference_pb2.FINISH_REASON_ERROR
