@@ -234,6 +234,8 @@ async def test_choices_share_one_prefill_and_one_handoff(
     for worker, before in zip(ring.workers, done, strict=True):
         [name] = [name for name in before if name.startswith("baton_handoffs_completed_total{")]
         assert worker.metrics()[name] - before[name] == (len(prompts) if len(ring.workers) > 1 else 0)
+    decoding = ring.workers[-1].metrics()
+    assert sum(v for name, v in decoding.items() if name.startswith("baton_kv_blocks_copied_total")) > 0
     params = SamplingParams(max_tokens=NEW_TOKENS, seed=9)
     for prompt, choices in zip(prompts, answers, strict=True):
         for number, choice in enumerate(choices):

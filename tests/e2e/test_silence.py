@@ -81,7 +81,7 @@ async def test_workers_cancel_the_requests_of_a_router_that_is_stopped(ring: Rin
     prefill, decode = (ring.of_role(role)[0] for role in ("prefill", "decode"))
     async with RingClient(ring.url, "demo") as client:
         requests = [asyncio.create_task(client.stream([1, 2, 3], max_tokens=1500)) for _ in range(4)]
-        requests.append(asyncio.create_task(client.stream(PROMPT, max_tokens=8)))
+        requests.append(asyncio.create_task(client.stream(PROMPT, max_tokens=290)))
         await until(lambda: held(prefill) > 0 and held(decode) > 0, 5)
         ring.router.freeze()
         await until(lambda: held(prefill) == held(decode) == 0, FOUND_S + SLACK_S)

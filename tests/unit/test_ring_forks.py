@@ -202,3 +202,33 @@ async def test_more_forks_than_allowed_are_refused() -> None:
             await answers(ring, wanted(129))
         requests = wanted(2)
         assert await answers(ring, requests) == alone(requests)
+
+
+async def test_a_failure_reaches_those_that_go_on_when_the_first_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They all run under the name of the first, which has ended with its first token."""
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    take = DecodeRole._take
+
+    def fail(role: DecodeRole, link, message: handoff_pb2.PrefillMessage) -> None:  # type: ignore[no-untyped-def]
+        if message.HasField("send_complete"):
+            reason = "broken on purpose"
+            asyncio.get_running_loop().call_later(
+                0.2, prefill.routers.fail, decode_owner(), "r-0", message.send_complete.name.attempt, reason
+            )
+        else:
+            take(role, link, message)
+
+    def decode_owner() -> str:
+        [stream] = prefill.routers._streams
+        return stream
+
+    monkeypatch.setattr(DecodeRole, "_take", fail)
+    first = alone(wanted(1))[0][0]
+    async with local_ring([prefill, decode]) as ring:
+        requests = wanted(3, replace(PARAMS, stop_token_ids=frozenset({first})))
+        with ring.generate(PROMPT, requests) as chunks:
+            ended = await asyncio.gather(*map(_rest, chunks), return_exceptions=True)
+        assert ended[0] is None
+        assert all(isinstance(each, RingError) and "on purpose" in str(each) for each in ended[1:]), ended

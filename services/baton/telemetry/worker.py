@@ -42,6 +42,7 @@ class WorkerStats:
     open_handoffs: int
     preemptions: int
     deadlines_exceeded: int
+    copied_blocks: int
     generated_tokens: int
     prefix_queried_tokens: int
     prefix_hit_tokens: int
@@ -80,6 +81,11 @@ class WorkerCollector(Collector):
             "baton_deadlines_exceeded",
             "Requests ended here because their deadline had passed.",
             stats.deadlines_exceeded,
+        )
+        yield counter(
+            "baton_kv_blocks_copied",
+            "Blocks copied for one of several answers to write to.",
+            stats.copied_blocks,
         )
         yield counter("baton_engine_generated_tokens", "Tokens sampled here.", stats.generated_tokens)
         yield counter(

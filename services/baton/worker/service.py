@@ -270,6 +270,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
             preemptions=load.preemptions,
             deadlines_exceeded=self._deadlines_exceeded,
+            copied_blocks=load.copied_blocks,
             generated_tokens=load.generated_tokens,
             prefix_queried_tokens=load.prefix_queried_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
