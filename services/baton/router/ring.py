@@ -287,6 +287,12 @@ class WorkerRing:
         log.warning("request %s: attempt %d ended: %s", group.name, group.attempt, reason)
         self._submit(group, *placed)
 
+    def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
+        """All answers end with ``error``, on all workers but one, which knows."""
+        self._cancel(group, group.answers, but=but)
+        self._groups.pop(group.name, None)
+        self._fail(group.going, error)
+
     @staticmethod
     def _fail(answers: Sequence[_Answer], error: RingError) -> None:
         for answer in answers:
@@ -329,9 +335,7 @@ class WorkerRing:
         elif delta.lost:
             self._go_on(group, worker, delta.error)
         else:
-            self._cancel(group, group.answers, but=worker)
-            self._groups.pop(group.name, None)
-            self._fail(group.going, failure(delta))
+            self._end(group, failure(delta), but=worker)
 
     def _take(self, answer: _Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         group = answer.group
@@ -340,15 +344,13 @@ class WorkerRing:
         accepted = answer.entry.accept(delta)
         if accepted is None:
             return
+        answer.arrived.put_nowait(accepted)
         if not isinstance(accepted, RingError):
-            answer.arrived.put_nowait(accepted)
-        elif group.parted:
+            return
+        if group.parted:
             self._cancel(group, [answer], but=worker)
-            answer.arrived.put_nowait(accepted)
         else:
-            self._cancel(group, group.answers, but=worker)
-            self._groups.pop(group.name, None)
-            self._fail([answer, *group.going], accepted)
+            self._end(group, accepted, but=worker)
 
     def _part(self, group: _Group) -> None:
         """The baton has been passed: prefill's fate matters no more, and each answer goes its own way."""
@@ -373,10 +375,8 @@ class WorkerRing:
             log.warning("worker %s is lost, and %d requests with it", worker.address, count)
         for group in broken:
             role = "decode" if worker is group.decode else "prefill"
-            self._cancel(group, group.answers, but=worker)
-            self._groups.pop(group.name, None)
             message = f"the {role} worker answering this request was lost; please send it again"
-            self._fail(group.going, RingError(503, "worker_lost", message))
+            self._end(group, RingError(503, "worker_lost", message), but=worker)
 
 
 def _failed(delta: pb.TokenDelta) -> bool:
