@@ -96,6 +96,7 @@ def test_a_pool_is_sized_one_way() -> None:
         ("grpc_port", "grpc_port", 8000),
         ("max_body_bytes", "max_body_bytes", 0),
         ("max_n", "max_n", 0),
+        ("max_n", "max_n", 129),
         ("max_stop_strings", "max_stop_strings", -1),
         ("log_level", "log_level", "loud"),
     ],
