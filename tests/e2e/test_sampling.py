@@ -9,20 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from baton.connector.identity import sign_handle
 from baton.connector.messages import Name
 from baton.logprobs import Logprobs
-from baton.ready import WorkerReady
 from baton.request.sampling import for_choice
 from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
-from baton.v1.worker_pb2_grpc import WorkerStub
+from tests.support.bare_router import BareRouter
 from tests.support.clients import RingClient
 from tests.support.oracle_sampling import assert_logprobs, processors
-from tests.support.ring import CLUSTER_KEY, Ring, Service, running_ring
+from tests.support.ring import CLUSTER_KEY, Ring, running_ring
 from tests.support.tiny_models import EOS, TINY_MODELS, oracle_greedy
 
 NAME = "llama"
@@ -193,29 +191,6 @@ async def test_an_echo_scores_a_prompt(client: RingClient, model: Path, drawn: l
     assert choice["token_ids"] == []
 
 
-class BareRouter:
-    """A router's stream to one worker, without a router."""
-
-    def __init__(self, worker: Service) -> None:
-        assert isinstance(worker.ready, WorkerReady)
-        self.channel = grpc.aio.insecure_channel(worker.ready.address)
-        self.call = WorkerStub(self.channel).Connect()
-
-    async def greet(self) -> pb.WorkerHello:
-        await self.call.write(pb.RouterMessage(hello=pb.RouterHello(router_id="bare")))
-        return (await self.call.read()).hello  # type: ignore[no-any-return]
-
-    async def first_delta(self) -> pb.TokenDelta:
-        while True:
-            message = await self.call.read()
-            if message.frame.deltas:
-                return message.frame.deltas[0]  # type: ignore[no-any-return]
-
-    async def close(self) -> None:
-        self.call.cancel()
-        await self.channel.close()
-
-
 async def test_choices_share_one_prefill_and_one_handoff(
     ring: Ring, client: RingClient, drawn: list[Drawn]
 ) -> None:
@@ -254,13 +229,12 @@ async def test_decode_repeats_all_that_prefill_tells_with_the_first_token(
         await prefill.greet()
         hello = await decode.greet()
         name, prompt = Name("bare", 0), drawn[1].prompt
-        submit = pb.Submit(
-            request_id=name.request_id, attempt=name.attempt, prompt_ids=prompt, params=params.to_proto()
+        target = pb.DecodeTarget(
+            handoff_address=hello.handoff_address,
+            incarnation=hello.incarnation,
+            handle=sign_handle(CLUSTER_KEY.encode(), name, hello.incarnation, len(prompt)),
         )
-        submit.decode.handoff_address = hello.handoff_address
-        submit.decode.incarnation = hello.incarnation
-        submit.decode.handle = sign_handle(CLUSTER_KEY.encode(), name, hello.incarnation, len(prompt))
-        await prefill.call.write(pb.RouterMessage(submit=submit))
+        await prefill.submit(*name, prompt, params, decode=target)
         told, repeated = await prefill.first_delta(), await decode.first_delta()
     finally:
         await prefill.close()

@@ -33,16 +33,24 @@ class BareRouter:
         prompt: Sequence[int],
         params: SamplingParams,
         output_ids: Sequence[int] = (),
+        decode: pb.DecodeTarget | None = None,
     ) -> None:
-        """A request that the worker is to answer itself, from the outputs given on."""
+        """A request that the worker is to answer, from the outputs given on, itself or by handing it on."""
         submit = pb.Submit(
             request_id=request_id,
             attempt=attempt,
             prompt_ids=prompt,
             output_ids=output_ids,
             params=params.to_proto(),
+            decode=decode,
         )
         await self.call.write(pb.RouterMessage(submit=submit))
+
+    async def first_delta(self) -> pb.TokenDelta:
+        while True:
+            message = await self.call.read()
+            if message.frame.deltas:
+                return message.frame.deltas[0]  # type: ignore[no-any-return]
 
     async def answer(self, request_id: str) -> tuple[list[int], pb.TokenDelta]:
         """The tokens of a request and its last delta."""

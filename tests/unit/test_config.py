@@ -104,6 +104,7 @@ def test_a_host_tier_needs_prefix_caching() -> None:
         ("grpc_port", "grpc_port", 8000),
         ("max_body_bytes", "max_body_bytes", 0),
         ("max_n", "max_n", 0),
+        ("max_n", "max_n", 129),
         ("max_stop_strings", "max_stop_strings", -1),
         ("log_level", "log_level", "loud"),
     ],

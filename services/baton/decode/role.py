@@ -38,9 +38,9 @@ from baton.connector.wiring import Terms, Wiring, agree
 from baton.decode.room import PoolRoom
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
-from baton.engine.requests import sequence_from
 from baton.engine.sequence import Sequence, Status
 from baton.engine.stop import stops
+from baton.engine.wire import sequence_from
 from baton.telemetry.handoff import Holds, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc

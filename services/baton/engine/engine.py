@@ -213,7 +213,7 @@ class Engine:
                 try:
                     self.admit_computed(seq)
                 except ValueError as error:
-                    self.pool.free(seq.block_ids)
+                    self._discard(seq, None)
                     refused[seq] = str(error)
             self.pool.free(array("q", blocks))
         return refused
@@ -297,7 +297,6 @@ class Engine:
             batch = self.scheduler.schedule()
             self.copy_blocks()
             self._in_flight = frozenset(item.sequence for item in batch.items)
-            self._in_flight |= {copy.sequence for copy in batch.copies}
             failed, self._failed = self._failed, []
         if not batch.items:
             return failed

@@ -17,12 +17,13 @@ from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outputs import CompletionOutput, RequestOutput
 from baton.engine.sequence import FinishReason as Ended
+from baton.engine.sequence import Fork
 from baton.engine.sequence import Sequence as EngineSequence
 from baton.logprobs import Logprobs
 from baton.models.loader import LoadFormat
 from baton.options import served_name
 from baton.request.errors import RequestError, invalid, shown
-from baton.request.limits import ModelInfo, SamplingLimits
+from baton.request.limits import MAX_ANSWERS, ModelInfo, SamplingLimits
 from baton.request.messages import Message, template_messages
 from baton.request.params import SamplingParams
 from baton.request.prompts import check_ids, check_length, check_text, render_chat
@@ -38,7 +39,6 @@ _Prompt = TypeVar("_Prompt")
 
 DEFAULT_MAX_TOKENS = 16
 """As for ``/v1/completions``; a chat may fill the context."""
-MAX_N = 128
 
 _FINISH: dict[Ended | None, FinishReason | None] = {None: None, Ended.STOP: "stop", Ended.LENGTH: "length"}
 
@@ -163,23 +163,25 @@ class LLM:
                 logprobs=params.logprobs,
                 choices=params.n,
             )
-            if not 1 <= params.n <= MAX_N:
-                raise invalid("n", f"n must be between 1 and {MAX_N}, not {shown(params.n)}.")
+            if not 1 <= params.n <= MAX_ANSWERS:
+                raise invalid("n", f"n must be between 1 and {MAX_ANSWERS}, not {shown(params.n)}.")
         except RequestError as error:
             if not at.params:
                 raise
             raise invalid(f"{at.params}.{error.param}", f"{at.params}: {error}") from error
         stops = StopStrings(resolved.stop) if resolved.stop else None
+        first, *others = [
+            Fork(f"offline-{next(self._numbers)}", for_choice(resolved, index)) for index in range(params.n)
+        ]
         choices = []
-        for index in range(params.n):
-            own = for_choice(resolved, index)
+        for index, answer in enumerate((first, *others)):
             detokenizer = self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens, after=ids
             )
-            seq = EngineSequence(f"offline-{next(self._numbers)}", 0, ids, own)
-            text = ChoiceText(own, detokenizer, StopMatcher(stops) if stops else None)
-            choices.append(_Choice(index, seq, text))
-        return _Request(prompt if isinstance(prompt, str) else None, ids, choices)
+            text = ChoiceText(answer.params, detokenizer, StopMatcher(stops) if stops else None)
+            choices.append(_Choice(index, answer.request_id, text))
+        seq = EngineSequence(first.request_id, 0, ids, first.params, forks=tuple(others))
+        return _Request(prompt if isinstance(prompt, str) else None, seq, choices)
 
     def _prompt_ids(self, param: str, prompt: Prompt, add_special_tokens: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -196,17 +198,17 @@ class LLM:
         return check_length(ids, self.model, param)
 
     def _run(self, requests: Sequence[_Request], progress: bool) -> list[RequestOutput]:
-        choices = {choice.seq.request_id: choice for request in requests for choice in request.choices}
+        choices = {choice.request_id: choice for request in requests for choice in request.choices}
         try:
-            for choice in choices.values():
-                self.engine.check(choice.seq)
-            for choice in choices.values():
-                self.engine.add(choice.seq)
+            for request in requests:
+                self.engine.check(request.seq)
+            for request in requests:
+                self.engine.add(request.seq)
             with _bar(len(choices), progress) as bar:
                 self._step_until_done(dict(choices), bar)
         finally:  # after an interrupt, too, nothing goes on
-            for choice in choices.values():
-                self.engine.cancel(choice.seq.request_id, choice.seq.attempt)
+            for name in choices:
+                self.engine.cancel(name, 0)
         return [request.output() for request in requests]
 
     def _step_until_done(self, open_choices: dict[str, _Choice], bar: _Bar) -> None:
@@ -215,6 +217,8 @@ class LLM:
             for output in self.engine.step():
                 name = output.seq.request_id
                 choice = open_choices.get(name)
+                if output.error is not None:
+                    raise RuntimeError(f"{name}: {output.error}")
                 if choice is None or output.new_token is None:
                     continue
                 tokens += 1
@@ -239,7 +243,7 @@ class _Choice:
     """One answer while it is generated."""
 
     index: int
-    seq: EngineSequence
+    request_id: str
     text: ChoiceText
     deltas: list[Delta] = field(default_factory=list)
 
@@ -276,14 +280,14 @@ class _Request:
     """One prompt while it is answered."""
 
     prompt: str | None
-    prompt_ids: list[int]
+    seq: EngineSequence
     choices: list[_Choice]
 
     def output(self) -> RequestOutput:
         first = self.choices[0].deltas[0]
         return RequestOutput(
             prompt=self.prompt,
-            prompt_token_ids=tuple(self.prompt_ids),
+            prompt_token_ids=tuple(self.seq.prompt_ids),
             outputs=tuple(choice.output() for choice in self.choices),
             prompt_logprobs=None if first.details is None else first.details.prompt_logprobs,
             cached_tokens=first.cached_tokens,

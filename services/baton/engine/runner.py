@@ -138,24 +138,22 @@ class ModelRunner:
     def _sample(logits: Tensor, due: tuple[Sequence, ...], masks: StepMasks, result: StepResult) -> None:
         """Chooses the next token of each sequence, and of its forks, by its row of ``logits``, which this
         changes."""
-        telling = [row for row, seq in enumerate(due) if seq.params.logprobs is not None]
-        raw = logits[telling] if telling else None
+        draws = _draws(due)
+        telling = [at for at, draw in enumerate(draws) if draw.params.logprobs is not None]
+        raw = logits[[draws[at].row for at in telling]] if telling else None
         masks.apply(logits)
         adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
         masks.find_conflicts(logits)
-        draws = _draws(due)
         if len(draws) > len(due):
             logits = logits[torch.tensor([draw.row for draw in draws], device=logits.device)]
         drawn = sample(logits, [draw.params for draw in draws], [due[draw.row].num_outputs for draw in draws])
         tokens = [t if draw.given is None else draw.given for t, draw in zip(drawn, draws, strict=True)]
         told: dict[int, Logprobs] = {}
         if raw is not None:
-            asking = [i for i, draw in enumerate(draws) if draw.row in telling]
-            rows = raw[torch.tensor([telling.index(draws[i].row) for i in asking], device=raw.device)]
-            num_tops = [draws[i].params.logprobs or 0 for i in asking]
-            told.update(zip(asking, score_each(rows, [tokens[i] for i in asking], num_tops), strict=True))
-        for i, (draw, token) in enumerate(zip(draws, tokens, strict=True)):
-            result.tokens.setdefault(due[draw.row], []).append(Sampled(token, told.get(i)))
+            num_tops = [draws[at].params.logprobs or 0 for at in telling]
+            told = dict(zip(telling, score_each(raw, [tokens[at] for at in telling], num_tops), strict=True))
+        for at, (draw, token) in enumerate(zip(draws, tokens, strict=True)):
+            result.tokens.setdefault(due[draw.row], []).append(Sampled(token, told.get(at)))
         for row, error in masks.errors.items():
             result.errors[due[row]] = error
             del result.tokens[due[row]]

@@ -32,8 +32,8 @@ from baton.connector.transport import Link, TransferError
 from baton.connector.wiring import Wiring
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
-from baton.engine.requests import forks_to_proto, given
 from baton.engine.sequence import Sequence, Status
+from baton.engine.wire import forks_to_proto, given
 from baton.prefill.links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
 from baton.prefill.peers import Peer
 from baton.telemetry.handoff import Holds

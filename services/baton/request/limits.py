@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MAX_ANSWERS = 128
+"""To one prompt, that a worker takes; what a router allows may be less."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

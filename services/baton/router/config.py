@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.request.limits import MAX_ANSWERS
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -24,7 +25,7 @@ class RouterConfig:
     grpc_port: int = 8001
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
     max_body_bytes: int = 8 * 1024 * 1024
-    max_n: int = 128
+    max_n: int = MAX_ANSWERS
     max_stop_strings: int = 16
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -47,7 +48,7 @@ class RouterConfig:
         if self.port and self.port == self.grpc_port:
             raise ConfigError("grpc_port", f"{self.port} is already the HTTP port")
         check_range("max_body_bytes", self.max_body_bytes, 1024)
-        check_range("max_n", self.max_n, 1)
+        check_range("max_n", self.max_n, 1, MAX_ANSWERS)
         check_range("max_stop_strings", self.max_stop_strings, 0)
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)

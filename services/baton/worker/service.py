@@ -14,8 +14,8 @@ from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
-from baton.engine.requests import sequence_from
 from baton.engine.sequence import FinishReason, Sequence
+from baton.engine.wire import sequence_from
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole

@@ -63,6 +63,8 @@ class Talk:
     enough: int | None = None
     """Tokens after which it leaves, whatever else happens."""
     left_at: float = 0.0
+    answered: bool = False
+    """It had the end of its answer before it could leave."""
 
     def wants_more(self, reply: Reply) -> bool:
         return self.enough is None or len(reply.token_ids) < self.enough
@@ -210,21 +212,25 @@ class Faults:
     async def leave_together(
         self, count: int, until: Callable[[Talk], Awaitable[None]] | None = None
     ) -> list[Talk]:
-        """``count`` clients ask and leave: each when ``until`` returns, or at any moment. As many of them as
-        left an answer unfinished, as the router confirms; others failed before, or had their answer."""
+        """``count`` clients ask and leave: each when ``until`` returns, or at any moment. Those that left an
+        answer unfinished, as the router confirms; others failed before, or had their answer."""
         before = await self._chats()
         talks = await asyncio.gather(*(self._talk(until or self._any_moment) for _ in range(count)))
         for talk in talks:
             self._findings.check(talk.question, talk.reply)
-        left = [talk for talk in talks if talk.reply.failure is None]
+        left = [talk for talk in talks if talk.reply.failure is None and not talk.answered]
+        answered = sum(talk.answered for talk in talks)
         deadline = time.monotonic() + LEAVING_SHOWS_S
         while (seen := await self._chats() - before).ended < count:
             if time.monotonic() > deadline:
                 raise FaultError(f"{count} clients left; the router has noticed {seen.ended} of them")
             await asyncio.sleep(0.01)
+        if seen.finished > answered:
+            late = seen.finished - answered
+            raise FaultError(f"{late} of {count} clients left after the end of their answers")
         # An answer that failed unseen, in the moment in which its client left, was not disturbed by that.
         unseen = max(0, seen.failed - sum(talk.reply.failure is not None for talk in talks))
-        return left[: max(0, len(left) - unseen - int(seen.finished))]
+        return left[: len(left) - unseen]
 
     async def _talk(self, until: Callable[[Talk], Awaitable[None]]) -> Talk:
         """Ask for a long answer, and leave."""
@@ -240,6 +246,7 @@ class Faults:
         )
         leaving = asyncio.ensure_future(until(talk))
         await asyncio.wait([asking, leaving], return_when=asyncio.FIRST_COMPLETED)
+        talk.answered = asking.done() and talk.reply.failure is None
         leaving.cancel()
         asking.cancel()
         await asyncio.gather(asking, leaving, return_exceptions=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.request.limits import SamplingLimits
+from baton.request.limits import MAX_ANSWERS, SamplingLimits
 from baton.request.tools import ToolLimits
 from baton.tools.formats import AUTO
 
@@ -14,7 +14,7 @@ class ApiSettings(SamplingLimits):
     """Limits that hold for every client, HTTP or gRPC. Each bounds memory or work of one request."""
 
     max_body_bytes: int = 8 * 1024 * 1024
-    max_n: int = 128
+    max_n: int = MAX_ANSWERS
     max_choices: int = 256
     """Prompts times ``n``: each is one request to the workers."""
     thread_above_chars: int = 16 * 1024

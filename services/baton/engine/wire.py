@@ -1,4 +1,4 @@
-"""What a message brings to a worker, as a sequence, and back."""
+"""Requests as protobuf, and back: what a message brings to a worker is a sequence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from baton.engine.sequence import Fork, Sequence
+from baton.request.limits import MAX_ANSWERS
 from baton.sampling_params import SamplingParams
 from baton.urgency import Urgency
 from baton.v1 import handoff_pb2, worker_pb2
-
-MAX_FORKS = 127
-"""The router allows as many answers to a prompt, and one."""
 
 
 def sequence_from(message: worker_pb2.Submit | handoff_pb2.Ask) -> Sequence:
@@ -63,8 +61,10 @@ def forks_to_proto(sequence: Sequence) -> list[worker_pb2.Fork]:
 
 def _check(request_id: str, forks: Iterable[worker_pb2.Fork]) -> None:
     names = [request_id, *(fork.request_id for fork in forks)]
-    if len(names) > MAX_FORKS + 1:
-        raise ValueError(f"request {request_id} has {len(names) - 1} forks; at most {MAX_FORKS} are allowed")
+    if len(names) > MAX_ANSWERS:
+        raise ValueError(
+            f"request {request_id} has {len(names) - 1} forks; at most {MAX_ANSWERS - 1} are allowed"
+        )
     if len(set(names)) < len(names) or not all(names):
         raise ValueError(f"request {request_id}: each fork needs a request id of its own")
 
