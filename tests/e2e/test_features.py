@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running, running_routers, worker
+from tests.support.same import is_same
 
 UCXX = importlib.util.find_spec("ucxx") is not None
 PATHS = ("tcp", pytest.param("ucx", marks=pytest.mark.skipif(not UCXX, reason="ucxx is not installed")))
@@ -186,18 +187,6 @@ async def ask_streamed(client: RingClient, case: Case) -> dict[int, list[int]]:
                 for choice in event["choices"]:
                     told.setdefault(choice["index"], []).extend(choice.get("token_ids") or [])
     return told
-
-
-def is_same(one: object, other: object) -> bool:
-    """Equal but for the last digits of floats: what a step computes together decides about those."""
-    match one, other:
-        case float(), float():
-            return one == pytest.approx(other, abs=1e-3)
-        case list(), list():
-            return len(one) == len(other) and all(map(is_same, one, other))
-        case dict(), dict():
-            return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    return one == other
 
 
 @pytest.mark.parametrize("name", CASES)
