@@ -13,15 +13,19 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 
 from baton import ready
 
 START_S = 120.0
-PORTS = range(20000, 32000)
+PORTS = range(12_000, 32_000)
 """Below those that systems give to outgoing connections, one of which could take a dead worker's port."""
+SHARE = 400
+"""Ports of one test run."""
 CLUSTER_KEY = "tests"
 
 
@@ -155,13 +159,44 @@ class Ring:
         raise AssertionError(f"blocks are still held after {timeout_s} s: {accounts}")
 
 
-def free_port() -> int:
-    """A port that a worker can have, and have again when it is started again."""
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that a worker can have, and have again when it is started again.
+
+    Workers take their ports seconds after they got them here, so no two of this process are given the same
+    before all of its share have been through, and other test runs on this machine have shares of their own.
+    """
     while True:
-        port = random.SystemRandom().choice(PORTS)
-        with suppress(OSError):
-            socket.create_server(("127.0.0.1", port)).close()
-            return port
+        ports = list(islice(_share_of_ports(), count))
+        if ports[-1] - ports[0] == count - 1 and all(map(_is_free, ports)):
+            return ports[0]
+
+
+def free_port() -> int:
+    return free_ports(1)
+
+
+@cache
+def _share_of_ports() -> Iterator[int]:
+    """Round and round. The share is this process's for as long as it lives."""
+    starts = PORTS[::SHARE]
+    for first in random.SystemRandom().sample(starts, len(starts)):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0baton-tests-ports-{first}")
+        except OSError:
+            claim.close()
+            continue
+        claim.detach()  # closed, and the share given back, by the end of the process
+        return cycle(range(first, first + SHARE))
+    raise RuntimeError(f"{len(starts)} test runs on this machine have taken all ports of {PORTS}")
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def scrape(url: str) -> dict[str, float]:
