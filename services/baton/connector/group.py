@@ -281,6 +281,8 @@ class _Pair:
             self._library.break_off()
         while self._running:
             self._running.popleft().over(False)
+        with self._changed:
+            self._error = None  # where it was raised refers to this pair, and would keep the library's threads
 
 
 def _started(start: Callable[[Tensor], Callable[[], None]], data: Tensor) -> Callable[[], None]:
