@@ -14,6 +14,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ import torch
 from torch import Tensor
 
 from baton.connector import choice
+from baton.connector.door import dial
+from baton.connector.group import MAGIC as GROUP_MAGIC
 from baton.connector.group import GroupConnector
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.tcp import TcpConnector
@@ -503,6 +506,19 @@ class TestFence:
         received = asyncio.ensure_future(receiver.post_receive(1, [1]))
         await within(asyncio.ensure_future(receiver.close()))
         assert isinstance(received.exception(), TransferError)
+
+    async def test_a_library_that_waits_for_its_peer_holds_nothing_up(self) -> None:
+        decode, token, lost = make("gloo"), os.urandom(32), list[str]()
+        address = await decode.listen("127.0.0.1", 0)
+        receiver = decode.expect(token, HostMemory(2), lambda: lost.append("receiver"))
+        received = asyncio.ensure_future(receiver.post_receive(1, [1]))
+        peer = await dial(address, GROUP_MAGIC, token)  # and nothing else of what a peer does
+        await until(lambda: any(thread.name == "library-meet" for thread in threading.enumerate()))
+        async with asyncio.timeout(0.5):
+            await receiver.close()
+        assert isinstance(received.exception(), TransferError)
+        peer.close()
+        await decode.close()
 
     @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
     async def test_nothing_is_left_open(self, ends: Ends) -> None:

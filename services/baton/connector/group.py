@@ -26,6 +26,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -51,9 +52,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"baton-grp-1\n"
+MAGIC = b"baton-grp-1\n"
 _PORT = struct.Struct("!H")
-_MEET_S = 5.0
+_MEET_S = 10.0
+"""A busy host may lose the first packets of a connection, and gloo makes several, one after the other."""
 _LONGEST = timedelta(seconds=30)
 """A piece that takes longer than this ends the link: the library then closes its connection by itself."""
 _BREAK_OFF = timedelta(milliseconds=1)
@@ -282,7 +284,9 @@ class _Pair:
         while self._running:
             self._running.popleft().over(False)
         with self._changed:
-            self._error = None  # where it was raised refers to this pair, and would keep the library's threads
+            self._error = (
+                None  # where it was raised refers to this pair, and would keep the library's threads
+            )
 
 
 def _started(start: Callable[[Tensor], Callable[[], None]], data: Tensor) -> Callable[[], None]:
@@ -323,7 +327,7 @@ class _GroupReceivingLink(ReceivingLink):
     make_pair: Callable[[], _Pair]
 
     def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self.make_pair)
+        self._pair = _made(self.make_pair, sock)
         try:
             with _running(self._pair, sock):
                 super()._run(sock)
@@ -386,7 +390,7 @@ class _GroupSendingLink(SendingLink):
         super().__init__(memory, room, sock, on_lost, on_crash)
 
     def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self._make_pair)
+        self._pair = _made(self._make_pair, sock)
         try:
             with _running(self._pair, sock):
                 super()._run(sock)
@@ -432,11 +436,26 @@ def _running(pair: _Pair, sock: socket.socket) -> Iterator[None]:
         pair.end()
 
 
-def _made(make_pair: Callable[[], _Pair]) -> _Pair:
-    try:
-        return make_pair()
-    except RuntimeError as error:  # torch's own errors derive from it
-        raise TransferError(f"no process group: {error}") from error
+def _made(make_pair: Callable[[], _Pair], sock: socket.socket) -> _Pair:
+    """A library that waits for its peer cannot be told to stop. When the link has ended, which must not take
+    long, it is left to its timeout, and a pair that comes after all is closed for want of an owner."""
+    made: Future[_Pair] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(make_pair())
+        except Exception as error:  # noqa: BLE001 (the link's thread gets it)
+            made.set_exception(error)
+
+    threading.Thread(target=make, name="library-meet", daemon=True).start()
+    while connected(sock):
+        try:
+            return made.result(LOOK_S)
+        except TimeoutError:
+            continue
+        except RuntimeError as error:  # torch's own errors derive from it
+            raise TransferError(f"no process group: {error}") from error
+    raise TransferError("the connection has ended")
 
 
 class GroupConnector:
@@ -454,7 +473,7 @@ class GroupConnector:
         self._store: Store | None = None
         self._store_port = 0
         self._expected: dict[bytes, _GroupReceivingLink] = {}
-        self._door = Door(_MAGIC, self._expected, self._admitted)
+        self._door = Door(MAGIC, self._expected, self._admitted)
 
     async def listen(self, host: str, port: int) -> str:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -484,7 +503,7 @@ class GroupConnector:
     async def connect(
         self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
     ) -> Link:
-        sock = await dial(address, _MAGIC, token)
+        sock = await dial(address, MAGIC, token)
         try:
             (port,) = _PORT.unpack(await receive_exactly(sock, _PORT.size))
         except BaseException:
