@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,17 +13,13 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import cycle, islice
 from pathlib import Path
 
 from baton import ready
 
 START_S = 120.0
-PORTS = range(12_000, 32_000)
-"""Below those that systems give to outgoing connections, one of which could take a dead worker's port."""
-SHARE = 400
-"""Ports of one test run."""
+PORT_TRIES = 20
+PORT_PAUSE_S = 0.5
 CLUSTER_KEY = "tests"
 
 
@@ -54,13 +48,33 @@ class Service:
             )
 
     def wait_ready(self) -> None:
+        """Until it says that it is. It is started again while somebody else has its port: an outgoing
+        connection may be given that of a worker that is dead."""
+        for _ in range(PORT_TRIES):
+            if self._said_ready():
+                return
+            status, log = self.process.wait(), self.log.read_text()
+            if not log.rstrip().endswith("is the port in use?"):
+                break
+            time.sleep(PORT_PAUSE_S)
+            self.start()
+        raise RuntimeError(f"{self.name} ended with {status}:\n{log}")
+
+    def _said_ready(self) -> bool:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             message = ready.parse(line)
             if isinstance(message, ready.WorkerReady | ready.RouterReady):
                 self.ready = message
-                return
-        raise RuntimeError(f"{self.name} ended with {self.process.wait()}:\n{self.log.read_text()}")
+                if isinstance(message, ready.WorkerReady):
+                    self._keep_port(message.address.rpartition(":")[2])
+                return True
+        return False
+
+    def _keep_port(self, port: str) -> None:
+        """For the next start."""
+        at = self.argv.index("--port") + 1
+        self.argv = (*self.argv[:at], port, *self.argv[at + 1 :])
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal and wait for the end of the process."""
@@ -159,46 +173,6 @@ class Ring:
         raise AssertionError(f"blocks are still held after {timeout_s} s: {accounts}")
 
 
-def free_ports(count: int) -> int:
-    """The first of so many ports in a row that a worker can have, and have again when it is started again.
-
-    Workers take their ports seconds after they got them here, so no two of this process are given the same
-    before all of its share have been through, and other test runs on this machine have shares of their own.
-    """
-    while True:
-        ports = list(islice(_share_of_ports(), count))
-        if ports[-1] - ports[0] == count - 1 and all(map(_is_free, ports)):
-            return ports[0]
-
-
-def free_port() -> int:
-    return free_ports(1)
-
-
-@cache
-def _share_of_ports() -> Iterator[int]:
-    """Round and round. The share is this process's for as long as it lives."""
-    starts = PORTS[::SHARE]
-    for first in random.SystemRandom().sample(starts, len(starts)):
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        try:
-            claim.bind(f"\0baton-tests-ports-{first}")
-        except OSError:
-            claim.close()
-            continue
-        claim.detach()  # closed, and the share given back, by the end of the process
-        return cycle(range(first, first + SHARE))
-    raise RuntimeError(f"{len(starts)} test runs on this machine have taken all ports of {PORTS}")
-
-
-def _is_free(port: int) -> bool:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
-
-
 def scrape(url: str) -> dict[str, float]:
     """Every sample of a Prometheus page."""
     with urllib.request.urlopen(url, timeout=10) as response:
@@ -208,9 +182,9 @@ def scrape(url: str) -> dict[str, float]:
 
 
 def worker(tmp: Path, name: str, role: str, model: str, *options: str, program: str = "baton") -> Service:
-    """A worker that is not started, with one thread, on a free port."""
-    port = str(free_port())
-    argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", port, *options)
+    """A worker that is not started, with one thread. It has a free port, and the same when it is started
+    again."""
+    argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", "0", *options)
     return Service(name, argv, tmp / f"{name}.log", program)
 
 

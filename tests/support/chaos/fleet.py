@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tests.support.ring import Ring, Service, free_port, free_ports, scrape
+from tests.support.ring import Ring, Service, scrape
 
 EXIT_RETIRED = 75
 ROLES = ("prefill", "decode")
 PER_ROLE = 2
 DATA_PORTS = 3
 """As many as a worker without CUDA has connectors."""
+PORTS = range(12_000, 32_000, DATA_PORTS)
+"""Below those that the system gives to outgoing connections: one of these could sit on a dead worker's."""
 READY_S = 60.0
 NUM_BLOCKS = 80
 """One or two of the longest requests: there is never room for all."""
@@ -163,18 +166,19 @@ def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iter
     """``kind``: a connector, or ``ucx-shm`` or ``ucx-tcp`` for UCX over that alone. Several, as in tcp+gloo:
     one prefill worker for each, and decode workers that have them all."""
     tmp.mkdir(parents=True, exist_ok=True)
+    ports = _free_ports()
     several = kind.split("+")
     connectors = {
         "prefill": several if len(several) > 1 else several * PER_ROLE,
         "decode": ["auto" if len(several) > 1 else kind] * PER_ROLE,
     }
     members = [
-        _member(f"{role}-{index}", role, connector, model, tmp)
+        _member(f"{role}-{index}", role, connector, model, tmp, ports)
         for role in ROLES
         for index, connector in enumerate(connectors[role])
     ]
     workers = [flag for m in members for flag in ("--worker", f"127.0.0.1:{m.grpc_port}")]
-    argv = ("router", "--model", str(model), "--port", str(free_port()), "--grpc-port", "-1", *workers)
+    argv = ("router", "--model", str(model), "--port", str(next(ports)), "--grpc-port", "-1", *workers)
     router = Service("router", argv, tmp / "router.log")
     with ExitStack() as stack:
         for service in (*(m.service for m in members), router):
@@ -188,12 +192,23 @@ def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iter
         yield Fleet(ring, members, rng)
 
 
-def _member(name: str, role: str, kind: str, model: Path, tmp: Path) -> Member:
+def _member(name: str, role: str, kind: str, model: Path, tmp: Path, ports: Iterator[int]) -> Member:
     connector, _, transport = kind.partition("-")
     environment = {"UCX_TLS": {"shm": "posix,self", "tcp": "tcp"}[transport]} if transport else {}
-    grpc, data, metrics = free_port(), free_ports(DATA_PORTS), free_port()
+    grpc, data, metrics = next(ports), next(ports), next(ports)
     where = ("--port", str(grpc), "--data-port", str(data), "--metrics-port", str(metrics))
     options = ("--dtype", "float32", "--threads", "1", "--connector", connector, "--verify-handoff", *OPTIONS)
     argv = (role, "--model", str(model), *where, *options)
     service = Service(name, argv, tmp / f"{name}.log", environment=environment)
     return Member(service, role, grpc, range(data, data + DATA_PORTS))
+
+
+def _free_ports() -> Iterator[int]:
+    """Each with those that follow it. Not by a seed: another ring may be started with the same one."""
+    for first in random.sample(PORTS, len(PORTS)):
+        try:
+            for port in range(first, first + DATA_PORTS):
+                socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        yield first
