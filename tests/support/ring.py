@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton import ready
 
 START_S = 120.0
-PORTS = range(20000, 32000)
-"""Below those that systems give to outgoing connections, one of which could take a dead worker's port."""
+PORT_TRIES = 20
+PORT_PAUSE_S = 0.5
 CLUSTER_KEY = "tests"
 
 
@@ -50,13 +48,33 @@ class Service:
             )
 
     def wait_ready(self) -> None:
+        """Until it says that it is. It is started again while somebody else has its port: an outgoing
+        connection may be given that of a worker that is dead."""
+        for _ in range(PORT_TRIES):
+            if self._said_ready():
+                return
+            status, log = self.process.wait(), self.log.read_text()
+            if not log.rstrip().endswith("is the port in use?"):
+                break
+            time.sleep(PORT_PAUSE_S)
+            self.start()
+        raise RuntimeError(f"{self.name} ended with {status}:\n{log}")
+
+    def _said_ready(self) -> bool:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             message = ready.parse(line)
             if isinstance(message, ready.WorkerReady | ready.RouterReady):
                 self.ready = message
-                return
-        raise RuntimeError(f"{self.name} ended with {self.process.wait()}:\n{self.log.read_text()}")
+                if isinstance(message, ready.WorkerReady):
+                    self._keep_port(message.address.rpartition(":")[2])
+                return True
+        return False
+
+    def _keep_port(self, port: str) -> None:
+        """For the next start."""
+        at = self.argv.index("--port") + 1
+        self.argv = (*self.argv[:at], port, *self.argv[at + 1 :])
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal and wait for the end of the process."""
@@ -155,15 +173,6 @@ class Ring:
         raise AssertionError(f"blocks are still held after {timeout_s} s: {accounts}")
 
 
-def free_port() -> int:
-    """A port that a worker can have, and have again when it is started again."""
-    while True:
-        port = random.SystemRandom().choice(PORTS)
-        with suppress(OSError):
-            socket.create_server(("127.0.0.1", port)).close()
-            return port
-
-
 def scrape(url: str) -> dict[str, float]:
     """Every sample of a Prometheus page."""
     with urllib.request.urlopen(url, timeout=10) as response:
@@ -173,9 +182,9 @@ def scrape(url: str) -> dict[str, float]:
 
 
 def worker(tmp: Path, name: str, role: str, model: str, *options: str, program: str = "baton") -> Service:
-    """A worker that is not started, with one thread, on a free port."""
-    port = str(free_port())
-    argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", port, *options)
+    """A worker that is not started, with one thread. It has a free port, and the same when it is started
+    again."""
+    argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", "0", *options)
     return Service(name, argv, tmp / f"{name}.log", program)
 
 

@@ -7,14 +7,17 @@ concerns the wire format of ``tcp`` is in ``test_tcp_connector``.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import random
 import signal
 import socket
 import sys
+import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +26,8 @@ import torch
 from torch import Tensor
 
 from baton.connector import choice
+from baton.connector.door import dial
+from baton.connector.group import MAGIC as GROUP_MAGIC
 from baton.connector.group import GroupConnector
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.tcp import TcpConnector
@@ -31,6 +36,7 @@ from baton.worker.memory import PoolMemory
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 
 FILES = Path("/proc/self/fd")
+THREADS = Path("/proc/self/task")
 UCX = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
 """What UCX may use: all there is (cross-memory attach), shared memory alone, TCP alone."""
 KINDS = ("tcp", *UCX, "gloo")
@@ -501,6 +507,19 @@ class TestFence:
         await within(asyncio.ensure_future(receiver.close()))
         assert isinstance(received.exception(), TransferError)
 
+    async def test_a_library_that_waits_for_its_peer_holds_nothing_up(self) -> None:
+        decode, token, lost = make("gloo"), os.urandom(32), list[str]()
+        address = await decode.listen("127.0.0.1", 0)
+        receiver = decode.expect(token, HostMemory(2), lambda: lost.append("receiver"))
+        received = asyncio.ensure_future(receiver.post_receive(1, [1]))
+        peer = await dial(address, GROUP_MAGIC, token)  # and nothing else of what a peer does
+        await until(lambda: any(thread.name == "library-meet" for thread in threading.enumerate()))
+        async with asyncio.timeout(0.5):
+            await receiver.close()
+        assert isinstance(received.exception(), TransferError)
+        peer.close()
+        await decode.close()
+
     @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
     async def test_nothing_is_left_open(self, ends: Ends) -> None:
         def open_files() -> int:
@@ -545,8 +564,8 @@ class Other:
 LARGE = 256 << 20
 
 
-@pytest.fixture
-async def other(kind: str) -> AsyncIterator[Other]:
+@asynccontextmanager
+async def sending(kind: str) -> AsyncIterator[Other]:
     memory, lost, token = HostMemory(1, LARGE), list[str](), os.urandom(32)
     decode = make(kind)
     address = await decode.listen("127.0.0.1", 0)
@@ -557,6 +576,12 @@ async def other(kind: str) -> AsyncIterator[Other]:
     made = Other(memory, decode, receiver, received, process, lost)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def other(kind: str) -> AsyncIterator[Other]:
+    async with sending(kind) as made:
+        yield made
 
 
 async def send_to(kind: str, address: str, token: str) -> None:
@@ -586,6 +611,29 @@ class TestOtherProcess:
         assert other.received.done()
         await asyncio.sleep(0.05)
         assert other.lost == ["receiver"]
+
+    @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
+    async def test_its_death_in_mid_message_leaves_no_file_and_no_thread(self, kind: str) -> None:
+        """Not even until somebody collects garbage."""
+
+        def left() -> tuple[int, int]:
+            return len(list(FILES.iterdir())), len(list(THREADS.iterdir()))
+
+        async def see_one_die() -> None:
+            async with sending(kind) as other:
+                await other.until_under_way()
+                other.process.kill()
+                await until(lambda: other.lost == ["receiver"])
+
+        await see_one_die()
+        before = left()
+        gc.disable()
+        try:
+            await see_one_die()
+            async with asyncio.timeout(5):
+                await until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
+        finally:
+            gc.enable()
 
     @pytest.mark.parametrize("stopped", [False, True], ids=["sending", "stopped"])
     async def test_nothing_is_written_after_the_close(self, other: Other, stopped: bool) -> None:

@@ -7,7 +7,9 @@ start its transfers, in the order of the headers, a few ahead of the one that is
 needs that order, and it makes cancelling exact: what nothing has matched was never given to the library.
 
 The fence: ``close`` breaks off the running transfers and waits for the link's thread. NCCL's communicator is
-aborted. Gloo's groups do nothing on ``abort``, but a wait that times out closes the pair's connection.
+aborted. Gloo's groups do nothing on ``abort``, but a wait that times out closes the pair's connection, and
+that ends all other waits but the one for a message that has arrived in part. So nobody waits for a message:
+see ``_Gloo``.
 
 Torch is imported when a connector is made: this package must be importable without. NCCL takes device memory
 only: what is contiguous in the pool it reads and writes there, and the rest goes through host memory and is
@@ -24,6 +26,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -49,15 +52,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"baton-grp-1\n"
+MAGIC = b"baton-grp-1\n"
 _PORT = struct.Struct("!H")
-_MEET_S = 5.0
-_LONGEST = timedelta(seconds=60)
+_MEET_S = 10.0
+"""A busy host may lose the first packets of a connection, and gloo makes several, one after the other."""
+_LONGEST = timedelta(seconds=30)
 """A piece that takes longer than this ends the link: the library then closes its connection by itself."""
 _BREAK_OFF = timedelta(milliseconds=1)
 _AHEAD = 16
 """Transfers that the library has at a time: its own handshake for one passes while another moves."""
 _DECODE, _PREFILL = 0, 1
+_MESSAGE, _MARK, _RECEIPT, _NEVER = range(4)
+"""Gloo's tags."""
 
 
 class _PeerToPeer(Protocol):
@@ -70,19 +76,103 @@ class _PeerToPeer(Protocol):
     def abort(self) -> None: ...
 
 
+class _Library(Protocol):
+    """One end of a two-rank group. RuntimeError (torch's own errors derive from it) when it is broken."""
+
+    def send(self, data: Tensor) -> Callable[[], None]:
+        """Start a transfer; the result waits for its end."""
+
+    def receive(self, data: Tensor) -> Callable[[], None]: ...
+
+    def break_off(self) -> None:
+        """What has not moved never will, and waits for it end; from any thread."""
+
+
+class _Nccl:
+    def __init__(self, store: Store, rank: int) -> None:
+        from torch.distributed import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = _LONGEST
+        group: object = ProcessGroupNCCL(store, rank, 2, options)
+        self._group = cast(_PeerToPeer, group)
+
+    def send(self, data: Tensor) -> Callable[[], None]:
+        return partial(self._wait, self._group.send([data], _DECODE, 0))
+
+    def receive(self, data: Tensor) -> Callable[[], None]:
+        return partial(self._wait, self._group.recv([data], _PREFILL, 0))
+
+    @staticmethod
+    def _wait(work: Work) -> None:
+        import torch
+
+        work.wait(_LONGEST)
+        torch.cuda.current_stream().synchronize()
+
+    def break_off(self) -> None:
+        self._group.abort()
+
+
+class _Gloo:
+    """Behind each message goes a mark of one byte, and back comes a receipt. The mark is not sent before the
+    message is through, as both ends ask for the message first. So whoever waits for mark or receipt waits
+    for something of which nothing has come yet, and is told at once when the connection ends.
+    """
+
+    def __init__(self, store: Store, rank: int, host: str) -> None:
+        import torch
+        from torch.distributed import ProcessGroupGloo
+
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=_MEET_S)
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        group: object = ProcessGroupGloo(store, rank, 2, options)
+        self._group = cast(_PeerToPeer, group)
+        self._peer = _DECODE + _PREFILL - rank
+        self._byte = torch.zeros(1, dtype=torch.uint8)
+        self._receipts: deque[Work] = deque(maxlen=2 * _AHEAD)
+        """On their way. The peer has the one that falls out: it never waits for more than ``_AHEAD``."""
+
+    def send(self, data: Tensor) -> Callable[[], None]:
+        message = self._group.send([data], _DECODE, _MESSAGE)
+        mark = self._group.send([self._byte], _DECODE, _MARK)
+        receipt = self._group.recv([self._byte], _DECODE, _RECEIPT)
+
+        def wait() -> None:
+            receipt.wait(_LONGEST)
+            message.wait(_LONGEST)
+            mark.wait(_LONGEST)
+
+        return wait
+
+    def receive(self, data: Tensor) -> Callable[[], None]:
+        message = self._group.recv([data], _PREFILL, _MESSAGE)
+        mark = self._group.recv([self._byte], _PREFILL, _MARK)
+
+        def wait() -> None:
+            mark.wait(_LONGEST)
+            message.wait(_LONGEST)
+            self._receipts.append(self._group.send([self._byte], _PREFILL, _RECEIPT))
+
+        return wait
+
+    def break_off(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is what breaks the pair
+            self._group.recv([self._byte], self._peer, _NEVER).wait(_BREAK_OFF)
+
+
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    work: Work
+    wait: Callable[[], None]
     data: Tensor
     over: Callable[[bool], None]
 
 
 class _Pair:
-    """One end of a two-rank group: transfers in order, which the link's thread starts.
+    """One end of a link's group: transfers in order, which the link's thread starts.
 
-    The library is waited for on a thread of its own. Gloo does not wake a waiter whose peer died in the
-    middle of a message; once the pair's connection is closed, nothing is written, and that thread is left
-    to its timeout.
+    The library is waited for on a thread of its own.
 
     A transfer's ``over(ok)`` is called once: with True, on that other thread, when its bytes have arrived or
     left, and with False if they never will and the library does not touch their memory any more.
@@ -90,7 +180,7 @@ class _Pair:
 
     def __init__(self, backend: str, store: Store, rank: int, host: str) -> None:
         self._on_cuda = backend == "nccl"
-        self._group = _nccl(store, rank) if self._on_cuda else _gloo(store, rank, host)
+        self._library: _Library = _Nccl(store, rank) if self._on_cuda else _Gloo(store, rank, host)
         self._changed = threading.Condition()
         self._running: deque[_Transfer] = deque()
         self._ended = False
@@ -109,7 +199,7 @@ class _Pair:
         self, memory: memoryview | DeviceView, over: Callable[[bool], None], alive: Callable[[], bool]
     ) -> None:
         data = self._place(memory)
-        self._start(partial(self._group.send, [data], _DECODE, 0), data, over, alive)
+        self._start(self._library.send, data, over, alive)
 
     def receive(
         self, memory: memoryview | DeviceView, over: Callable[[bool], None], alive: Callable[[], bool]
@@ -121,7 +211,7 @@ class _Pair:
                 _tensor(memory).copy_(data)
             over(ok)
 
-        self._start(partial(self._group.recv, [data], _PREFILL, 0), data, landed, alive)
+        self._start(self._library.receive, data, landed, alive)
 
     def _place(self, memory: memoryview | DeviceView) -> Tensor:
         if isinstance(memory, DeviceView):
@@ -130,7 +220,7 @@ class _Pair:
 
     def _start(
         self,
-        start: Callable[[], Work],
+        start: Callable[[Tensor], Callable[[], None]],
         data: Tensor,
         over: Callable[[bool], None],
         alive: Callable[[], bool],
@@ -141,7 +231,7 @@ class _Pair:
                     if not alive():
                         raise TransferError("the connection has ended")
                 self.check()
-                transfer = _Transfer(_started(start), data, over)
+                transfer = _Transfer(_started(start, data), data, over)
             except BaseException:
                 over(False)
                 raise
@@ -160,7 +250,7 @@ class _Pair:
 
     def _wait(self, failed: Callable[[], None]) -> None:
         while (transfer := self._awaited.get()) is not None:
-            error = self._outcome(transfer.work)
+            error = _outcome(transfer.wait)
             with self._changed:
                 if self._ended:
                     return
@@ -169,15 +259,6 @@ class _Pair:
             if self._error is not None:
                 failed()
                 return
-
-    def _outcome(self, work: Work) -> Exception | None:
-        try:
-            work.wait(_LONGEST)
-            if self._on_cuda:
-                _synchronize()
-        except RuntimeError as error:
-            return TransferError(str(error))
-        return None
 
     def _take_out(self, transfer: _Transfer) -> Exception | None:
         self._running.remove(transfer)
@@ -198,49 +279,29 @@ class _Pair:
         connection, or had nothing left to move."""
         self.abort()
         self._awaited.put(None)
-        if self._on_cuda:
-            if self._running:
-                self._group.abort()
-        else:
-            for transfer in self._running:
-                try:
-                    transfer.work.wait(_BREAK_OFF)
-                except RuntimeError:
-                    log.debug("a transfer was broken off")
+        if self._running:
+            self._library.break_off()
         while self._running:
             self._running.popleft().over(False)
+        with self._changed:
+            self._error = (
+                None  # where it was raised refers to this pair, and would keep the library's threads
+            )
 
 
-def _started(start: Callable[[], Work]) -> Work:
+def _started(start: Callable[[Tensor], Callable[[], None]], data: Tensor) -> Callable[[], None]:
     try:
-        return start()
-    except RuntimeError as error:  # torch's own errors derive from it
+        return start(data)
+    except RuntimeError as error:
         raise TransferError(str(error)) from error
 
 
-def _synchronize() -> None:
-    import torch
-
-    torch.cuda.current_stream().synchronize()
-
-
-def _gloo(store: Store, rank: int, host: str) -> _PeerToPeer:
-    from torch.distributed import ProcessGroupGloo
-
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timedelta(seconds=_MEET_S)
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    group: object = ProcessGroupGloo(store, rank, 2, options)
-    return cast(_PeerToPeer, group)
-
-
-def _nccl(store: Store, rank: int) -> _PeerToPeer:
-    from torch.distributed import ProcessGroupNCCL
-
-    options = ProcessGroupNCCL.Options()
-    options._timeout = _LONGEST
-    group: object = ProcessGroupNCCL(store, rank, 2, options)
-    return cast(_PeerToPeer, group)
+def _outcome(wait: Callable[[], None]) -> Exception | None:
+    try:
+        wait()
+    except RuntimeError as error:
+        return TransferError(str(error))
+    return None
 
 
 def _tensor(memory: memoryview) -> Tensor:
@@ -266,7 +327,7 @@ class _GroupReceivingLink(ReceivingLink):
     make_pair: Callable[[], _Pair]
 
     def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self.make_pair)
+        self._pair = _made(self.make_pair, sock)
         try:
             with _running(self._pair, sock):
                 super()._run(sock)
@@ -329,7 +390,7 @@ class _GroupSendingLink(SendingLink):
         super().__init__(memory, room, sock, on_lost, on_crash)
 
     def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self._make_pair)
+        self._pair = _made(self._make_pair, sock)
         try:
             with _running(self._pair, sock):
                 super()._run(sock)
@@ -375,11 +436,26 @@ def _running(pair: _Pair, sock: socket.socket) -> Iterator[None]:
         pair.end()
 
 
-def _made(make_pair: Callable[[], _Pair]) -> _Pair:
-    try:
-        return make_pair()
-    except RuntimeError as error:  # torch's own errors derive from it
-        raise TransferError(f"no process group: {error}") from error
+def _made(make_pair: Callable[[], _Pair], sock: socket.socket) -> _Pair:
+    """A library that waits for its peer cannot be told to stop. When the link has ended, which must not take
+    long, it is left to its timeout, and a pair that comes after all is closed for want of an owner."""
+    made: Future[_Pair] = Future()
+
+    def make() -> None:
+        try:
+            made.set_result(make_pair())
+        except Exception as error:  # noqa: BLE001 (the link's thread gets it)
+            made.set_exception(error)
+
+    threading.Thread(target=make, name="library-meet", daemon=True).start()
+    while connected(sock):
+        try:
+            return made.result(LOOK_S)
+        except TimeoutError:
+            continue
+        except RuntimeError as error:  # torch's own errors derive from it
+            raise TransferError(f"no process group: {error}") from error
+    raise TransferError("the connection has ended")
 
 
 class GroupConnector:
@@ -397,7 +473,7 @@ class GroupConnector:
         self._store: Store | None = None
         self._store_port = 0
         self._expected: dict[bytes, _GroupReceivingLink] = {}
-        self._door = Door(_MAGIC, self._expected, self._admitted)
+        self._door = Door(MAGIC, self._expected, self._admitted)
 
     async def listen(self, host: str, port: int) -> str:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -427,7 +503,7 @@ class GroupConnector:
     async def connect(
         self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
     ) -> Link:
-        sock = await dial(address, _MAGIC, token)
+        sock = await dial(address, MAGIC, token)
         try:
             (port,) = _PORT.unpack(await receive_exactly(sock, _PORT.size))
         except BaseException:
