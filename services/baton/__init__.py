@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from baton.engine.llm import LLM
     from baton.engine.outputs import CompletionOutput, RequestOutput
     from baton.request.params import SamplingParams
+    from baton.request.structured import StructuredOutputs
 
 __version__ = "0.1.0"
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -27,6 +28,8 @@ def __getattr__(name: str) -> object:
             module = "baton.engine.outputs"
         case "SamplingParams":
             module = "baton.request.params"
+        case "StructuredOutputs":
+            module = "baton.request.structured"
         case _:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found: object = getattr(importlib.import_module(module), name)

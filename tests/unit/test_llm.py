@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import baton
-from baton import LLM, SamplingParams
+from baton import LLM, SamplingParams, StructuredOutputs
 from baton.engine.config import EngineConfig
 from baton.engine.llm import EngineOptions
 from baton.engine.runner import StepResult
@@ -168,6 +169,40 @@ def test_bad_input_is_named_before_anything_runs(
         llm.generate(prompts, params, progress=False)
     assert refused.value.param == param
     assert llm.engine.load().generated_tokens == before
+
+
+def test_a_form_is_followed_by_each_prompt_that_asks_for_it(llm: LLM) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    forms = [
+        StructuredOutputs(choice=["prefill", "decode"]),
+        StructuredOutputs(json={**schema, "additionalProperties": False}),
+        StructuredOutputs(regex="[a-c]{3}"),
+        None,
+    ]
+    asked = [SamplingParams(max_tokens=60, seed=2, structured_outputs=form) for form in forms]
+    choice, json_object, regex, free = (
+        result.outputs[0].text for result in llm.generate([PROMPTS[0]] * 4, asked, progress=False)
+    )
+    assert choice in ("prefill", "decode")
+    assert set(json.loads(json_object)) == {"a"}
+    assert len(regex) == 3 and set(regex) <= set("abc")
+    assert free not in (choice, json_object, regex)
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (StructuredOutputs(), "exactly one of json"),
+        (StructuredOutputs(regex="a", choice=["b"]), "not regex and choice"),
+        (StructuredOutputs(regex="("), "cannot be followed"),
+        (StructuredOutputs(regex=3), "got int"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(llm: LLM, form: StructuredOutputs, message: str) -> None:
+    params = [SamplingParams(), SamplingParams(structured_outputs=form)]
+    with pytest.raises(RequestError, match=message) as refused:
+        llm.generate(["a", "b"], params, progress=False)
+    assert str(refused.value.param).startswith("params[1].structured_outputs")
 
 
 def test_bad_messages_are_named(llm: LLM) -> None:

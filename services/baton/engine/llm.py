@@ -19,6 +19,7 @@ from baton.engine.outputs import CompletionOutput, RequestOutput
 from baton.engine.sequence import FinishReason as Ended
 from baton.engine.sequence import Fork
 from baton.engine.sequence import Sequence as EngineSequence
+from baton.grammar.errors import GrammarError
 from baton.logprobs import Logprobs
 from baton.models.loader import LoadFormat
 from baton.options import served_name
@@ -28,6 +29,8 @@ from baton.request.messages import Message, template_messages
 from baton.request.params import SamplingParams
 from baton.request.prompts import check_ids, check_length, check_text, render_chat
 from baton.request.sampling import for_choice, resolve
+from baton.request.structured import StructuredOutputs, form_of
+from baton.structured_output import StructuredOutput
 from baton.text.choice import ChoiceText, Delta, FinishReason, TokenChunk
 from baton.text.errors import TextTooLongError
 from baton.text.stop import StopMatcher, StopStrings
@@ -162,6 +165,7 @@ class LLM:
                 default_max_tokens=default_max,
                 logprobs=params.logprobs,
                 choices=params.n,
+                structured_output=self._form(params.structured_outputs),
             )
             if not 1 <= params.n <= MAX_ANSWERS:
                 raise invalid("n", f"n must be between 1 and {MAX_ANSWERS}, not {shown(params.n)}.")
@@ -182,6 +186,19 @@ class LLM:
             choices.append(_Choice(index, answer.request_id, text))
         seq = EngineSequence(first.request_id, 0, ids, first.params, forks=tuple(others))
         return _Request(prompt if isinstance(prompt, str) else None, seq, choices)
+
+    def _form(self, asked: StructuredOutputs | None) -> StructuredOutput | None:
+        """What is asked for, once the engine has its grammar."""
+        if asked is None:
+            return None
+        assert self.engine.grammars is not None
+        form = form_of(asked)
+        try:
+            self.engine.grammars.compile(form).result()
+        except GrammarError as error:
+            param = "structured_outputs"
+            raise invalid(param, f"{param} cannot be followed: {error}.") from error
+        return form
 
     def _prompt_ids(self, param: str, prompt: Prompt, add_special_tokens: bool) -> list[int]:
         if isinstance(prompt, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baton.request.sampling import SamplingFields
+from baton.request.structured import StructuredOutputs
 
 
 class SamplingParams(SamplingFields, kw_only=True, frozen=True):  # type: ignore[misc]  # a Struct may
@@ -21,3 +22,5 @@ class SamplingParams(SamplingFields, kw_only=True, frozen=True):  # type: ignore
     """Tell each token's log-probability and those of this many likeliest tokens."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the text must have (``docs/structured-outputs.md``)."""

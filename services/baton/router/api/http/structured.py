@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from baton.request.sampling import SamplingFields
+from baton.request.structured import Schema, StructuredOutputs, form_of, forms, schema_text
 from baton.router.api.errors import invalid, shown
 from baton.router.api.grammars import GrammarCheck
-from baton.structured_output import StructuredOutput, choice_text
-
-Schema: TypeAlias = dict[str, object] | str | bool
-"""A JSON schema, as it is or as JSON text."""
+from baton.structured_output import StructuredOutput
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -30,16 +28,6 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     type: str
     json_schema: JsonSchemaFormat | None = None
-
-
-class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's field: exactly one of these."""
-
-    json: Schema | None = None
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
 
 
 class StructuredFields(SamplingFields, kw_only=True):
@@ -79,7 +67,7 @@ def _asked(fields: StructuredFields) -> dict[str, StructuredOutput]:
         if output is not None:
             found["response_format"] = output
     if fields.structured_outputs is not None:
-        found["structured_outputs"] = _structured_outputs(fields.structured_outputs)
+        found["structured_outputs"] = form_of(fields.structured_outputs)
     older = StructuredOutputs(
         json=fields.guided_json,
         json_object=fields.guided_json_object,
@@ -87,7 +75,7 @@ def _asked(fields: StructuredFields) -> dict[str, StructuredOutput]:
         choice=fields.guided_choice,
         grammar=fields.guided_grammar,
     )
-    found.update({f"guided_{name}": output for name, output in _forms(older).items()})
+    found.update({f"guided_{name}": output for name, output in forms(older).items()})
     return found
 
 
@@ -106,45 +94,8 @@ def _response_format(asked: ResponseFormat) -> StructuredOutput | None:
             if schema is None:
                 param = "response_format.json_schema.schema"
                 raise invalid(param, f"{param} is required.", "missing_required_parameter")
-            return StructuredOutput("json_schema", _schema_text(schema))
+            return StructuredOutput("json_schema", schema_text(schema))
     raise invalid(
         "response_format.type",
         f"response_format.type must be text, json_object or json_schema, not {shown(asked.type)}.",
     )
-
-
-def _structured_outputs(asked: StructuredOutputs) -> StructuredOutput:
-    forms = _forms(asked)
-    if len(forms) != 1:
-        given = " and ".join(forms) or "none of them"
-        raise invalid(
-            "structured_outputs",
-            f"structured_outputs must have exactly one of {', '.join(asked.__struct_fields__)}, not {given}.",
-        )
-    [output] = forms.values()
-    return output
-
-
-def _forms(asked: StructuredOutputs) -> dict[str, StructuredOutput]:
-    """What is given, by its field."""
-    forms = {}
-    if asked.json is not None:
-        forms["json"] = StructuredOutput("json_schema", _schema_text(asked.json))
-    if asked.json_object:
-        forms["json_object"] = StructuredOutput("json_object")
-    if asked.regex is not None:
-        forms["regex"] = StructuredOutput("regex", asked.regex)
-    if asked.choice is not None:
-        forms["choice"] = StructuredOutput("choice", choice_text(asked.choice))
-    if asked.grammar is not None:
-        forms["grammar"] = StructuredOutput("grammar", asked.grammar)
-    return forms
-
-
-def _schema_text(schema: Schema) -> str:
-    if isinstance(schema, str):
-        return schema
-    try:
-        return msgspec.json.encode(schema).decode()
-    except RecursionError:
-        raise invalid(None, "A JSON schema is nested too deeply.") from None
