@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.beams import Candidates
 from baton.engine.guidance import GuidedRow, MaskStage, StepMasks
 from baton.engine.logits import Row, adjust
 from baton.engine.logprobs import score, score_each
@@ -63,6 +64,8 @@ class StepResult:
     """The next token of those that were due one; with the first one, those of its forks behind it."""
     prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
     """Of the prompt tokens that follow the step's, for those that ask."""
+    candidates: dict[Sequence, Candidates] = field(default_factory=dict)
+    """What may follow those that are due a token which their beam search chooses."""
     errors: dict[Sequence, str] = field(default_factory=dict)
     """Why those got no token that were due one."""
 
@@ -114,6 +117,7 @@ class ModelRunner:
                 if inputs.rows is not None:
                     hidden = hidden[inputs.rows]
                 logits = self.model.logits(hidden)
+                result.candidates.update(_candidates(logits, inputs.due))
                 self._sample(logits, inputs.due, self.masks.masks(_guided(inputs.due)), result)
             elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
@@ -144,7 +148,7 @@ class ModelRunner:
         masks.apply(logits)
         adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
         masks.find_conflicts(logits)
-        if len(draws) > len(due):
+        if [draw.row for draw in draws] != list(range(len(due))):
             logits = logits[torch.tensor([draw.row for draw in draws], device=logits.device)]
         drawn = sample(logits, [draw.params for draw in draws], [due[draw.row].num_outputs for draw in draws])
         tokens = [t if draw.given is None else draw.given for t, draw in zip(drawn, draws, strict=True)]
@@ -284,9 +288,12 @@ class _Draw(NamedTuple):
 
 
 def _draws(due: tuple[Sequence, ...]) -> list[_Draw]:
-    """What to choose after each sequence: one token, and at its first output one for each of its forks."""
+    """What to choose after each sequence: one token, and at its first output one for each of its forks.
+    Nothing after a beam."""
     draws: list[_Draw] = []
     for row, seq in enumerate(due):
+        if seq.num_candidates:
+            continue
         if seq.output_ids or not seq.forks:
             draws.append(_Draw(row, seq.params))
             continue
@@ -308,3 +315,17 @@ def _prompt_rows(batch: ScheduledBatch) -> tuple[PromptRows, ...]:
                 start = end - num_new + first - seq.num_computed
                 found.append(PromptRows(seq, start, list(seq.prompt_ids[first + 1 : stop + 1])))
     return tuple(found)
+
+
+def _candidates(logits: Tensor, due: tuple[Sequence, ...]) -> dict[Sequence, Candidates]:
+    """The likeliest tokens after the beams among those due, by their rows of ``logits``."""
+    beams = [(row, seq) for row, seq in enumerate(due) if seq.num_candidates]
+    if not beams:
+        return {}
+    most = min(max(seq.num_candidates for _, seq in beams), logits.shape[-1])
+    top = logits[[row for row, _ in beams]].log_softmax(dim=-1).topk(most, dim=-1)
+    rows = zip(beams, top.indices.tolist(), top.values.tolist(), strict=True)
+    return {
+        seq: Candidates(ids[: seq.num_candidates], logprobs[: seq.num_candidates])
+        for (_, seq), ids, logprobs in rows
+    }
