@@ -143,6 +143,8 @@ class ModelRunner:
         """Chooses the next token of each sequence, and of its forks, by its row of ``logits``, which this
         changes."""
         draws = _draws(due)
+        if not draws:
+            return
         telling = [at for at, draw in enumerate(draws) if draw.params.logprobs is not None]
         raw = logits[[draws[at].row for at in telling]] if telling else None
         masks.apply(logits)
