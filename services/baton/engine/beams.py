@@ -1,6 +1,6 @@
 """Beam search: which beginnings of an answer are worth going on with, and which complete answers are best.
 
-The rules are those of transformers' ``generate(num_beams=W, do_sample=False)`` (``_beam_search`` of version 5).
+The rules are those of transformers' ``generate(num_beams=W, do_sample=False)`` (version 5, ``_beam_search``).
 At each step all continuations of the W beams are ranked by the sum of their log-probabilities. One that ends,
 with a stopping token or because the answer is as long as it may be, is complete if it is among the first W,
 and forgotten otherwise; the best W that do not end are the next beams. Complete answers are compared by that

@@ -162,6 +162,7 @@ class LLM:
                 default_max_tokens=default_max,
                 logprobs=params.logprobs,
                 choices=params.n,
+                n=params.n,
             )
             if not 1 <= params.n <= MAX_ANSWERS:
                 raise invalid("n", f"n must be between 1 and {MAX_ANSWERS}, not {shown(params.n)}.")

@@ -321,13 +321,14 @@ def _prompt_rows(batch: ScheduledBatch) -> tuple[PromptRows, ...]:
 
 def _candidates(logits: Tensor, due: tuple[Sequence, ...]) -> dict[Sequence, Candidates]:
     """The likeliest tokens after the beams among those due, by their rows of ``logits``."""
-    beams = [(row, seq) for row, seq in enumerate(due) if seq.num_candidates]
-    if not beams:
-        return {}
-    most = min(max(seq.num_candidates for _, seq in beams), logits.shape[-1])
-    top = logits[[row for row, _ in beams]].log_softmax(dim=-1).topk(most, dim=-1)
-    rows = zip(beams, top.indices.tolist(), top.values.tolist(), strict=True)
-    return {
-        seq: Candidates(ids[: seq.num_candidates], logprobs[: seq.num_candidates])
-        for (_, seq), ids, logprobs in rows
-    }
+    by_count: dict[int, list[int]] = {}
+    for row, seq in enumerate(due):
+        if seq.num_candidates:
+            by_count.setdefault(seq.num_candidates, []).append(row)
+    found: dict[Sequence, Candidates] = {}
+    # Each count by itself: which of equal tokens come first must not hang on who else is in the batch.
+    for count, rows in by_count.items():
+        top = logits[rows].log_softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
+        for row, ids, logprobs in zip(rows, top.indices.tolist(), top.values.tolist(), strict=True):
+            found[due[row]] = Candidates(ids, logprobs)
+    return found

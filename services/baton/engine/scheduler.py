@@ -17,8 +17,8 @@ Forks of a sequence share its blocks, and come right behind it in the order. Who
 that others refer to gets a copy of it first, and the last of them writes in place.
 
 The beams of a search go on together: one that has computed its last token waits, with its blocks, for its
-mates. Where that stops everybody, those behind the first in the queue make room for it. A beam that comes back
-shares the blocks of its mates again, so that a search which fits in the pool alone always gets to its end.
+mates. Where that stops everybody, those behind the first in the queue make room for it. A beam that comes
+back shares the blocks of its mates again, so that a search that fits in the pool alone gets to its end.
 """
 
 from __future__ import annotations
@@ -522,8 +522,8 @@ class Scheduler:
         if needed > self.pool.num_blocks:
             raise BeamsDoNotFitError(
                 f"a beam search of {width} beams with up to {longest} tokens each does not fit: it needs "
-                f"{needed} blocks of the KV cache, which has {self.pool.num_blocks}; ask for fewer beams or a "
-                "smaller max_tokens"
+                f"{needed} blocks of the KV cache, which has {self.pool.num_blocks}; ask for fewer beams or "
+                "a smaller max_tokens"
             )
 
     def accept(self, seq: Sequence) -> None:
