@@ -117,7 +117,7 @@ class Sequence:
     0: its next token is chosen."""
     candidates: Candidates | None = field(default=None, init=False)
     """While it is held: for its beam search, those after the prompt."""
-    mates: tuple[Sequence, ...] = field(default=(), init=False)
+    mates: tuple[Sequence, ...] = field(default=(), init=False, repr=False)
     """The beams of its search, itself among them: they go on together. Empty: it goes alone."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
