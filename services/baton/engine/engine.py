@@ -312,6 +312,7 @@ class Engine:
             with self.lock:
                 self.scheduler.end_step(copied=False)
                 self._land()
+                self._untold = untold + self._untold
             raise
         forward = Span(began, time.monotonic())
         with self.lock:
