@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from baton.beam_search import BeamParams
 from baton.structured_output import StructuredOutput
 from baton.v1 import inference_pb2 as pb
 
@@ -51,6 +52,8 @@ class SamplingParams:
     """Likewise for the prompt."""
     structured_output: StructuredOutput | None = None
     """The form that the output must have; it goes before ``min_tokens`` and ``ignore_eos``. None: any."""
+    beam_search: BeamParams | None = None
+    """The answers are searched for, and nothing is drawn. None: one token is chosen at a time."""
 
     @property
     def greedy(self) -> bool:
@@ -103,6 +106,7 @@ class SamplingParams:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             structured_output=None if form is None else form.to_proto(),
+            beam_search=None if self.beam_search is None else self.beam_search.to_proto(),
         )
 
     @classmethod
@@ -127,4 +131,7 @@ class SamplingParams:
             logprobs=message.logprobs if message.HasField("logprobs") else None,
             prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
             structured_output=StructuredOutput.from_proto(message.structured_output),
+            beam_search=(
+                BeamParams.from_proto(message.beam_search) if message.HasField("beam_search") else None
+            ),
         )

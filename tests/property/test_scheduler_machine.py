@@ -1,5 +1,5 @@
-"""Random histories of an engine with a tiny pool: adds, cancels, handoffs in and out, pins, failing passes,
-others taking blocks while a pass runs, priorities, and a host tier.
+"""Random histories of an engine with a tiny pool: adds, forks, beam searches, cancels, handoffs in and out,
+pins, failing passes, others taking blocks while a pass runs, priorities, and a host tier.
 
 Whatever happens, every request gets the tokens it would get alone, nobody waits for ever, and every block
 comes back. ``PROPERTY_EXAMPLES`` (default 100) sets how many histories are tried, ``PROPERTY_STEPS``
@@ -20,15 +20,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from torch import Tensor
 
+from baton.beam_search import BeamParams, EarlyStopping
+from baton.engine.beams import Candidates
 from baton.engine.break_even import BreakEven
 from baton.engine.engine import SequenceOutput
 from baton.engine.runner import StepResult
-from baton.engine.scheduler import ScheduledBatch
+from baton.engine.scheduler import BeamsDoNotFitError, ScheduledBatch
 from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams
 from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
+from tests.support.oracle_beams import Answer, beam_request, search
 
 BLOCK_SIZE = 2
 EOS = frozenset(range(3))
@@ -62,6 +65,45 @@ REQUESTS = st.tuples(
         min_tokens=st.sampled_from([0, 0, 1]),
         bad_word_ids=st.sampled_from([(), (), ((5,), (17, 40))]),
         logprobs=st.sampled_from([None, 1]),
+    ),
+)
+
+
+@lru_cache(maxsize=4096)
+def found_alone(kind: int, length: int, params: SamplingParams) -> tuple[Answer, ...]:
+    assert params.beam_search is not None
+    engine = fake_engine(256, prefix_caching=False, eos_token_ids=EOS)
+    [found] = search(engine, beam_request("alone", prompt(kind, length), params, params.beam_search.width))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def first_candidates(kind: int, length: int, params: SamplingParams) -> Candidates:
+    """What may come first in a beam search, from who computed its prompt."""
+    engine = fake_engine(256, eos_token_ids=EOS)
+    seq = Sequence("first", 1, prompt(kind, length), params, hold_after_prefill=True)
+    engine.add(seq)
+    while seq.status is not Status.HELD:
+        engine.step()
+    assert seq.candidates is not None
+    return seq.candidates
+
+
+SEARCHES = st.tuples(
+    st.integers(0, 2),
+    st.integers(1, 8),
+    st.builds(
+        SamplingParams,
+        max_tokens=st.sampled_from([1, 2, 4, 9]),
+        ignore_eos=st.booleans(),
+        stop_token_ids=st.sampled_from([frozenset[int](), frozenset(range(30))]),
+        logprobs=st.sampled_from([None, 1]),
+        beam_search=st.builds(
+            BeamParams,
+            st.sampled_from([1, 2, 2, 2, 3]),
+            st.sampled_from([-1.0, 1.0, 2.0]),
+            st.sampled_from(EarlyStopping),
+        ),
     ),
 )
 
@@ -139,6 +181,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.expected: dict[Sequence, tuple[int, ...]] = {}
         self.unborn: dict[Sequence, dict[str, tuple[int, ...]]] = {}
         """Of those without an output: what their forks will answer, by request."""
+        self.searched: dict[Sequence, tuple[Answer, ...]] = {}
+        """Of beam searches: what they will find. All of them are in ``expected`` too."""
         self.pinned: list[list[int]] = []
         self.stolen: list[int] = []
         self.names = 0
@@ -211,10 +255,17 @@ class EngineMachine(RuleBasedStateMachine):
             return
         urgency = self.urgency(priority, waited)
         seq = Sequence(self.name(), 1, prompt(kind, length), params, urgency=urgency)
-        engine = self.engine
+        if self.arrive(seq):
+            seq.append(expected[0])
+            self.engine.admit_computed(seq)
+            self.expected[seq] = expected
+
+    def arrive(self, seq: Sequence) -> bool:
+        """The blocks of a prompt come from elsewhere; False if there is no room."""
+        engine, length = self.engine, seq.num_prompt
         needed = -(-length // BLOCK_SIZE)
         if not engine.reserve(needed, engine.scheduler.turn_of(seq)):
-            return
+            return False
         known = engine.scheduler.match_prefix(seq)
         engine.unreserve(needed)
         fresh = engine.pool.allocate(needed - len(known))
@@ -225,9 +276,44 @@ class EngineMachine(RuleBasedStateMachine):
             block = seq.block_ids[position // BLOCK_SIZE]
             written = engine.runner.pool[block, :, :, :, position % BLOCK_SIZE]
             written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
-        seq.append(expected[0])
-        engine.admit_computed(seq)
-        self.expected[seq] = expected
+        return True
+
+    @rule(request=SEARCHES, hold=st.booleans(), priority=PRIORITY, waited=WAITED)
+    def add_beams(
+        self, request: tuple[int, int, SamplingParams], hold: bool, priority: int, waited: float
+    ) -> None:
+        seq = self.searching(request, priority, waited)
+        seq.hold_after_prefill = hold
+        try:
+            self.engine.add(seq)
+        except BeamsDoNotFitError:
+            return
+        self.expected[seq] = ()
+        self.searched[seq] = found_alone(*request)
+
+    @rule(request=SEARCHES, priority=PRIORITY, waited=WAITED)
+    def receive_beams(self, request: tuple[int, int, SamplingParams], priority: int, waited: float) -> None:
+        """A beam search whose prompt was computed elsewhere begins here."""
+        seq = self.searching(request, priority, waited)
+        try:
+            self.engine.check(seq)
+        except BeamsDoNotFitError:
+            return
+        if self.arrive(seq):
+            blocks = list(seq.block_ids)
+            del seq.block_ids[:]
+            self.engine.admit_beams(seq, first_candidates(*request), blocks)
+            self.expected[seq] = ()
+            self.searched[seq] = found_alone(*request)
+            if seq.status is Status.FINISHED:  # it is told with the next step
+                del self.expected[seq]
+
+    def searching(self, request: tuple[int, int, SamplingParams], priority: int, waited: float) -> Sequence:
+        kind, length, params = request
+        assert params.beam_search is not None
+        seq = beam_request(self.name(), prompt(kind, length), params, params.beam_search.width)
+        seq.urgency = self.urgency(priority, waited)
+        return seq
 
     @precondition(lambda self: self.expected)
     @rule(pick=PICK)
@@ -313,7 +399,11 @@ class EngineMachine(RuleBasedStateMachine):
         seated = sorted((*scheduler.running, *scheduler.joining), key=lambda seq: seq.place)
         losses = [seq.preemptions for seq in seated[:1]]
         outputs = self.engine.step()
-        assert [seq.preemptions for seq in seated[:1]] == losses, "the first in order was preempted"
+        if not any(seq.mates for seq in seated):  # beams that wait for a mate hold up nobody before them
+            assert [seq.preemptions for seq in seated[:1]] == losses, "the first in order was preempted"
+        searched = [out for out in outputs if out.seq.params.beam_search is not None]
+        outputs = [out for out in outputs if out.seq.params.beam_search is None]
+        self.follow_searches(searched)
         assert len({out.seq for out in outputs}) == len(outputs)
         for out in outputs:
             seq = out.seq
@@ -334,7 +424,28 @@ class EngineMachine(RuleBasedStateMachine):
             else:
                 assert out.new_token is None or not seq.hold_after_prefill
         self.check_books()
-        return outputs
+        return outputs + searched
+
+    def follow_searches(self, outputs: list[SequenceOutput]) -> None:
+        """Each is told nothing before its end, and then all that it would find alone."""
+        found: dict[str, list[SequenceOutput]] = {}
+        for out in outputs:
+            assert out.error is None
+            if out.new_token is not None:
+                found.setdefault(out.seq.request_id, []).append(out)
+        for seq, answers in list(self.searched.items()):
+            names = [seq.request_id, *(fork.request_id for fork in seq.forks)]
+            if names[0] not in found:
+                continue
+            for name, answer in zip(names, answers, strict=True):
+                told = found.pop(name)
+                assert [out.new_token for out in told] == answer.token_ids
+                assert [out.finish_reason for out in told[:-1]] == [None] * (len(told) - 1)
+                assert told[-1].finish_reason is answer.finish_reason
+                assert [out.advanced_to - seq.num_prompt for out in told] == list(range(len(told)))
+            del self.searched[seq]
+            self.expected.pop(seq, None)
+        assert not found
 
     def bear(self, seq: Sequence, outputs: list[SequenceOutput]) -> None:
         """With its first token a sequence has its forks, each with its own."""
@@ -347,6 +458,7 @@ class EngineMachine(RuleBasedStateMachine):
     def forget(self, seq: Sequence) -> None:
         del self.expected[seq]
         self.unborn.pop(seq, None)
+        self.searched.pop(seq, None)
 
     def check_seats(self) -> None:
         """In a step, who holds blocks and has no seat is behind everyone with one, and none is free."""
@@ -361,7 +473,8 @@ class EngineMachine(RuleBasedStateMachine):
         engine, pool = self.engine, self.engine.pool
         scheduler = engine.scheduler
         here = {*scheduler.running, *scheduler.waiting, *scheduler.joining, *scheduler.held}
-        assert here == set(self.expected)
+        assert here == {one for seq in self.expected for one in seq.mates or (seq,)}
+        assert len(engine._groups) == sum(bool(seq.mates) for seq in self.expected)
         assert len(scheduler.running) <= scheduler.limits.max_num_seqs
         assert scheduler._waiting_tokens == sum(seq.num_tokens for seq in scheduler.waiting)
         for queue in (scheduler.running, scheduler.joining, scheduler.waiting):
@@ -407,7 +520,10 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             # With nothing held, pinned or promised, every step makes progress.
             assert self.one_step()
+        if self.engine.has_work:  # searches that were over as they came
+            self.one_step()
         assert not self.expected
+        assert not self.searched
         assert not self.engine.has_work
         assert not self.engine._sequences
         pool = self.engine.pool

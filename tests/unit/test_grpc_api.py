@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
+from baton.beam_search import BeamParams, EarlyStopping
 from baton.logprobs import Logprobs
 from baton.router.api import ApiSettings
 from baton.router.api.service import CompletionService
@@ -114,6 +115,44 @@ async def test_a_stop_string_ends_the_logprobs_too(ring: FakeRing, tokenizer: To
         [response] = [r async for r in stub.Generate(request(max_tokens=50, logprobs=1, stop=["🙂"]))]
     assert 0 < len(response.token_ids) < len(tokenizer.encode(ANSWER))
     assert Logprobs.from_proto(response.logprobs) == made_up(list(response.token_ids), 1)
+
+
+@pytest.mark.parametrize("early_stopping", EarlyStopping)
+async def test_a_beam_search_reaches_the_ring(
+    ring: FakeRing, tokenizer: Tokenizer, early_stopping: EarlyStopping
+) -> None:
+    beams = BeamParams(4, 0.6, early_stopping)
+    async with channel_to(ring, tokenizer) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        assert [response async for response in stub.Generate(request(beam_search=beams.to_proto()))]
+    assert [call.params.beam_search for call in ring.calls] == [beams]
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"beam_search": pb.BeamSearch()}, "best_of"),
+        ({"beam_search": pb.BeamSearch(width=17)}, "best_of"),
+        ({"beam_search": pb.BeamSearch(width=2, length_penalty=11)}, "length_penalty"),
+        ({"beam_search": pb.BeamSearch(width=2, early_stopping=7)}, "early_stopping"),  # type: ignore[arg-type]
+        ({"beam_search": pb.BeamSearch(width=2), "min_p": 0.5}, "min_p"),
+        (
+            {"beam_search": pb.BeamSearch(width=2), "structured_output": pb.StructuredOutput(regex="a")},
+            "structured_output",
+        ),
+    ],
+    ids=str,
+)
+async def test_a_bad_beam_search_is_refused(
+    ring: FakeRing, tokenizer: Tokenizer, params: dict[str, object], named: str
+) -> None:
+    async with channel_to(ring, tokenizer) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            assert [response async for response in stub.Generate(request(**params))]
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert ("baton-error-param", named) in tuple(refused.value.trailing_metadata() or ())
+    assert ring.calls == []
 
 
 async def test_sampling_parameters_reach_the_ring(ring: FakeRing, tokenizer: Tokenizer) -> None:

@@ -18,6 +18,7 @@ BELOW = {
     "tools",
     "hub",
     "request",
+    "beam_search",
     "sampling_params",
     "structured_output",
     "grammar",

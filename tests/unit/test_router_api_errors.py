@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from baton.beam_search import BeamParams
 from baton.router.api import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
@@ -48,6 +49,8 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, str | Non
     error: dict[str, str | None] = body["error"]
     return error
 
+
+BEAMS: dict[str, object] = {"use_beam_search": True}
 
 BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     # The fields, the param that is named, a part of the message.
@@ -145,9 +148,32 @@ BAD_FIELDS: list[tuple[dict[str, object], str, str]] = [
     ),
     ({"max_tokens": 0, "echo": False}, "max_tokens", "at least 1"),
     ({"return_tokens_as_token_ids": "yes"}, "return_tokens_as_token_ids", '"yes"'),
-    ({"best_of": 2}, "best_of", "not supported"),
+    ({"best_of": 2}, "best_of", "best_of is 2; without use_beam_search, 1 is allowed"),
+    ({"length_penalty": 2}, "length_penalty", "without use_beam_search, 1.0 is allowed"),
+    ({"early_stopping": True}, "early_stopping", "without use_beam_search, false is allowed"),
+    ({"use_beam_search": 1}, "use_beam_search", "bool"),
+    (BEAMS | {"best_of": 0}, "best_of", "between 1 and 16 with use_beam_search, not 0"),
+    (BEAMS | {"best_of": 17}, "best_of", "not 17"),
+    (BEAMS | {"best_of": 2, "n": 3}, "best_of", "at least n (3), not 2"),
+    (BEAMS | {"n": 17}, "n", "between 1 and 16 with use_beam_search, not 17"),
+    (BEAMS | {"length_penalty": 10.5}, "length_penalty", "between -10 and 10, not 10.5"),
+    (BEAMS | {"early_stopping": "soon"}, "early_stopping", 'true, false or "never", not "soon"'),
+    (BEAMS | {"early_stopping": 1}, "early_stopping", "1"),
+    (BEAMS | {"temperature": 0.5}, "temperature", "temperature (0.5) is not allowed with use_beam_search"),
+    (BEAMS | {"top_p": 0.5}, "top_p", "not allowed with use_beam_search"),
+    (BEAMS | {"top_k": 5}, "top_k", "not allowed with use_beam_search"),
+    (BEAMS | {"min_p": 0.5}, "min_p", "not allowed with use_beam_search"),
+    (BEAMS | {"stop": ["x", "y"]}, "stop", 'stop (["x","y"]) is not allowed'),
+    (BEAMS | {"repetition_penalty": 1.5}, "repetition_penalty", "not allowed with use_beam_search"),
+    (BEAMS | {"presence_penalty": 1}, "presence_penalty", "not allowed with use_beam_search"),
+    (BEAMS | {"frequency_penalty": 1}, "frequency_penalty", "not allowed with use_beam_search"),
+    (BEAMS | {"logit_bias": {"5": 1}}, "logit_bias", "not allowed with use_beam_search"),
+    (BEAMS | {"min_tokens": 1}, "min_tokens", "not allowed with use_beam_search"),
+    (BEAMS | {"bad_words": ["x"]}, "bad_words", "not allowed with use_beam_search"),
+    (BEAMS | {"allowed_token_ids": [5]}, "allowed_token_ids", "not allowed with use_beam_search"),
+    (BEAMS | {"response_format": {"type": "json_object"}}, "response_format", "not allowed with"),
+    (BEAMS | {"guided_regex": "a+"}, "guided_regex", "not allowed with use_beam_search"),
     ({"suffix": "end"}, "suffix", "not supported"),
-    ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ({"temprature": 0.5}, "temprature", "Did you mean temperature?"),
     ({"model": 5}, "model", "5"),
 ]
@@ -228,6 +254,9 @@ async def test_fields_that_ask_for_nothing_are_accepted(client: httpx.AsyncClien
         "prompt_logprobs": None,
         "return_tokens_as_token_ids": False,
         "best_of": 1,
+        "length_penalty": 1,
+        "early_stopping": False,
+        "use_beam_search": False,
         "suffix": None,
         "tools": [],
         "tool_choice": "none",
@@ -242,11 +271,19 @@ async def test_fields_that_ask_for_nothing_are_accepted(client: httpx.AsyncClien
     assert (await client.post(CHAT, json={"messages": [USER], **neutral})).status_code == 200
 
 
+async def test_what_changes_nothing_is_accepted_with_beams(client: httpx.AsyncClient, ring: FakeRing) -> None:
+    neutral = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "seed": 5, "stop": [], "min_tokens": 0}
+    asked = {"prompt": "a", "use_beam_search": True, "best_of": 4, "n": 2, "length_penalty": 0.6, **neutral}
+    assert (await client.post(COMPLETIONS, json=asked)).status_code == 200
+    assert (await client.post(COMPLETIONS, json=asked | {"temperature": 1, "n": 4})).status_code == 200
+    assert [call.params.beam_search for call in ring.calls] == [BeamParams(4, 0.6)] * 6
+
+
 async def test_unknown_fields_can_be_ignored(ring: FakeRing, tokenizer: Tokenizer) -> None:
     settings = ApiSettings(ignore_unknown_fields=True)
     async with serving(ring, tokenizer, settings) as url, httpx.AsyncClient(base_url=url) as client:
         assert (await client.post(COMPLETIONS, json={"prompt": "a", "frobnicate": 1})).status_code == 200
-        error_of(await client.post(COMPLETIONS, json={"prompt": "a", "best_of": 2}))
+        error_of(await client.post(COMPLETIONS, json={"prompt": "a", "suffix": "b"}))
 
 
 async def test_a_message_as_the_client_got_it_is_accepted(client: httpx.AsyncClient) -> None:

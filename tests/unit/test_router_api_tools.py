@@ -392,6 +392,11 @@ def calling(**function: object) -> list[object]:
         ({"tools": [tool(description="x" * 300_000)]}, "tools", "at most 262144"),
         ({"tools": "f"}, "tools", "array"),
         ({"tools": [NOW], "tool_choice": "always"}, "tool_choice", '"required"'),
+        (
+            {"tools": [NOW], "tool_choice": "required", "use_beam_search": True},
+            "tool_choice",
+            "use_beam_search cannot",
+        ),
         ({"tools": [NOW], "tool_choice": 3}, "tool_choice", "expected"),
         (
             {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "g"}}},

@@ -106,7 +106,7 @@ class Manifest:
 @dataclass(frozen=True, slots=True)
 class First:
     """The first token of an answer, and what the router is told with it (``TokenDetails``): decode repeats
-    both."""
+    both. Of a beam search, the likeliest first token, with the candidates: nobody is told of them."""
 
     token: int
     details: bytes = b""

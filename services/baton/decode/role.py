@@ -36,11 +36,13 @@ from baton.connector.timeline import STAGE_OF, Stage, Timeline
 from baton.connector.transport import Link, PageMemory, TransferError
 from baton.connector.wiring import Terms, Wiring, agree
 from baton.decode.room import PoolRoom
+from baton.engine.beams import Candidates
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
 from baton.engine.stop import stops
 from baton.engine.wire import sequence_from
+from baton.logprobs import Logprobs
 from baton.telemetry.handoff import Holds, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
@@ -415,6 +417,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
                 raise AssertionError(f"committed a request that was never asked for: {commit.name}")
             first_seq = sequence.num_outputs
             sequence.num_cached = commit.cached_tokens
+            if sequence.params.beam_search is not None:
+                self._admit_beams(sequence, commit, timeline)
+                return
             answers = [sequence, *(sequence.fork(number) for number in range(len(sequence.forks)))]
             for answer, first in zip(answers, commit.firsts, strict=True):
                 answer.append(first.token)
@@ -428,6 +433,20 @@ class DecodeRole(pb_grpc.HandoffServicer):
         for answer, first in zip(answers, commit.firsts, strict=True):
             if answer not in refused:
                 self._repeat_first(answer, first_seq, first)
+
+    def _admit_beams(self, sequence: Sequence, commit: Commit, timeline: Timeline) -> None:
+        """A beam search begins here, from what may come first: nothing of it has been told."""
+        details = worker_pb2.TokenDetails.FromString(commit.firsts[0].details)
+        if details.HasField("prompt_logprobs"):
+            sequence.add_prompt_logprobs(Logprobs.from_proto(details.prompt_logprobs))
+        candidates = Candidates.of(Logprobs.from_proto(details.logprobs))
+        try:
+            self._engine.admit_beams(sequence, candidates, commit.pages)
+        except ValueError as error:  # a newer attempt of the request is here already
+            log.warning("a committed handoff came too late: %s", error)
+            self._outlet.fail(sequence.owner, sequence.request_id, sequence.attempt, str(error))
+        else:
+            self._join(sequence, timeline)
 
     def _repeat_first(self, answer: Sequence, first_seq: int, first: First) -> None:
         """Prefill has sent this token to the router as well, and what goes with it: should prefill die now,

@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from baton.engine.beam_group import AnswerToken, BeamGroup
+from baton.engine.beams import Candidates
 from baton.engine.block_pool import BlockPool
 from baton.engine.break_even import BreakEven
 from baton.engine.config import EngineConfig
@@ -22,12 +24,13 @@ from baton.engine.runner import ModelRunner, Sampled, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
-from baton.engine.stop import finish_reason, stops
+from baton.engine.stop import finish_reason, stop_ids, stops
 from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
 from baton.logprobs import TokenDetails
 from baton.models.loader import Progress
+from baton.request.limits import MAX_BEAMS
 from baton.sampling_params import SamplingParams
 from baton.text.tokenizer import Tokenizer
 
@@ -132,8 +135,10 @@ class Engine:
         self._sequences: dict[str, Sequence] = {}
         self._compiling: dict[Sequence, Callable[[Sequence], None]] = {}
         """Those that wait for their grammar, with what admits them then. They may hold blocks."""
-        self._failed: list[SequenceOutput] = []
+        self._untold: list[SequenceOutput] = []
         """To be told with the next step."""
+        self._groups: dict[Sequence, BeamGroup] = {}
+        """Beam searches under way, by their first beam, which has the name of the request."""
         self._in_flight: frozenset[Sequence] = frozenset()
 
     @classmethod
@@ -284,7 +289,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         with self.lock:
-            return bool(self.scheduler.has_work or self._compiling or self._failed)
+            return bool(self.scheduler.has_work or self._compiling or self._untold)
 
     def step(self) -> list[SequenceOutput]:
         """Computes one step and returns an output for every sequence that computed something.
@@ -297,9 +302,9 @@ class Engine:
             batch = self.scheduler.schedule()
             self.copy_blocks()
             self._in_flight = frozenset(item.sequence for item in batch.items)
-            failed, self._failed = self._failed, []
+            untold, self._untold = self._untold, []
         if not batch.items:
-            return failed
+            return untold
         began = time.monotonic()
         try:
             result = self.runner.run(batch)
@@ -307,11 +312,12 @@ class Engine:
             with self.lock:
                 self.scheduler.end_step(copied=False)
                 self._land()
+                self._untold = untold + self._untold
             raise
         forward = Span(began, time.monotonic())
         with self.lock:
             self._measure(batch, forward)
-            return failed + self._apply(batch, result, forward)
+            return untold + self._apply(batch, result, forward)
 
     def load(self) -> Load:
         with self.lock:
@@ -383,6 +389,9 @@ class Engine:
         if error is not None:
             self._finish(seq, FinishReason.ERROR)
             return [SequenceOutput(seq, None, FinishReason.ERROR, at, forward, error=error)]
+        candidates = result.candidates.get(seq)
+        if candidates is not None:
+            return [SequenceOutput(seq, None, None, at, forward), *self._search(seq, candidates, forward)]
         sampled = result.tokens.get(seq)
         if sampled is None:
             return [SequenceOutput(seq, None, None, at, forward)]
@@ -423,6 +432,67 @@ class Engine:
             child.guide = Guide(parent.guide.grammar, child.params, self.eos_token_ids)
         self.scheduler.adopt(child, parent)
         self._replace_attempt(child)
+
+    # -- beam searches -----------------------------------------------------------------------------------
+
+    def admit_beams(self, seq: Sequence, candidates: Candidates, blocks: Collection[int]) -> None:
+        """Begins the beam search of a request that arrived by handoff, with what may follow its prompt, whose
+        KV is in ``blocks``; takes over one reference on each. What it finds comes with the steps, even if it
+        is over at once. ValueError as for :meth:`add`; the blocks are free then."""
+        with self.lock:
+            try:
+                self._prepare(seq)
+                self._check_attempt(seq)
+                if len(candidates.token_ids) < min(seq.num_candidates, self.vocab_size):
+                    raise ValueError(f"{len(candidates.token_ids)} candidates came of {seq.num_candidates}")
+                self.scheduler.accept(seq)
+                group = self._group(seq)
+                members = group.begin(candidates)
+                for member in members:
+                    self.pool.ref(blocks)
+                    member.bind(blocks)
+                    self.scheduler.join(member)
+            finally:
+                self.pool.free(array("q", blocks))
+            self._replace_attempt(seq)
+            if members:
+                self._groups[seq] = group
+            else:
+                self._discard(seq, None)
+                self._forget(seq)
+                now = time.monotonic()
+                self._untold += self._answers(group, Span(now, now))
+        self.work.set()
+
+    def _group(self, leader: Sequence) -> BeamGroup:
+        return BeamGroup(leader, stop_ids(leader.params, self.eos_token_ids))
+
+    def _search(self, seq: Sequence, candidates: Candidates, forward: Span) -> list[SequenceOutput]:
+        """What may follow a beam is known. The answers, if that ends its search."""
+        if seq.hold_after_prefill:
+            seq.candidates = candidates
+            self.scheduler.hold(seq)
+            return []
+        if seq.mates:
+            group = self._groups[seq.mates[0]]
+            if not group.take(seq, candidates) or group.advance(self.pool):
+                return []
+        else:
+            group = self._group(seq)
+            members = group.begin(candidates)
+            if members:
+                self._groups[seq] = group
+                for member in members[1:]:
+                    self.scheduler.adopt(member, seq)
+                return []
+        for member in group.members:
+            self._finish(member, None)
+        return self._answers(group, forward)
+
+    def _answers(self, group: BeamGroup, forward: Span) -> list[SequenceOutput]:
+        tokens = group.answers()
+        self.generated_tokens += len(tokens)
+        return [_output(token, forward) for token in tokens]
 
     # -- grammars ----------------------------------------------------------------------------------------
 
@@ -465,7 +535,7 @@ class Engine:
                 self._forget(seq)
                 now = time.monotonic()
                 blameless = isinstance(error, GrammarBusyError) or not isinstance(error, GrammarError)
-                self._failed.append(
+                self._untold.append(
                     SequenceOutput(
                         seq,
                         None,
@@ -488,10 +558,11 @@ class Engine:
     # -- the table of requests ---------------------------------------------------------------------------
 
     def _end(self, seq: Sequence) -> None:
-        if seq in self._in_flight:
-            seq.cancelled = True
-        else:
-            self._finish(seq, FinishReason.CANCELLED)
+        for one in seq.mates or (seq,):
+            if one in self._in_flight:
+                one.cancelled = True
+            else:
+                self._finish(one, FinishReason.CANCELLED)
 
     def _finish(self, seq: Sequence, reason: FinishReason | None) -> None:
         if self._compiling.pop(seq, None) is None:
@@ -501,6 +572,7 @@ class Engine:
         self._forget(seq)
 
     def _forget(self, seq: Sequence) -> None:
+        self._groups.pop(seq, None)
         if self._sequences.get(seq.request_id) is seq:
             del self._sequences[seq.request_id]
 
@@ -522,6 +594,7 @@ class Engine:
         for a long prompt."""
         self._check_request(seq)
         seq.rules = self._rules_of(seq)
+        seq.num_candidates = self._num_candidates(seq.params)
         if self.scheduler.limits.shares(seq):
             seq.extend_hashes(self.pool.block_size)
 
@@ -536,6 +609,8 @@ class Engine:
         given = [seq.first_token, *(fork.first_token for fork in seq.forks)]
         self._check_ids([token for token in given if token is not None])
         self._check_params(seq.params)
+        if seq.params.beam_search is not None:
+            self._check_beams(seq, seq.params.beam_search.width)
 
     def _check_params(self, params: SamplingParams) -> None:
         """Like a bad id, a step with nothing to choose from would fail others too."""
@@ -549,12 +624,38 @@ class Engine:
         if not params.leaves_a_token(self.vocab_size, self.eos_token_ids):
             raise ValueError("allowed_token_ids, bad_words and min_tokens leave no token to be generated")
 
+    def _check_beams(self, seq: Sequence, width: int) -> None:
+        params = seq.params
+        if not 1 <= width <= MAX_BEAMS:
+            raise ValueError(f"a beam search of {width} beams; allowed: 1 to {MAX_BEAMS}")
+        if params.shapes_logits or params.structured_output is not None:
+            raise ValueError("a beam search takes the model's own distribution: nothing may change it")
+        if width + len(stop_ids(params, self.eos_token_ids)) > self.vocab_size:
+            raise ValueError(f"a beam search of {width} beams needs as many tokens that do not end an answer")
+        if 1 + len(seq.forks) > width:
+            raise ValueError(f"{1 + len(seq.forks)} answers are asked for of a beam search of {width} beams")
+        given = [seq.first_token, *(fork.first_token for fork in seq.forks), *seq.output_ids]
+        if any(token is not None for token in given):
+            raise ValueError("outputs were given of a beam search, which tells none before its end")
+
+    def _num_candidates(self, params: SamplingParams) -> int:
+        if params.beam_search is None:
+            return 0
+        num_stops = len(stop_ids(params, self.eos_token_ids))
+        return max(Candidates.needed(params.beam_search.width, num_stops), params.logprobs or 0)
+
     def _check_ids(self, token_ids: Collection[int]) -> None:
         """One bad id would fail the whole batch it is computed in."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
             raise ValueError(
                 f"token ids from {min(token_ids)} to {max(token_ids)}; allowed: 0 to {self.vocab_size - 1}"
             )
+
+
+def _output(token: AnswerToken, forward: Span) -> SequenceOutput:
+    """A token of an answer that was searched for, as if a step had computed it just now."""
+    at = token.answer.num_prompt + token.index
+    return SequenceOutput(token.answer, token.token, token.finish_reason, at, forward, token.details)
 
 
 def _compiled(grammar: Future[Grammar]) -> Grammar:

@@ -166,6 +166,7 @@ class LLM:
                 logprobs=params.logprobs,
                 choices=params.n,
                 structured_output=self._form(params.structured_outputs),
+                n=params.n,
             )
             if not 1 <= params.n <= MAX_ANSWERS:
                 raise invalid("n", f"n must be between 1 and {MAX_ANSWERS}, not {shown(params.n)}.")

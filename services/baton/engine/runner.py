@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from baton.engine.beams import Candidates
 from baton.engine.guidance import GuidedRow, MaskStage, StepMasks
 from baton.engine.logits import Row, adjust
 from baton.engine.logprobs import score, score_each
@@ -63,6 +64,8 @@ class StepResult:
     """The next token of those that were due one; with the first one, those of its forks behind it."""
     prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
     """Of the prompt tokens that follow the step's, for those that ask."""
+    candidates: dict[Sequence, Candidates] = field(default_factory=dict)
+    """What may follow those that are due a token which their beam search chooses."""
     errors: dict[Sequence, str] = field(default_factory=dict)
     """Why those got no token that were due one."""
 
@@ -114,6 +117,7 @@ class ModelRunner:
                 if inputs.rows is not None:
                     hidden = hidden[inputs.rows]
                 logits = self.model.logits(hidden)
+                result.candidates.update(_candidates(logits, inputs.due))
                 self._sample(logits, inputs.due, self.masks.masks(_guided(inputs.due)), result)
             elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
@@ -139,12 +143,14 @@ class ModelRunner:
         """Chooses the next token of each sequence, and of its forks, by its row of ``logits``, which this
         changes."""
         draws = _draws(due)
+        if not draws:
+            return
         telling = [at for at, draw in enumerate(draws) if draw.params.logprobs is not None]
         raw = logits[[draws[at].row for at in telling]] if telling else None
         masks.apply(logits)
         adjust(logits, [Row(i, s.rules, s.token_ids) for i, s in enumerate(due) if s.rules is not None])
         masks.find_conflicts(logits)
-        if len(draws) > len(due):
+        if [draw.row for draw in draws] != list(range(len(due))):
             logits = logits[torch.tensor([draw.row for draw in draws], device=logits.device)]
         drawn = sample(logits, [draw.params for draw in draws], [due[draw.row].num_outputs for draw in draws])
         tokens = [t if draw.given is None else draw.given for t, draw in zip(drawn, draws, strict=True)]
@@ -284,9 +290,12 @@ class _Draw(NamedTuple):
 
 
 def _draws(due: tuple[Sequence, ...]) -> list[_Draw]:
-    """What to choose after each sequence: one token, and at its first output one for each of its forks."""
+    """What to choose after each sequence: one token, and at its first output one for each of its forks.
+    Nothing after a beam."""
     draws: list[_Draw] = []
     for row, seq in enumerate(due):
+        if seq.num_candidates:
+            continue
         if seq.output_ids or not seq.forks:
             draws.append(_Draw(row, seq.params))
             continue
@@ -308,3 +317,18 @@ def _prompt_rows(batch: ScheduledBatch) -> tuple[PromptRows, ...]:
                 start = end - num_new + first - seq.num_computed
                 found.append(PromptRows(seq, start, list(seq.prompt_ids[first + 1 : stop + 1])))
     return tuple(found)
+
+
+def _candidates(logits: Tensor, due: tuple[Sequence, ...]) -> dict[Sequence, Candidates]:
+    """The likeliest tokens after the beams among those due, by their rows of ``logits``."""
+    by_count: dict[int, list[int]] = {}
+    for row, seq in enumerate(due):
+        if seq.num_candidates:
+            by_count.setdefault(seq.num_candidates, []).append(row)
+    found: dict[Sequence, Candidates] = {}
+    # Each count by itself: which of equal tokens come first must not hang on who else is in the batch.
+    for count, rows in by_count.items():
+        top = logits[rows].log_softmax(dim=-1).topk(min(count, logits.shape[-1]), dim=-1)
+        for row, ids, logprobs in zip(rows, top.indices.tolist(), top.values.tolist(), strict=True):
+            found[due[row]] = Candidates(ids, logprobs)
+    return found

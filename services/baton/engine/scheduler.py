@@ -15,6 +15,10 @@ him for ever, somebody always gets to the end.
 
 Forks of a sequence share its blocks, and come right behind it in the order. Whoever is to write into a block
 that others refer to gets a copy of it first, and the last of them writes in place.
+
+The beams of a search go on together: one that has computed its last token waits, with its blocks, for its
+mates. Where that stops everybody, those behind the first in the queue make room for it. A beam that comes
+back shares the blocks of its mates again, so that a search that fits in the pool alone gets to its end.
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ from typing import NamedTuple
 from baton.engine.block_pool import BlockPool
 from baton.engine.host_tier import HostTier
 from baton.engine.sequence import FinishReason, Sequence, Status
+
+
+class BeamsDoNotFitError(ValueError):
+    """A beam search whose beams could never be in the pool, or run, together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +135,7 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         """Queues a new sequence. ValueError if it could never produce a token here."""
-        self._accept(seq)
+        self.accept(seq)
         self._enqueue(seq)
 
     def admit_computed(self, seq: Sequence) -> None:
@@ -139,7 +147,11 @@ class Scheduler:
                 f"request {seq.request_id}: {len(seq.block_ids)} blocks and {seq.num_outputs} outputs "
                 f"with {seq.num_tokens} tokens; expected {bound} blocks and at least 1 output"
             )
-        self._accept(seq)
+        self.accept(seq)
+        self.join(seq)
+
+    def join(self, seq: Sequence) -> None:
+        """Takes an accepted sequence whose blocks hold the KV of all its tokens but the last."""
         seq.num_computed = seq.num_tokens - 1
         self._index_full_blocks(seq)
         insort(self.joining, seq, key=_place)
@@ -223,11 +235,14 @@ class Scheduler:
         decodes: list[Sequence] = []
         begun: list[Sequence] = []
         for seq in self.running:
-            (decodes if seq.num_uncomputed == 1 else begun).append(seq)
+            if seq.num_uncomputed:  # otherwise it waits for its mates
+                (decodes if seq.num_uncomputed == 1 else begun).append(seq)
         plan: dict[Sequence, int] = {}
         self._plan_decodes(decodes, plan)
         self._plan_begun_prefills(begun, plan)
         if self.preemptions == preemptions:
+            self._plan_waiting(plan)
+        while not plan and self._make_room():
             self._plan_waiting(plan)
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
@@ -269,12 +284,25 @@ class Scheduler:
         first = all(num_new == 1 for num_new in plan.values())
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             seq = self.waiting[0]
+            if any(mate.status is Status.RUNNING and mate.num_uncomputed > 1 for mate in seq.mates):
+                break  # it will share what that mate is computing
             granted = self._start(seq, budget, first)
             if granted == 0:
                 break
             plan[seq] = granted
             budget -= granted
             first = first and granted == 1
+
+    def _make_room(self) -> bool:
+        """Preempts the last of those who hold blocks if it is behind the first who waits, when beams that
+        wait for their mates may be all there is. False if there is nobody to preempt."""
+        holders = self.joining or self.running
+        if not self.waiting or not holders or holders[-1].place < self.waiting[0].place:
+            return False
+        if not any(seq.mates for seq in (*self.running, *self.joining)):
+            return False
+        self._preempt(holders.pop())
+        return True
 
     def _start(self, seq: Sequence, budget: int, first: bool) -> int:
         """Moves the first waiting sequence to a seat if the pool has room for all its tokens, with whatever
@@ -285,9 +313,9 @@ class Scheduler:
         if self.limits.shares(seq):
             seq.extend_hashes(pool.block_size)
             hashes = seq.hashes[: seq.num_reusable // pool.block_size]
-        if total - len(hashes) > self._spare_blocks():
+        if total - len(hashes) > self._spare_blocks() and not seq.mates:
             return 0
-        found = self._find(hashes)
+        found = self._of_mates(seq) or self._find(hashes)
         in_pool = [block for block in found if block is not None]
         num_cached = len(found) * pool.block_size
         want = self._chunk(seq.num_tokens - num_cached, budget, first)
@@ -348,6 +376,17 @@ class Scheduler:
             found = found[: found.index(None)]
         self.pool.ref(block for block in found if block is not None)
         return found
+
+    def _of_mates(self, seq: Sequence) -> list[int | None]:
+        """The blocks of the longest beginning that is computed by a mate of a beam that comes back, with a
+        reference taken on each. All are there, as in :meth:`_find` without a host tier."""
+        longest: list[int | None] = []
+        for mate in seq.mates:
+            alike = min(seq.num_common(mate), mate.num_computed, seq.num_tokens - 1)
+            if mate is not seq and alike // self.pool.block_size > len(longest):
+                longest = list(mate.block_ids[: alike // self.pool.block_size])
+        self.pool.ref(block for block in longest if block is not None)
+        return longest
 
     def _restore(self, found: list[int | None], hashes: list[bytes]) -> list[int]:
         """The blocks of ``found``, those from the host tier included: these are allocated, and in the index,
@@ -466,16 +505,38 @@ class Scheduler:
                 f"{name}: {seq.num_tokens} tokens and one more exceed the KV cache of {pool_tokens} tokens "
                 f"({self.pool.num_blocks} blocks of {self.pool.block_size})"
             )
+        if seq.params.beam_search is not None:
+            self._check_beams(seq, seq.params.beam_search.width)
 
-    def _accept(self, seq: Sequence) -> None:
-        """Checks a new sequence against the limits, and gives it its place in the order."""
+    def _check_beams(self, seq: Sequence, width: int) -> None:
+        """BeamsDoNotFitError if the beams, all as long as they may become, could not be here together. They
+        share the prompt's full blocks; each is granted one to grow into (``_spare_blocks``)."""
+        if width > self.limits.max_num_seqs:
+            raise BeamsDoNotFitError(
+                f"a beam search of {width} beams does not fit: this worker runs at most "
+                f"{self.limits.max_num_seqs} sequences at once"
+            )
+        longest = min(seq.num_prompt + seq.params.max_tokens, self.limits.max_model_len)
+        shared = seq.num_prompt // self.pool.block_size
+        needed = shared + width * (self._blocks_for(longest) - shared + 1)
+        if needed > self.pool.num_blocks:
+            raise BeamsDoNotFitError(
+                f"a beam search of {width} beams with up to {longest} tokens each does not fit: it needs "
+                f"{needed} blocks of the KV cache, which has {self.pool.num_blocks}; ask for fewer beams or "
+                "a smaller max_tokens"
+            )
+
+    def accept(self, seq: Sequence) -> None:
+        """Checks a new sequence against the limits, and gives it its place in the order. ValueError as for
+        :meth:`check`. It is to be queued, or to join, next."""
         self.check(seq)
         pool_tokens = self.pool.num_blocks * self.pool.block_size
         wanted = seq.num_prompt + seq.params.max_tokens
         seq.max_len = min(wanted, self.limits.max_model_len, pool_tokens)
         seq.arrival = self._arrivals
         seq.place = (self.turn_of(seq), seq.arrival)
-        self._arrivals += 1 + len(seq.forks)
+        width = 0 if seq.params.beam_search is None else seq.params.beam_search.width
+        self._arrivals += max(1 + len(seq.forks), width)
 
     def _enqueue(self, seq: Sequence) -> None:
         seq.status = Status.WAITING

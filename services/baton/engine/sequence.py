@@ -8,7 +8,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
-from baton.engine.block_pool import hash_blocks
+import numpy as np
+
+from baton.engine.beams import Candidates
+from baton.engine.block_pool import BlockPool, hash_blocks
 from baton.engine.guidance import Guide
 from baton.engine.logits import LogitRules
 from baton.logprobs import Logprobs, TokenDetails
@@ -109,6 +112,13 @@ class Sequence:
     """Leading prompt tokens after which the next one's log-probability is known."""
     forked: tuple[Sequence, ...] = field(default=(), init=False)
     """While it is held: its forks, with their first tokens."""
+    num_candidates: int = field(default=0, init=False)
+    """Likeliest next tokens that its beam search is to see at each step; set when the engine accepts it.
+    0: its next token is chosen."""
+    candidates: Candidates | None = field(default=None, init=False)
+    """While it is held: for its beam search, those after the prompt."""
+    mates: tuple[Sequence, ...] = field(default=(), init=False, repr=False)
+    """The beams of its search, itself among them: they go on together. Empty: it goes alone."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
     """Cancelled while a forward pass was using its blocks: ends when that pass is over."""
@@ -166,23 +176,56 @@ class Sequence:
     def fork(self, number: int) -> Sequence:
         """The ``number``-th of ``forks``, before any of them has an output. Without blocks."""
         fork = self.forks[number]
+        child = self._like(fork.request_id, fork.params)
+        child.arrival = self.arrival + 1 + number
+        child.place = (self.place[0], child.arrival)
+        child.prompt_logprobs = list(self.prompt_logprobs)
+        child.num_scored = self.num_scored
+        return child
+
+    def _like(self, request_id: str, params: SamplingParams) -> Sequence:
+        """Another answer to the same prompt, without outputs, blocks or a place."""
         child = Sequence(
-            fork.request_id,
+            request_id,
             self.attempt,
             self.prompt_ids,
-            fork.params,
+            params,
             owner=self.owner,
             cache_salt=self.cache_salt,
             urgency=self.urgency,
         )
-        child.arrival = self.arrival + 1 + number
-        child.place = (self.place[0], child.arrival)
         child.max_len = self.max_len
         child.num_cached = self.num_cached
-        child.hashes = list(self.hashes)
-        child.prompt_logprobs = list(self.prompt_logprobs)
-        child.num_scored = self.num_scored
+        child.hashes = self.hashes[:]
         return child
+
+    def sibling(self, number: int) -> Sequence:
+        """The ``number``-th beam of this one's search, from 1, before any of them has an output. Without
+        blocks; its place is right behind this one's."""
+        beam = self._like(self.request_id, self.params)
+        beam.arrival = self.arrival + number
+        beam.place = (self.place[0], beam.arrival)
+        beam.num_candidates = self.num_candidates
+        return beam
+
+    def answer(self) -> Sequence:
+        """A sequence of the same name that only says whose an answer is."""
+        return self._like(self.request_id, self.params)
+
+    def become(self, other: Sequence, pool: BlockPool) -> None:
+        """Takes over tokens and blocks of another beam; what they have in common stays."""
+        alike = _common(self.block_ids, other.block_ids)
+        pool.ref(other.block_ids[alike:])
+        pool.free(self.block_ids[alike:])
+        self.block_ids[alike:] = other.block_ids[alike:]
+        self.token_ids = other.token_ids[:]
+        self.output_ids = other.output_ids[:]
+        self.hashes = other.hashes[:]
+        self.num_computed, self.num_indexed = other.num_computed, other.num_indexed
+
+    def num_common(self, other: Sequence) -> int:
+        """Leading tokens that both have."""
+        return _common(self.token_ids, other.token_ids)
 
     def bind(self, blocks: Iterable[int]) -> None:
         """Takes over one reference on each of ``blocks``, as the next blocks of the sequence."""
@@ -193,3 +236,13 @@ class Sequence:
         parent = self.hashes[-1] if self.hashes else None
         start = len(self.hashes) * block_size
         self.hashes.extend(hash_blocks(self.token_ids, block_size, self.cache_salt, start, parent))
+
+
+def _common(one: array[int], other: array[int]) -> int:
+    """The length of the longest prefix of both. int64."""
+    length = min(len(one), len(other))
+    if not length:
+        return 0
+    different = np.frombuffer(one, np.int64, length) != np.frombuffer(other, np.int64, length)
+    first = int(different.argmax())
+    return first if different[first] else length

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 from baton.engine.sequence import FinishReason, Sequence
+from baton.sampling_params import SamplingParams
 
 
 def finish_reason(seq: Sequence, eos_token_ids: Set[int]) -> FinishReason | None:
@@ -23,5 +24,13 @@ def finish_reason(seq: Sequence, eos_token_ids: Set[int]) -> FinishReason | None
 def stops(seq: Sequence, eos_token_ids: Set[int]) -> bool:
     """Whether the last output is one that ends ``seq``."""
     params, token = seq.params, seq.output_ids[-1]
-    heeds_eos = not params.ignore_eos or params.structured_output is not None
-    return token in params.stop_token_ids or (heeds_eos and token in eos_token_ids)
+    return token in params.stop_token_ids or (_heeds_eos(params) and token in eos_token_ids)
+
+
+def stop_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """The tokens that end a sequence with these parameters."""
+    return params.stop_token_ids | eos_token_ids if _heeds_eos(params) else params.stop_token_ids
+
+
+def _heeds_eos(params: SamplingParams) -> bool:
+    return not params.ignore_eos or params.structured_output is not None

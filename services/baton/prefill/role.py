@@ -34,6 +34,7 @@ from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
 from baton.engine.wire import forks_to_proto, given
+from baton.logprobs import Logprobs, TokenDetails
 from baton.prefill.links import UNREACHABLE, DecodeLinks, DecodePeer, LinkRefusedError
 from baton.prefill.peers import Peer
 from baton.telemetry.handoff import Holds
@@ -52,6 +53,18 @@ class _Request:
 def _first(answer: Sequence) -> First:
     details = answer.details
     return First(answer.output_ids[-1], b"" if details is None else details.to_proto().SerializeToString())
+
+
+def _firsts(sequence: Sequence) -> tuple[First, ...]:
+    """What decode goes on from: the first tokens of all answers or, with the first of them, what may come
+    first in a beam search."""
+    if sequence.candidates is None:
+        return tuple(_first(answer) for answer in (sequence, *sequence.forked))
+    asked = sequence.params.prompt_logprobs is not None
+    prompt_logprobs = Logprobs.join(sequence.prompt_logprobs) if asked else None
+    details = TokenDetails(sequence.candidates.told(), prompt_logprobs).to_proto().SerializeToString()
+    likeliest = sequence.candidates.token_ids[0]
+    return (First(likeliest, details), *(First(likeliest) for _ in sequence.forks))
 
 
 class _SequencePages:
@@ -195,11 +208,11 @@ class PrefillRole:
         if sequence.status is not Status.HELD:
             return self._machine.progress(name)
         self._reach(name, Stage.COMPUTED, output.forward.ended)
-        token_ids = sequence.token_ids[:-1]
+        token_ids = sequence.token_ids[: sequence.num_computed]
         computed = Computed(
             num_tokens=len(token_ids),
             tokens_digest=tokens_digest(token_ids),
-            firsts=tuple(_first(answer) for answer in (sequence, *sequence.forked)),
+            firsts=_firsts(sequence),
             cached_tokens=sequence.num_cached,
         )
         return self._machine.computed(name, computed)

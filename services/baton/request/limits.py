@@ -7,6 +7,9 @@ from dataclasses import dataclass
 MAX_ANSWERS = 128
 """To one prompt, that a worker takes; what a router allows may be less."""
 
+MAX_BEAMS = 16
+"""Of one search."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

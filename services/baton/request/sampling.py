@@ -14,8 +14,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from baton.request.beams import MAX_LENGTH_PENALTY, beam_params, check_alone
 from baton.request.errors import invalid, shown
-from baton.request.limits import ModelInfo, SamplingLimits
+from baton.request.limits import MAX_BEAMS, ModelInfo, SamplingLimits
 from baton.request.prompts import check_ids
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput
@@ -77,6 +78,20 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         Annotated[int, Meta(description="Tell the prompt's log-probabilities and so many likeliest tokens.")]
         | None
     ) = None
+    use_beam_search: (
+        Annotated[bool, Meta(description="Search for the likeliest answers as wholes; draw nothing.")] | None
+    ) = None
+    best_of: Annotated[int, _range("How many beams to follow, from n.", 1, MAX_BEAMS)] | None = None
+    length_penalty: (
+        Annotated[
+            float,
+            _range("Of beams; above 0: for long answers.", -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+        ]
+        | None
+    ) = None
+    early_stopping: (
+        Annotated[bool | str, Meta(description='Of a beam search: true, false or "never".')] | None
+    ) = None
 
 
 def resolve(
@@ -92,12 +107,14 @@ def resolve(
     logprobs_param: str = "logprobs",
     echo: bool = False,
     choices: int = 1,
+    n: int = 1,
     bad_word_ids: Iterable[tuple[int, ...]] = (),
     structured_output: StructuredOutput | None = None,
 ) -> SamplingParams:
     """Check ``fields`` and fill in what is not given; a seed is drawn. ``default_max_tokens`` None is all
     there is room for. ``logprobs`` has another type in each API; with an ``echo``, it asks for those of the
-    prompt as well. ``bad_word_ids`` are those given as tokens. ``structured_output`` is checked already.
+    prompt as well. ``choices`` are those of all prompts, ``n`` those of each. ``bad_word_ids`` are
+    given as tokens. ``structured_output`` is checked already.
 
     Raises RequestError that names the field, its value and what is allowed.
     """
@@ -132,7 +149,10 @@ def resolve(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         structured_output=structured_output,
+        beam_search=beam_params(fields, n),
     )
+    if params.beam_search is not None:
+        check_alone(_not_for_beams(params))
     _check_choice_left(params, model)
     return params
 
@@ -143,6 +163,26 @@ def for_choice(params: SamplingParams, index: int) -> SamplingParams:
         return params
     digest = hashlib.blake2b(struct.pack("<QQ", params.seed, index), digest_size=8).digest()
     return dataclasses.replace(params, seed=int.from_bytes(digest, "little"))
+
+
+def _not_for_beams(params: SamplingParams) -> dict[str, object]:
+    """Field → its value, None where that changes nothing. A seed or temperature 0 or 1 are no matter: nothing
+    is drawn."""
+    return {
+        "temperature": None if params.greedy or params.temperature == 1 else params.temperature,
+        "top_k": params.top_k or None,
+        "top_p": None if params.top_p == 1 else params.top_p,
+        "min_p": params.min_p or None,
+        "stop": params.stop or None,
+        "repetition_penalty": None if params.repetition_penalty == 1 else params.repetition_penalty,
+        "presence_penalty": params.presence_penalty or None,
+        "frequency_penalty": params.frequency_penalty or None,
+        "logit_bias": dict(params.logit_bias) or None,
+        "min_tokens": params.min_tokens or None,
+        "bad_words": params.bad_word_ids or None,
+        "allowed_token_ids": params.allowed_token_ids or None,
+        "structured_output": None if params.structured_output is None else params.structured_output.kind,
+    }
 
 
 def _check_choice_left(params: SamplingParams, model: ModelInfo) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
@@ -49,6 +50,10 @@ _CODES = MappingProxyType(
 )
 
 _REASONS = MappingProxyType({"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH})
+
+_EARLY_STOPPING: Mapping[int, bool | str] = MappingProxyType(
+    {pb.EARLY_STOPPING_UNSPECIFIED: False, pb.EARLY_STOPPING_ALWAYS: True, pb.EARLY_STOPPING_NEVER: "never"}
+)
 
 
 def server_options(settings: ApiSettings) -> list[tuple[str, int]]:
@@ -203,7 +208,9 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
 
 
 def _sampling_fields(params: pb.SamplingParams) -> SamplingFields:
-    """The message as the fields that HTTP has; a ``max_tokens`` of 0 is "all there is room for"."""
+    """The message as the fields that HTTP has; a ``max_tokens`` of 0 is "all there is room for", and the
+    width of a beam search is ``best_of``."""
+    beams = params.beam_search
     return SamplingFields(
         max_tokens=params.max_tokens or None,
         temperature=params.temperature if params.HasField("temperature") else None,
@@ -222,6 +229,10 @@ def _sampling_fields(params: pb.SamplingParams) -> SamplingFields:
         bad_words=list(params.bad_words),
         allowed_token_ids=list(params.allowed_token_ids) or None,
         prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
+        use_beam_search=params.HasField("beam_search"),
+        best_of=beams.width if params.HasField("beam_search") else None,
+        length_penalty=beams.length_penalty if beams.HasField("length_penalty") else None,
+        early_stopping=_EARLY_STOPPING.get(beams.early_stopping, str(beams.early_stopping)),
     )
 
 

@@ -84,7 +84,7 @@ class WorkerCollector(Collector):
         )
         yield counter(
             "baton_kv_blocks_copied",
-            "Blocks copied for one of several answers to write to.",
+            "Blocks copied for one of several answers, or beams, to write to.",
             stats.copied_blocks,
         )
         yield counter("baton_engine_generated_tokens", "Tokens sampled here.", stats.generated_tokens)

@@ -14,6 +14,7 @@ from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import FinishReason, Sequence
 from baton.engine.wire import sequence_from
 from baton.grammar.errors import GrammarBusyError, GrammarError
@@ -165,7 +166,7 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._engine.add(sequence)
         except GrammarBusyError as error:
             self._routers.fail(*named, str(error))
-        except GrammarError as error:
+        except (GrammarError, BeamsDoNotFitError) as error:
             self._routers.reject(*named, str(error))
         except ValueError as error:
             self._routers.fail(*named, str(error))

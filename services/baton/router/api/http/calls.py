@@ -72,6 +72,8 @@ class CallPolicy:
                 "tool_choice",
                 "tool_choice asks for a call, and another field for an output of its own form; give one.",
             )
+        if params.beam_search is not None:
+            raise invalid("tool_choice", "tool_choice asks for a call, which use_beam_search cannot see to.")
         functions = functions_of(use.definitions)
         grammar = grammar_of(
             format_.tools.spelling,

@@ -60,6 +60,7 @@ class ChatCompletions:
             logprobs=_top_logprobs(body),
             logprobs_param="top_logprobs",
             choices=n,
+            n=n,
             structured_output=structured,
         )
         params = self._calls.constrained(params, use, format_)

@@ -56,6 +56,7 @@ class Completions:
             logprobs=body.logprobs,
             echo=bool(body.echo),
             choices=n * len(prompts),
+            n=n,
             structured_output=structured,
         )
         job = Job(

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from baton.request.beams import check_alone
 from baton.request.sampling import SamplingFields
 from baton.request.structured import Schema, StructuredOutputs, form_of, forms, schema_text
 from baton.router.api.errors import invalid, shown
@@ -48,8 +49,8 @@ class StructuredFields(SamplingFields, kw_only=True):
 
 
 async def structured_output(fields: StructuredFields, grammars: GrammarCheck) -> StructuredOutput | None:
-    """The form that a request asks for, checked. ApiError names the field if there are several, or if its
-    grammar is not valid."""
+    """The form that a request asks for, checked. ApiError names the field if there are several, if its
+    grammar is not valid, or if there is a beam search."""
     found = _asked(fields)
     if not found:
         return None
@@ -57,6 +58,8 @@ async def structured_output(fields: StructuredFields, grammars: GrammarCheck) ->
         names = " and ".join(found)
         raise invalid(list(found)[1], f"{names} are given, but an answer can have only one form.")
     [(param, output)] = found.items()
+    if fields.use_beam_search:
+        check_alone({param: output.kind})
     return await grammars.check(param, output)
 
 

@@ -31,12 +31,10 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
     {
         # Field: the values, besides null, that ask for nothing.
         "audio": (),
-        "best_of": (1,),
         "cache_salt": (),
         "chat_template": (),
         "continue_final_message": (False,),
         "documents": ([],),
-        "early_stopping": (False,),
         "function_call": ("none",),
         "functions": ([],),
         "guided_decoding_backend": (),
@@ -44,7 +42,6 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "include_reasoning": (True,),
         "include_stop_str_in_output": (False,),
         "kv_transfer_params": (),
-        "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "mm_processor_kwargs": (),
         "modalities": (["text"],),
@@ -57,7 +54,6 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
         "tool_choice": ("none",),
         "tools": ([],),
         "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
         "verbosity": (),
         "vllm_xargs": (),
         "web_search_options": (),
