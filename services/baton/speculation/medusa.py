@@ -61,16 +61,29 @@ class ResidualBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
+class MedusaHead(nn.Module):
+    """Residual blocks, then a projection: alone, the blocks could only add to the state, which stands for the
+    next token already."""
+
+    def __init__(self, config: MedusaConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.blocks = nn.Sequential(*(ResidualBlock(size, dtype) for _ in range(config.num_layers)))
+        self.out = Linear(size, size, dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., hidden_size] -> the same shape."""
+        ahead: Tensor = self.out(self.blocks(hidden))
+        return ahead
+
+
 class MedusaHeads(nn.Module):
     """Final hidden states [R, hidden_size] -> what the LM head gets for each token ahead,
     [R, heads, hidden_size]."""
 
     def __init__(self, config: MedusaConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.heads = nn.ModuleList(
-            nn.Sequential(*(ResidualBlock(config.hidden_size, dtype) for _ in range(config.num_layers)))
-            for _ in range(config.num_heads)
-        )
+        self.heads = nn.ModuleList(MedusaHead(config, dtype) for _ in range(config.num_heads))
 
     def forward(self, hidden: Tensor, count: int | None = None) -> Tensor:
         """``count``: only the first so many heads."""
