@@ -8,8 +8,7 @@ drafts autoregressively on its own predictions, with attention to the rows befor
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.engine.sequence import Sequence
+from baton.speculation.drafter import TokenSequence
 from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.config import Fields, ModelConfig, read_object
@@ -142,11 +141,11 @@ class EagleDrafter:
         self.window = window
         device = layer.fuse.weight.device
         self.ring = KvRing(capacity, config.num_kv_heads, window, config.head_dim, target.dtype, device)
-        self._seen: OrderedDict[Sequence, _Seen] = OrderedDict()
+        self._seen: OrderedDict[TokenSequence, _Seen] = OrderedDict()
         self._free = list(range(capacity))
 
     @torch.inference_mode()
-    def draft(self, sequences: Items[Sequence], limits: Items[int]) -> list[list[int]]:
+    def draft(self, sequences: Sequence[TokenSequence], limits: Sequence[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
         ready = [at for at, seq in enumerate(sequences) if limits[at] > 0 and self._is_ready(seq)]
         if not ready:
@@ -157,7 +156,7 @@ class EagleDrafter:
         return drafts
 
     @torch.inference_mode()
-    def observe(self, sequence: Sequence, first: int, hidden: Tensor) -> None:
+    def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None:
         seen = self._seen.get(sequence) or self._enter(sequence, first, hidden[:0])
         self._seen.move_to_end(sequence)
         if first > seen.stop:  # something in between was not seen here
@@ -167,7 +166,7 @@ class EagleDrafter:
         rows = torch.cat((seen.rows, hidden[seen.stop - first :]))[-self.window :]
         seen.first, seen.rows = max(seen.stop, first + len(hidden)) - len(rows), rows
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         seen = self._seen.pop(sequence, None)
         if seen is not None:
             self._free.append(seen.slot)
@@ -177,7 +176,7 @@ class EagleDrafter:
         """Sequences that something is kept of."""
         return len(self._seen)
 
-    def _enter(self, sequence: Sequence, first: int, none: Tensor) -> _Seen:
+    def _enter(self, sequence: TokenSequence, first: int, none: Tensor) -> _Seen:
         if not self._free:
             _, oldest = self._seen.popitem(last=False)
             self._free.append(oldest.slot)
@@ -186,11 +185,11 @@ class EagleDrafter:
         self._seen[sequence] = _Seen(slot, first, none)
         return self._seen[sequence]
 
-    def _is_ready(self, seq: Sequence) -> bool:
+    def _is_ready(self, seq: TokenSequence) -> bool:
         seen = self._seen.get(seq)
         return seen is not None and seen.stop == seq.num_tokens - 1
 
-    def _draft(self, sequences: list[Sequence], count: int) -> Tensor:
+    def _draft(self, sequences: list[TokenSequence], count: int) -> Tensor:
         """[B, count] tokens that may follow the last ones."""
         slots = torch.tensor([self._seen[seq].slot for seq in sequences], device=self.ring.device)
         token_ids, hidden, positions = self._rows(sequences)
@@ -209,7 +208,7 @@ class EagleDrafter:
                 return torch.cat(drafts, dim=1)
             positions = positions[:, -1:] + 1
 
-    def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor, Tensor]:
+    def _rows(self, sequences: list[TokenSequence]) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens after [B, n], hidden states [B, n, hidden_size] and positions [B, n] of the rows that wait.
         Where a sequence has fewer than others, its last row is repeated, which writes the same again."""
         seen = [self._seen[seq] for seq in sequences]

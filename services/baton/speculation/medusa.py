@@ -8,7 +8,7 @@ paper's, the heads share the model's LM head, so that a head is a few small matr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.engine.sequence import Sequence
+from baton.speculation.drafter import TokenSequence
 from baton.models.base import CausalLM
 from baton.models.config import Fields, read_object
 from baton.models.layers import Linear
@@ -121,10 +121,10 @@ class MedusaDrafter:
         self.heads = heads
         self.target = target
         self.capacity = capacity
-        self._seen: OrderedDict[Sequence, _Seen] = OrderedDict()
+        self._seen: OrderedDict[TokenSequence, _Seen] = OrderedDict()
 
     @torch.inference_mode()
-    def draft(self, sequences: Items[Sequence], limits: Items[int]) -> list[list[int]]:
+    def draft(self, sequences: Sequence[TokenSequence], limits: Sequence[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
         ready = [at for at, seq in enumerate(sequences) if limits[at] > 0 and self._is_ready(seq)]
         if not ready:
@@ -136,14 +136,14 @@ class MedusaDrafter:
             drafts[at] = row[: limits[at]]
         return drafts
 
-    def observe(self, sequence: Sequence, first: int, hidden: Tensor) -> None:
+    def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None:
         # A copy: a view would keep the states of the whole step.
         self._seen[sequence] = _Seen(first + len(hidden), hidden[-1].clone())
         self._seen.move_to_end(sequence)
         if len(self._seen) > self.capacity:
             self._seen.popitem(last=False)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: TokenSequence) -> None:
         self._seen.pop(sequence, None)
 
     @property
@@ -151,6 +151,6 @@ class MedusaDrafter:
         """Sequences that something is kept of."""
         return len(self._seen)
 
-    def _is_ready(self, seq: Sequence) -> bool:
+    def _is_ready(self, seq: TokenSequence) -> bool:
         seen = self._seen.get(seq)
         return seen is not None and seen.length == seq.num_tokens - 1
