@@ -22,7 +22,7 @@ CONFIG: dict[str, Any] = {
     "medusa_num_layers": 1,
     "torch_dtype": "bfloat16",
 }
-EPOCHS, PEAK = 4, 1e-2
+EPOCHS, PEAK = 3, 4e-2
 
 
 def train_medusa(model_dir: Path, states: States, seed: int, epochs: float) -> None:
