@@ -317,14 +317,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert len({out.seq for out in outputs}) == len(outputs)
         for out in outputs:
             seq = out.seq
-            if out.new_token is not None and seq in self.unborn:
+            if out.new_tokens and seq in self.unborn:
                 self.bear(seq, outputs)
             expected = self.expected[seq]
             assert tuple(seq.output_ids) == expected[: seq.num_outputs]
-            assert seq.num_outputs == before.get(seq, (0, 0))[0] + (out.new_token is not None)
+            assert seq.num_outputs == before.get(seq, (0, 0))[0] + len(out.new_tokens)
             assert out.advanced_to <= seq.num_tokens
             if seq.status is Status.HELD:
-                assert out.new_token is not None or before[seq][0]
+                assert out.new_tokens or before[seq][0]
             elif seq.status is Status.FINISHED and out.finish_reason is None:
                 del self.expected[seq]  # a fork of one that is held: it goes on elsewhere
             elif out.finish_reason is not None:
@@ -332,7 +332,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert out.finish_reason is seq.finish_reason
                 del self.expected[seq]
             else:
-                assert out.new_token is None or not seq.hold_after_prefill
+                assert not out.new_tokens or not seq.hold_after_prefill
         self.check_books()
         return outputs
 

@@ -20,7 +20,10 @@ that others refer to gets a copy of it first, and the last of them writes in pla
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
@@ -78,6 +81,9 @@ class ScheduledBatch:
     num_single: int
     """Leading entries whose ``num_new`` is 1."""
     copies: tuple[Copy, ...] = ()
+    drafts: Mapping[Sequence, Items[int]] = field(default_factory=dict)
+    """Tokens to compute behind the last one of some sequences: they are in ``num_new``, never in the
+    sequence's tokens."""
 
 
 class Scheduler:
@@ -182,6 +188,24 @@ class Scheduler:
         seq.num_computed += num_new
         self._index_full_blocks(seq)
 
+    @property
+    def drafting(self) -> list[Sequence]:
+        """Those that may have drafts in the next step."""
+        return [seq for seq in self.running if self.may_draft(seq)]
+
+    @staticmethod
+    def may_draft(seq: Sequence) -> bool:
+        """Whether it decodes; not before its first output, with which its forks branch off."""
+        return seq.num_uncomputed == 1 and bool(seq.output_ids) and not seq.hold_after_prefill
+
+    def accept(self, seq: Sequence, num_accepted: int) -> None:
+        """Records that so many drafts, which are outputs now, are computed besides what ``advance`` was told
+        of; blocks that were for the others go back."""
+        self.advance(seq, num_accepted)
+        bound = self._blocks_for(seq.num_computed)
+        self.pool.free(seq.block_ids[bound:])
+        del seq.block_ids[bound:]
+
     def end_step(self, *, copied: bool = True) -> None:
         """The step that was scheduled last is over; if it failed before it had copied blocks, so be it."""
         copies, self._copies = self._copies, []
@@ -216,8 +240,10 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------
 
-    def schedule(self) -> ScheduledBatch:
-        """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there)."""
+    def schedule(self, drafts: Mapping[Sequence, Items[int]] = MappingProxyType({})) -> ScheduledBatch:
+        """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there).
+        ``drafts``: tokens that may follow the last one of sequences that decode; as many go along as there is
+        room for."""
         self._share_out_seats()
         preemptions = self.preemptions
         decodes: list[Sequence] = []
@@ -229,9 +255,10 @@ class Scheduler:
         self._plan_begun_prefills(begun, plan)
         if self.preemptions == preemptions:
             self._plan_waiting(plan)
+        kept = self._plan_drafts(drafts, plan)
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
-        return ScheduledBatch((*singles, *chunks), len(singles), tuple(self._copies))
+        return ScheduledBatch((*singles, *chunks), len(singles), tuple(self._copies), kept)
 
     def _share_out_seats(self) -> None:
         """Seats go to the first in order of those who hold blocks. Who loses one keeps his blocks."""
@@ -275,6 +302,32 @@ class Scheduler:
             plan[seq] = granted
             budget -= granted
             first = first and granted == 1
+
+    def _plan_drafts(
+        self, drafts: Mapping[Sequence, Items[int]], plan: dict[Sequence, int]
+    ) -> dict[Sequence, Items[int]]:
+        """Drafts take what the others have left of budget and blocks: nobody waits, and nobody is preempted,
+        for a guess."""
+        kept: dict[Sequence, Items[int]] = {}
+        budget = self.limits.max_num_batched_tokens - sum(plan.values())
+        for seq, tokens in drafts.items():
+            if plan.get(seq) == 1 and self.may_draft(seq):
+                most = self._room_for_drafts(seq, min(len(tokens), budget))
+                if most > 0:
+                    kept[seq] = tokens[:most]
+                    plan[seq] += most
+                    budget -= most
+        return kept
+
+    def _room_for_drafts(self, seq: Sequence, want: int) -> int:
+        """Binds spare blocks for up to ``want`` tokens behind the last one. Returns how many have room."""
+        room = len(seq.block_ids) * self.pool.block_size - seq.num_tokens
+        if want > room:
+            missing = min(self._blocks_for(want - room), max(0, self._spare_blocks()))
+            blocks = self.pool.allocate(missing, after=seq.block_ids[-1]) or []
+            seq.bind(blocks)
+            room += len(blocks) * self.pool.block_size
+        return min(want, room)
 
     def _start(self, seq: Sequence, budget: int, first: bool) -> int:
         """Moves the first waiting sequence to a seat if the pool has room for all its tokens, with whatever

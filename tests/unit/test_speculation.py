@@ -1,0 +1,261 @@
+"""Speculative decoding: whatever is drafted, the tokens are those of a run without drafts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.sequence import FinishReason, Fork, Sequence
+from baton.sampling_params import SamplingParams
+from baton.speculation.ngram import NgramDrafter
+from baton.speculation.speculator import LONGEST_PAUSE, PATIENCE
+from baton.urgency import Urgency
+from tests.support.drafters import HostileDrafter, ScriptedDrafter
+from tests.support.fake_engine import VOCAB_SIZE, fake_engine, run, run_alone
+
+GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
+DRAWN = SamplingParams(max_tokens=40, seed=3, temperature=2.0, top_p=0.95)
+RULED = replace(
+    DRAWN,
+    repetition_penalty=1.3,
+    frequency_penalty=0.4,
+    presence_penalty=0.2,
+    logit_bias=((5, 3.0), (6, -2.0)),
+    bad_word_ids=((9,), (5, 7), (1, 2, 3)),
+    min_tokens=12,
+    stop_token_ids=frozenset({5, 11, 40}),
+)
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return [(i * i * 31 + i * 17 + salt * 7 + 5) % VOCAB_SIZE for i in range(length)]
+
+
+def scripted(*requests: tuple[list[int], SamplingParams], fault: int = 0) -> ScriptedDrafter:
+    drafter = ScriptedDrafter(fault)
+    for prompt_ids, params in requests:
+        drafter.expect(prompt_ids, run_alone(prompt_ids, params))
+    return drafter
+
+
+def steps(engine: Engine, *sequences: Sequence) -> list[list[SequenceOutput]]:
+    for seq in sequences:
+        engine.add(seq)
+    told = []
+    while engine.has_work:
+        told.append(engine.step())
+    return told
+
+
+class TestTokens:
+    @pytest.mark.parametrize("params", [GREEDY, DRAWN, RULED], ids=["greedy", "drawn", "ruled"])
+    @pytest.mark.parametrize("fault", [0, 1, 2, 3, 7])
+    @pytest.mark.parametrize("num_drafts", [1, 4, 16])
+    def test_they_are_those_of_a_run_without_drafts(
+        self, params: SamplingParams, fault: int, num_drafts: int
+    ) -> None:
+        requests = [(prompt(5 + 6 * i, i), replace(params, seed=i)) for i in range(4)]
+        engine = fake_engine(
+            max_num_batched_tokens=64, drafter=scripted(*requests, fault=fault), num_drafts=num_drafts
+        )
+        outputs = run(engine, *(Sequence(f"{i}", 1, *request) for i, request in enumerate(requests)))
+        assert outputs == [run_alone(*request) for request in requests]
+        assert engine.load().blocks_held == 0
+        stats = engine.load().speculation
+        if fault == 0:
+            assert stats.accepted_tokens == stats.drafted_tokens > 0
+        if fault == 1:
+            assert stats.accepted_tokens == 0 < stats.drafted_tokens
+
+    @pytest.mark.parametrize("num_blocks", [13, 16, 24])
+    @pytest.mark.parametrize("aging", [None, 3.0])
+    def test_in_a_pool_too_small(self, num_blocks: int, aging: float | None) -> None:
+        requests = [(prompt(4 + 5 * i, i % 2), replace(DRAWN, max_tokens=24, seed=i)) for i in range(5)]
+        engine = fake_engine(
+            num_blocks,
+            max_num_batched_tokens=12,
+            prefill_chunk=5,
+            priority_aging=aging,
+            drafter=scripted(*requests, fault=5),
+        )
+        urgencies = [Urgency(priority if aging else 0, 0.0) for priority in (0, -1, 2, 0, 5)]
+        sequences = [
+            Sequence(f"{i}", 1, *request, urgency=urgency)
+            for i, (request, urgency) in enumerate(zip(requests, urgencies, strict=True))
+        ]
+        assert run(engine, *sequences) == [run_alone(*request) for request in requests]
+        load = engine.load()
+        assert load.preemptions > 0
+        assert load.speculation.accepted_tokens > 0
+        assert load.blocks_held == 0
+
+    def test_several_tokens_are_told_as_one_output(self) -> None:
+        request = (prompt(6), GREEDY)
+        expected = run_alone(*request)
+        engine = fake_engine(drafter=scripted(request), num_drafts=4)
+        told = [output for step in steps(engine, Sequence("r", 1, *request)) for output in step]
+        assert [len(output.new_tokens) for output in told] == [1] + [5] * 7 + [4]
+        assert [token for output in told for token in output.new_tokens] == expected
+        at = 6
+        for output in told:
+            assert output.first_new == at
+            at += len(output.new_tokens)
+
+    def test_forks_draft_from_their_second_token_on(self) -> None:
+        params = [replace(DRAWN, seed=seed) for seed in (3, 4, 5)]
+        ids = prompt(9)
+        seq = Sequence("0", 1, ids, params[0], forks=tuple(Fork(f"{i}", params[i]) for i in (1, 2)))
+        told: dict[str, list[int]] = {}
+        engine = fake_engine(drafter=HostileDrafter(1, VOCAB_SIZE))
+        for step in steps(engine, seq):
+            for output in step:
+                told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
+        assert told == {f"{i}": run_alone(ids, one) for i, one in enumerate(params)}
+        assert engine.load().blocks_held == 0
+
+
+class TestEnds:
+    @pytest.mark.parametrize("at", [1, 2, 3, 5, 6, 11])
+    def test_a_stop_token_among_the_accepted(self, at: int) -> None:
+        ids = prompt(6)
+        expected = run_alone(ids, GREEDY)
+        first = expected.index(expected[at])
+        params = replace(GREEDY, stop_token_ids=frozenset({expected[at]}))
+        drafter = ScriptedDrafter()
+        drafter.expect(ids, expected)  # also what would come behind the end
+        seq = Sequence("r", 1, ids, params)
+        assert run(fake_engine(drafter=drafter), seq) == [expected[: first + 1]]
+        assert seq.finish_reason is FinishReason.STOP
+
+    @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 6, 7])
+    def test_max_tokens(self, max_tokens: int) -> None:
+        ids = prompt(6)
+        drafter = ScriptedDrafter()
+        drafter.expect(ids, run_alone(ids, GREEDY))
+        seq = Sequence("r", 1, ids, replace(GREEDY, max_tokens=max_tokens))
+        assert run(fake_engine(drafter=drafter), seq) == [run_alone(ids, GREEDY)[:max_tokens]]
+        assert seq.finish_reason is FinishReason.LENGTH
+
+    def test_the_context(self) -> None:
+        ids = prompt(6)
+        drafter = ScriptedDrafter()
+        drafter.expect(ids, run_alone(ids, GREEDY))
+        engine = fake_engine(max_model_len=17, drafter=drafter, num_drafts=16)
+        assert run(engine, Sequence("r", 1, ids, GREEDY)) == [run_alone(ids, GREEDY)[:11]]
+
+
+class TestLogprobs:
+    def test_each_token_has_its_own(self) -> None:
+        params = replace(RULED, logprobs=3)
+        request = (prompt(6), params)
+
+        def told(engine: Engine) -> list[tuple[float, int, tuple[int, ...], tuple[float, ...]]]:
+            rows = []
+            for step in steps(engine, Sequence("r", 1, *request)):
+                for output in step:
+                    assert output.details is not None
+                    logprobs = output.details.logprobs
+                    assert logprobs is not None
+                    assert len(logprobs) == len(output.new_tokens)
+                    for at in range(len(logprobs)):
+                        one = logprobs[at : at + 1]
+                        rows.append((one.chosen[0], one.ranks[0], tuple(one.top_ids), tuple(one.top)))
+            return rows
+
+        assert told(fake_engine(drafter=scripted(request, fault=4))) == told(fake_engine())
+
+
+class TestRoom:
+    def test_drafts_take_what_is_left_of_the_budget(self) -> None:
+        requests = [(prompt(5, i), replace(GREEDY, max_tokens=30)) for i in range(3)]
+        engine = fake_engine(max_num_seqs=3, max_num_batched_tokens=7, drafter=scripted(*requests))
+        sizes = []
+        run_step = engine.runner.run
+
+        def watched(batch):  # type: ignore[no-untyped-def]
+            sizes.append(sum(item.num_new for item in batch.items))
+            return run_step(batch)
+
+        engine.runner.run = watched  # type: ignore[method-assign]
+        outputs = run(engine, *(Sequence(f"{i}", 1, *request) for i, request in enumerate(requests)))
+        assert outputs == [run_alone(*request) for request in requests]
+        assert max(sizes) == 7
+        assert engine.load().speculation.accepted_tokens > 0
+
+    def test_nobody_waits_for_blocks_that_drafts_hold(self) -> None:
+        """Between steps a sequence holds as many blocks as it would without drafts."""
+        request = (prompt(6), GREEDY)
+        engine = fake_engine(drafter=scripted(request, fault=3), num_drafts=16)
+        seq = Sequence("r", 1, *request)
+        engine.add(seq)
+        while engine.has_work:
+            engine.step()
+            assert len(seq.block_ids) in (0, -(-seq.num_computed // 4))
+
+    def test_what_is_refused_is_not_found_by_others(self) -> None:
+        """Full blocks enter the prefix index as far as they were accepted."""
+        request = (prompt(6), GREEDY)
+        engine = fake_engine(drafter=scripted(request, fault=2), num_drafts=16)
+        [outputs] = run(engine, Sequence("r", 1, *request))
+        follow_up = prompt(6) + outputs + [1]
+        expected = run_alone(follow_up, GREEDY)
+        again = Sequence("s", 1, follow_up, GREEDY)
+        assert run(engine, again) == [expected]
+        assert again.num_cached == (len(follow_up) - 2) // 4 * 4
+
+
+class TestManners:
+    def test_a_sequence_whose_drafts_are_refused_is_left_in_peace(self) -> None:
+        request = (prompt(6), replace(GREEDY, max_tokens=200))
+        engine = fake_engine(drafter=scripted(request, fault=1))
+        run(engine, Sequence("r", 1, *request))
+        stats = engine.load().speculation
+        pauses = [2**n for n in range(20)]
+        most = PATIENCE + sum(
+            1 for n in range(20) if sum(min(p, LONGEST_PAUSE) + 1 for p in pauses[:n]) < 200
+        )
+        assert PATIENCE < stats.verifications <= most
+
+    def test_the_drafter_forgets_who_is_over(self) -> None:
+        drafter = HostileDrafter(2, VOCAB_SIZE, wants_hidden=True)
+        engine = fake_engine(drafter=drafter)
+        for name in "abcd":
+            engine.add(Sequence(name, 1, prompt(7), GREEDY))
+        for _ in range(3):
+            engine.step()
+        assert len(drafter.alive) == 4
+        engine.cancel("b", 1)
+        engine.step()
+        assert len(drafter.alive) == 3
+        run(engine)
+        run(engine, Sequence("e", 1, prompt(3), replace(GREEDY, max_tokens=2)))
+        assert {seq.request_id for seq in drafter.alive} <= {"e"}  # type: ignore[attr-defined]
+
+
+class TestNgram:
+    @pytest.mark.parametrize(
+        ("tokens", "limit", "expected"),
+        [
+            ([1, 2, 3, 4, 9, 2, 3], 2, [4, 9]),
+            ([1, 2, 3, 4, 9, 2, 3], 3, [4, 9, 2]),
+            ([2, 3, 7, 2, 3, 8, 2, 3], 1, [8]),  # the latest
+            ([5, 2, 3, 7, 2, 3, 8, 5, 2, 3], 1, [7]),  # but a longer run first
+            ([1, 2, 3], 4, []),
+            ([9, 3, 1, 3], 4, []),  # a single token is below the least
+            ([3], 4, []),
+            ([7, 7, 7], 5, [7] * 5),
+            ([1, 4, 5, 4, 5], 5, [4, 5, 4, 5, 4]),
+        ],
+    )
+    def test_what_followed_last_time(self, tokens: list[int], limit: int, expected: list[int]) -> None:
+        seq = Sequence("r", 1, tokens, GREEDY)
+        assert NgramDrafter(2, 3).draft([seq], [limit]) == [expected]
+        seq.append(1)  # nothing holds on to its tokens
+
+    def test_greedy_loops_are_drafted(self) -> None:
+        """Greedy outputs of a model without sense repeat themselves at length."""
+        ids = [3, 1, 4] * 6
+        engine = fake_engine(drafter=NgramDrafter(1, 3))
+        assert run(engine, Sequence("r", 1, ids, GREEDY)) == [run_alone(ids, GREEDY)]
