@@ -9,9 +9,12 @@ from types import MappingProxyType
 
 import torch
 
+from baton.hub import resolve_model
 from baton.models.base import CausalLM
 from baton.speculation.config import Method, SpeculationConfig
 from baton.speculation.drafter import Drafter
+from baton.speculation.eagle import EagleDrafter, load_eagle
+from baton.speculation.medusa import MedusaDrafter, load_medusa
 from baton.speculation.ngram import NgramDrafter
 
 
@@ -55,6 +58,32 @@ def _ngram(config: SpeculationConfig, target: Target) -> DraftPlan:
     return DraftPlan(0, lambda num_blocks: NgramDrafter(config.ngram_min, config.ngram_max))
 
 
+def _medusa(config: SpeculationConfig, target: Target) -> DraftPlan:
+    heads = load_medusa(weights_of(config, target), target.model, target.device)
+    drafter = MedusaDrafter(heads, target.model, target.max_num_seqs)
+    return DraftPlan(0, lambda num_blocks: drafter)
+
+
+def _eagle(config: SpeculationConfig, target: Target) -> DraftPlan:
+    layer, layer_config = load_eagle(weights_of(config, target), target.model, target.device)
+    # Its KV is of a fixed size and taken at once, so that what is left for the pool is measured without it.
+    drafter = EagleDrafter(layer, layer_config, target.model, target.max_num_seqs)
+    return DraftPlan(0, lambda num_blocks: drafter)
+
+
+def weights_of(config: SpeculationConfig, target: Target) -> Path:
+    """The directory of what drafts: the one that is named or, as the demo model has them, the one of the
+    method's name inside the model's own."""
+    if config.model is not None:
+        return resolve_model(config.model)
+    own = target.path / config.method
+    if not own.is_dir():
+        raise ValueError(
+            f"speculative_method {config.method} needs a speculative_model: {target.path} has none of its own"
+        )
+    return own
+
+
 _METHODS: Mapping[Method, Callable[[SpeculationConfig, Target], DraftPlan]] = MappingProxyType(
-    {"ngram": _ngram}
+    {"ngram": _ngram, "medusa": _medusa, "eagle": _eagle}
 )

@@ -21,7 +21,8 @@ class SpeculationConfig:
 
     method: Method = "none"
     model: str | None = None
-    """For the methods that load one: a directory, or a hub id."""
+    """For the methods that load one: a directory, or a hub id. None: the one of the method's name in the
+    directory of the model that is sped up."""
     num_tokens: int = 4
     """Most drafts per step and sequence."""
     ngram_min: int = 2
@@ -40,8 +41,6 @@ class SpeculationConfig:
                 f"speculative_ngram_min is {self.ngram_min}; allowed: 1 to speculative_ngram_max "
                 f"({self.ngram_max})"
             )
-        if self.method in WITH_MODEL and not self.model:
-            raise ValueError(f"speculative_method {self.method} needs a speculative_model")
         if self.method not in WITH_MODEL and self.model:
             raise ValueError(
                 f"speculative_model is {self.model!r}; allowed with speculative_method "
