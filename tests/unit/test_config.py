@@ -74,6 +74,13 @@ def test_addresses_that_are_none(text: str) -> None:
         ("scheduling_policy", "lifo"),
         ("priority_aging", -1),
         ("host_kv_memory", -1),
+        ("speculative_method", "oracle"),
+        ("speculative_model", "some/model"),
+        ("num_speculative_tokens", 0),
+        ("num_speculative_tokens", 17),
+        ("speculative_ngram_min", 0),
+        ("speculative_ngram_min", 5),
+        ("speculative_ngram_max", 17),
     ],
 )
 def test_a_worker_refuses_by_name(option: str, value: Any) -> None:
@@ -90,6 +97,12 @@ def test_a_pool_is_sized_one_way() -> None:
 def test_a_host_tier_needs_prefix_caching() -> None:
     with pytest.raises(ConfigError, match=r"--host-kv-memory.*--no-prefix-caching"):
         WorkerConfig(role="both", host_kv_memory=1024, prefix_caching=False)
+
+
+@pytest.mark.parametrize("method", ["draft", "medusa", "eagle"])
+def test_a_drafter_with_weights_needs_them(method: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^--speculative-model: needed with --speculative-method {method}"):
+        WorkerConfig(role="both", speculative_method=method)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +178,11 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         scheduling_policy="priority",
         priority_aging=2.5,
         max_model_len=6,
+        speculative_method="draft",
+        speculative_model="small/model",
+        num_speculative_tokens=9,
+        speculative_ngram_min=3,
+        speculative_ngram_max=5,
         threads=7,
         log_level="debug",
     )

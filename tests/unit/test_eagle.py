@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import rms_norm
 from transformers import LlamaConfig, LlamaModel
 
 from baton.models.base import CausalLM
@@ -48,6 +49,7 @@ class Oracle:
     def __init__(self, eagle_dir: Path, target: CausalLM) -> None:
         stored = load_file(eagle_dir / "model.safetensors")
         self.fuse = stored.pop("fuse.weight")
+        self.norms = [stored.pop("embedding_norm.weight"), stored.pop("hidden_norm.weight")]
         weights = {"norm.weight": stored.pop("norm.weight"), "embed_tokens.weight": torch.zeros(320, 64)}
         q, k, v = stored.pop("qkv_proj.weight").split((64, 32, 32))
         gate, up = stored.pop("mlp.gate_up_proj.weight").split((80, 80))
@@ -62,7 +64,8 @@ class Oracle:
     @torch.inference_mode()
     def predict(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
         """The tokens after the rows [n] and the rows' hidden states [n, H] -> predicted ones [n, H]."""
-        x = torch.cat((self.target.embed(token_ids), hidden), dim=-1) @ self.fuse.T
+        given = zip((self.target.embed(token_ids), hidden), self.norms, strict=True)
+        x = torch.cat([rms_norm(part, (64,), norm, 1e-5) for part, norm in given], dim=-1) @ self.fuse.T
         return self.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
 
     def draft(self, tokens: list[int], hidden: Tensor, count: int, first: int = 0) -> list[int]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import FinishReason, Fork, Sequence
+from baton.errors import ModelError
+from baton.hub import resolve_model
 from baton.sampling_params import SamplingParams
+from baton.speculation.draft_model import DraftModelDrafter
 from baton.speculation.ngram import NgramDrafter
 from baton.speculation.speculator import LONGEST_PAUSE, PATIENCE
 from baton.urgency import Urgency
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import VOCAB_SIZE, fake_engine, run, run_alone
+from tests.support.tiny_models import TINY_MODELS
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 DRAWN = SamplingParams(max_tokens=40, seed=3, temperature=2.0, top_p=0.95)
@@ -259,3 +265,108 @@ class TestNgram:
         ids = [3, 1, 4] * 6
         engine = fake_engine(drafter=NgramDrafter(1, 3))
         assert run(engine, Sequence("r", 1, ids, GREEDY)) == [run_alone(ids, GREEDY)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {name: TINY_MODELS[name](root / name) for name in ("llama", "qwen3", "mistral")}
+
+
+class TestRealModels:
+    """Small random models in float32. The draft is of another family and another seed."""
+
+    REQUESTS = (
+        (([3, 1, 4, 1, 5] * 9), GREEDY),
+        (list(range(40, 90)), replace(GREEDY, repetition_penalty=1.2, logprobs=2)),
+        ([7], DRAWN),
+        (list(range(200, 217)), replace(DRAWN, temperature=0.7, seed=9, logprobs=0, frequency_penalty=0.5)),
+    )
+
+    def answers(self, path: Path, **options: object) -> tuple[list[list[int]], list[float], Engine]:
+        """Tokens and log-probabilities of all requests, in chunks and in a pool too small."""
+        engine = Engine.from_config(
+            EngineConfig(
+                path,
+                num_blocks=14,
+                max_num_batched_tokens=48,
+                max_num_seqs=4,
+                prefill_chunk=16,
+                **options,  # type: ignore[arg-type]
+            )
+        )
+        seqs = [Sequence(f"{i}", 1, ids, params) for i, (ids, params) in enumerate(self.REQUESTS)]
+        told: dict[Sequence, list[float]] = {seq: [] for seq in seqs}
+        for step in steps(engine, *seqs):
+            for output in step:
+                if output.details is not None and output.details.logprobs is not None:
+                    logprobs = output.details.logprobs
+                    for at, chosen in enumerate(logprobs.chosen):
+                        told[output.seq] += [chosen, *(top for _, top in logprobs.top_of(at, 2))]
+        return (
+            [seq.output_ids for seq in seqs],
+            [value for values in told.values() for value in values],
+            engine,
+        )
+
+    @pytest.mark.parametrize("name", ["llama", "qwen3"])
+    @pytest.mark.parametrize("method", ["ngram", "draft", "itself"])
+    def test_tokens_and_logprobs_stay(self, models: dict[str, Path], name: str, method: str) -> None:
+        tokens, logprobs, plain = self.answers(models[name])
+        options: dict[str, object] = {"speculative_method": "ngram", "speculative_ngram_min": 1}
+        if method != "ngram":
+            draft = models["mistral" if method == "draft" else name]
+            options = {"speculative_method": "draft", "speculative_model": str(draft)}
+        same, told, engine = self.answers(models[name], **options)
+        assert same == tokens
+        assert told == pytest.approx(logprobs, abs=1e-4)
+        stats = engine.load().speculation
+        assert stats.verifications > 0
+        assert plain.load().preemptions > 0
+        assert engine.load().blocks_held == 0
+        if method == "itself":
+            assert stats.accepted_tokens > stats.drafted_tokens / 3
+        if method != "ngram":
+            assert engine.speculator is not None
+            drafter = engine.speculator.drafter
+            assert isinstance(drafter, DraftModelDrafter)
+            engine.speculator.forget_ended()
+            assert drafter.num_free == 14
+
+    def test_a_model_drafts_for_itself_without_a_fault(self, models: dict[str, Path]) -> None:
+        """Its cache is right in every place: otherwise some draft of a greedy request would be refused."""
+        options = {"speculative_method": "draft", "speculative_model": str(models["llama"])}
+        engine = Engine.from_config(
+            EngineConfig(models["llama"], num_blocks=64, prefill_chunk=16, **options)  # type: ignore[arg-type]
+        )
+        seqs = [Sequence(f"{i}", 1, list(range(i + 1, 9 * i + 4)), GREEDY) for i in range(4)]
+        run(engine, *seqs)
+        stats = engine.load().speculation
+        assert stats.accepted_tokens == stats.drafted_tokens > 4 * 20
+
+    def test_what_a_draft_model_must_be(self, models: dict[str, Path], tmp_path: Path) -> None:
+        def start(path: Path) -> None:
+            options = {"speculative_method": "draft", "speculative_model": str(path)}
+            Engine.from_config(EngineConfig(models["llama"], num_blocks=8, **options))  # type: ignore[arg-type]
+
+        with pytest.raises(
+            ModelError, match=r"speculative_model .*: its tokenizer is not that of .*token \d+ is"
+        ):
+            start(resolve_model("demo"))
+        with pytest.raises(ModelError, match="no such directory"):
+            start(tmp_path / "nothing")
+        with pytest.raises(ModelError, match="speculative_model"):
+            start(tmp_path)
+
+    def test_its_kv_counts(self, models: dict[str, Path]) -> None:
+        plain = Engine.from_config(EngineConfig(models["llama"], kv_cache_bytes=1 << 20))
+        options = {"speculative_method": "draft", "speculative_model": str(models["llama"])}
+        engine = Engine.from_config(
+            EngineConfig(models["llama"], kv_cache_bytes=1 << 20, **options)  # type: ignore[arg-type]
+        )
+        assert engine.pool.num_blocks == plain.pool.num_blocks // 2
+
+    def test_methods_that_are_not_there(self, models: dict[str, Path]) -> None:
+        options = {"speculative_method": "eagle", "speculative_model": "x"}
+        with pytest.raises(ValueError, match=r"speculative_method is 'eagle'.*allowed: none, ngram, draft"):
+            Engine.from_config(EngineConfig(models["llama"], **options))  # type: ignore[arg-type]

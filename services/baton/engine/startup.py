@@ -66,7 +66,13 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
 
 def _target(config: EngineConfig, model: CausalLM, device: torch.device) -> Target:
     return Target(
-        model, config.model, device, config.block_size, config.max_num_seqs, config.max_num_batched_tokens
+        model,
+        config.model,
+        device,
+        config.block_size,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.load_format,
     )
 
 

@@ -9,13 +9,18 @@ from types import MappingProxyType
 
 import torch
 
-from baton.hub import resolve_model
+from baton import hub
+from baton.errors import ModelError
 from baton.models.base import CausalLM
+from baton.models.loader import LoadFormat, kv_block_bytes, load_model
 from baton.speculation.config import Method, SpeculationConfig
+from baton.speculation.draft_model import DraftModelDrafter
 from baton.speculation.drafter import Drafter
 from baton.speculation.eagle import EagleDrafter, load_eagle
 from baton.speculation.medusa import MedusaDrafter, load_medusa
 from baton.speculation.ngram import NgramDrafter
+from baton.text.errors import TokenizerError
+from baton.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class Target:
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    load_format: LoadFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,37 +51,44 @@ def plan_drafter(config: SpeculationConfig, target: Target) -> DraftPlan | None:
     """Loads what the method needs. None for ``none``; ValueError or ModelError if it cannot be had."""
     if config.method == "none":
         return None
-    plan = _METHODS.get(config.method)
-    if plan is None:
-        raise ValueError(
-            f"speculative_method is {config.method!r}, which this version cannot do yet; "
-            f"allowed: none, {', '.join(_METHODS)}"
-        )
-    return plan(config, target)
+    return _METHODS[config.method](config, target)
 
 
 def _ngram(config: SpeculationConfig, target: Target) -> DraftPlan:
     return DraftPlan(0, lambda num_blocks: NgramDrafter(config.ngram_min, config.ngram_max))
 
 
+def _draft(config: SpeculationConfig, target: Target) -> DraftPlan:
+    path = _weights_of(config, target)
+    _check_tokens(path, target.path)
+    dtype = str(target.model.dtype).removeprefix("torch.")
+    model = load_model(path, dtype, target.device, target.load_format)
+    return DraftPlan(
+        kv_block_bytes(model.config, target.block_size, model.dtype),
+        lambda num_blocks: DraftModelDrafter(
+            model, num_blocks, target.block_size, target.device, target.max_num_batched_tokens
+        ),
+    )
+
+
 def _medusa(config: SpeculationConfig, target: Target) -> DraftPlan:
-    heads = load_medusa(weights_of(config, target), target.model, target.device)
+    heads = load_medusa(_weights_of(config, target), target.model, target.device)
     drafter = MedusaDrafter(heads, target.model, target.max_num_seqs)
     return DraftPlan(0, lambda num_blocks: drafter)
 
 
 def _eagle(config: SpeculationConfig, target: Target) -> DraftPlan:
-    layer, layer_config = load_eagle(weights_of(config, target), target.model, target.device)
+    layer, layer_config = load_eagle(_weights_of(config, target), target.model, target.device)
     # Its KV is of a fixed size and taken at once, so that what is left for the pool is measured without it.
     drafter = EagleDrafter(layer, layer_config, target.model, target.max_num_seqs)
     return DraftPlan(0, lambda num_blocks: drafter)
 
 
-def weights_of(config: SpeculationConfig, target: Target) -> Path:
+def _weights_of(config: SpeculationConfig, target: Target) -> Path:
     """The directory of what drafts: the one that is named or, as the demo model has them, the one of the
     method's name inside the model's own."""
     if config.model is not None:
-        return resolve_model(config.model)
+        return hub.resolve_model(config.model)
     own = target.path / config.method
     if not own.is_dir():
         raise ValueError(
@@ -84,6 +97,21 @@ def weights_of(config: SpeculationConfig, target: Target) -> Path:
     return own
 
 
+def _check_tokens(draft: Path, target: Path) -> None:
+    """Token ids go from one model to the other, so they must mean the same. (The size of the embedding may
+    differ: models of one family pad it differently.)"""
+    try:
+        ours, theirs = Tokenizer.from_dir(target), Tokenizer.from_dir(draft)
+    except TokenizerError as error:
+        raise ModelError(f"speculative_model {draft}: {error}") from error
+    for token in range(max(ours.vocab_size, theirs.vocab_size)):
+        if ours.token(token) != theirs.token(token):
+            raise ModelError(
+                f"speculative_model {draft}: its tokenizer is not that of {target}: token {token} is "
+                f"{theirs.token(token)!r} there and {ours.token(token)!r} here"
+            )
+
+
 _METHODS: Mapping[Method, Callable[[SpeculationConfig, Target], DraftPlan]] = MappingProxyType(
-    {"ngram": _ngram, "medusa": _medusa, "eagle": _eagle}
+    {"ngram": _ngram, "draft": _draft, "medusa": _medusa, "eagle": _eagle}
 )

@@ -36,7 +36,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class EagleLayer(nn.Module):
-    """Fuses token and hidden state, then is a Llama layer with a norm behind it."""
+    """Fuses token and hidden state, each behind a norm, and is a Llama layer with a norm behind it from there."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -45,6 +45,10 @@ class EagleLayer(nn.Module):
         size, eps = config.hidden_size, config.rms_norm_eps
         frequencies, _ = inverse_frequencies(config.rope, config.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
+        # A token's embedding may be a twentieth of a hidden state in size: unless both are brought to the same,
+        # the layer hardly sees which token it goes on with.
+        self.embedding_norm = RMSNorm(size, eps, dtype)
+        self.hidden_norm = RMSNorm(size, eps, dtype)
         self.fuse = Linear(2 * size, size, dtype)
         self.input_layernorm = RMSNorm(size, eps, dtype)
         self.qkv_proj = FusedLinear(size, {"q_proj": query, "k_proj": key, "v_proj": key}, dtype)
@@ -58,7 +62,7 @@ class EagleLayer(nn.Module):
     def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """embedded (of the tokens after the rows) and hidden [B, n, hidden_size], positions [B, n] -> the
         predicted hidden states of the tokens after the rows [B, n, hidden_size]."""
-        x = self.fuse(torch.cat((embedded, hidden), dim=-1))
+        x = self.fuse(torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1))
         x = x + self._attention(self.input_layernorm(x), positions, attend)
         x = x + self.mlp(self.post_attention_layernorm(x))
         predicted: Tensor = self.norm(x)
