@@ -11,7 +11,9 @@ class Tokens:
 
     def __init__(self, count: int = 0, tokens: Iterable[int] = (), salt: int = 0) -> None:
         """``tokens``, or ``count`` arbitrary ones below 256."""
-        self.token_ids = array("q", tokens or [(i * i * 31 + i * 17 + salt * 7 + 5) % 256 for i in range(count)])
+        self.token_ids = array(
+            "q", tokens or [(i * i * 31 + i * 17 + salt * 7 + 5) % 256 for i in range(count)]
+        )
         self.max_len = 1 << 20
         self.num_prompt = len(self.token_ids)
 

@@ -99,12 +99,6 @@ def test_a_host_tier_needs_prefix_caching() -> None:
         WorkerConfig(role="both", host_kv_memory=1024, prefix_caching=False)
 
 
-@pytest.mark.parametrize("method", ["draft", "medusa", "eagle"])
-def test_a_drafter_with_weights_needs_them(method: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^--speculative-model: needed with --speculative-method {method}"):
-        WorkerConfig(role="both", speculative_method=method)
-
-
 @pytest.mark.parametrize(
     ("option", "given", "value"),
     [

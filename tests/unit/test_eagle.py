@@ -116,10 +116,13 @@ class TestDrafter:
                 eagle.observe(seq, known[at], hidden[at][known[at] : known[at] + kept[at]])
                 known[at] += kept[at]
             wanted = [
-                oracle.draft(seq.token_ids.tolist(), hidden[at][: known[at]], 4) for at, seq in enumerate(seqs)
+                oracle.draft(seq.token_ids.tolist(), hidden[at][: known[at]], 4)
+                for at, seq in enumerate(seqs)
             ]
             assert eagle.draft(seqs, [4, 4]) == wanted
-            assert eagle.draft(seqs[::-1], [2, 4]) == [wanted[1][:2], wanted[0]], "asked again, another answer"
+            assert eagle.draft(seqs[::-1], [2, 4]) == [wanted[1][:2], wanted[0]], (
+                "asked again, another answer"
+            )
 
     def test_takes_a_prompt_in_parts_and_again_after_a_preemption(
         self, loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, oracle: Oracle
@@ -198,7 +201,10 @@ class TestLoading:
             ({"vocab_size": 4096}, r"config\.json: vocab_size is 4096; allowed: 320, the model's"),
             ({"num_hidden_layers": 2}, "num_hidden_layers is 2; allowed: 1"),
             ({"attention_bias": True}, "attention_bias is true; allowed: false"),
-            ({"num_key_value_heads": 4}, r"tensor qkv_proj\.weight has shape \[128, 64\]; expected \[192, 64\]"),
+            (
+                {"num_key_value_heads": 4},
+                r"tensor qkv_proj\.weight has shape \[128, 64\]; expected \[192, 64\]",
+            ),
             ({"speculative_method": "medusa"}, 'speculative_method is "medusa"; allowed: "eagle"'),
             ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "plain rotary positions"),
         ],

@@ -58,7 +58,10 @@ class TestRandomHeads:
     @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
     @pytest.mark.parametrize("method", METHODS)
     def test_change_no_token(self, tiny: Path, method: Method, params: SamplingParams) -> None:
-        for settings in ({}, {"num_blocks": 20, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 20}):
+        for settings in (
+            {},
+            {"num_blocks": 20, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 20},
+        ):
             engine = engine_of(tiny, method, num_speculative_tokens=5, **settings)
             outputs = run(engine, *(Sequence(f"{i}", 1, p, params) for i, p in enumerate(prompts())))
             assert outputs == plain(tiny, params)

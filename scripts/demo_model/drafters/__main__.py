@@ -1,8 +1,8 @@
 """Trains what drafts for Baton's demo model: a small draft model, Medusa heads and an EAGLE layer.
 
-    python -m scripts.demo_model.drafters                  # train all, about ten minutes on one core, then check
-    python -m scripts.demo_model.drafters --only medusa    # one of them
-    python -m scripts.demo_model.drafters --check          # only measure those in --model
+    python -m scripts.demo_model.drafters                # train all, ten minutes on one core, then check
+    python -m scripts.demo_model.drafters --only medusa  # one of them
+    python -m scripts.demo_model.drafters --check        # only measure those in --model
 
 The demo model stays as it is. Everything is seeded, so the same machine and library versions give the same.
 """

@@ -34,7 +34,9 @@ def check(model_dir: Path) -> None:
     known = [entry.questions[0] for entry in entries[::8]]
     unseen = [question for entry in entries for question in entry.held_out]
     plain = {temperature: measure(model_dir, "none", 1, known, temperature) for temperature in (0.0, 1.0)}
-    print(f"mean accepted length: {len(known)} known questions, {len(unseen)} held-out wordings, drawn answers")
+    print(
+        f"mean accepted length: {len(known)} known questions, {len(unseen)} held-out wordings, drawn answers"
+    )
     print("method  drafts  MB    known  held-out  drawn  ms/draft")
     for method, drafts in DRAFTERS:
         greedy, drawn = (measure(model_dir, method, drafts, known, at) for at in plain)

@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
     "num_key_value_heads": 1,
     "head_dim": 32,
 }
-STEPS, TOKENS, PEAK = 1000, 2048, 1e-2
+STEPS, TOKENS, PEAK = 650, 2048, 6e-3
 SHARED = ("generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 

@@ -27,7 +27,7 @@ UNROLL = 3
 https://arxiv.org/abs/2503.01840, with plain attention among the rows of a round)."""
 REGRESSION = 0.5
 """Weight of the distance between hidden states beside the cross-entropy."""
-EPOCHS, PEAK = 3, 2e-2
+EPOCHS, PEAK = 2.5, 2e-2
 
 
 def train_eagle(model_dir: Path, states: States, seed: int, epochs: float) -> None:

@@ -33,7 +33,9 @@ def initialise(module: torch.nn.Module, seed: int) -> None:
                 parameter.zero_()
 
 
-def optimise(name: str, module: torch.nn.Module, states: States, loss_of: Loss, epochs: float, peak: float, seed: int) -> None:
+def optimise(
+    name: str, module: torch.nn.Module, states: States, loss_of: Loss, epochs: float, peak: float, seed: int
+) -> None:
     """``epochs`` passes over the states with Muon for matrices and AdamW for the rest."""
     muon = Muon([p for p in module.parameters() if p.dim() == 2], decay=0.0)
     adam = torch.optim.AdamW([p for p in module.parameters() if p.dim() != 2], weight_decay=0.0)

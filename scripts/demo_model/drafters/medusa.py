@@ -39,7 +39,9 @@ def train_medusa(model_dir: Path, states: States, seed: int, epochs: float) -> N
             logits = F.linear(head(batch.hidden[:, : -1 - ahead][learned]), states.embedding)
             losses.append(F.cross_entropy(logits, wanted))
             rates.append(f"{(logits.argmax(-1) == wanted).float().mean():.1%}")
-        return torch.stack(losses).sum(), f"loss {sum(loss.item() for loss in losses):.3f}  right {' '.join(rates)}"
+        return torch.stack(
+            losses
+        ).sum(), f"loss {sum(loss.item() for loss in losses):.3f}  right {' '.join(rates)}"
 
     optimise("medusa", heads, states, loss_of, EPOCHS * epochs, PEAK, seed)
     write(model_dir / "medusa", CONFIG, heads.state_dict())

@@ -57,7 +57,10 @@ def load_states(model_dir: Path, passes: int, seed: int) -> States:
         at = max(0, at - size)
     rng.shuffle(batches)
     tokens = sum(int(batch.learned.sum()) for batch in batches)
-    print(f"states of {len(rows)} documents, {tokens} learned tokens, {time.monotonic() - began:.0f} s", flush=True)
+    print(
+        f"states of {len(rows)} documents, {tokens} learned tokens, {time.monotonic() - began:.0f} s",
+        flush=True,
+    )
     return States(batches, model.get_input_embeddings().weight.detach())
 
 

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.speculation.drafter import TokenSequence
 from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.config import Fields, ModelConfig, read_object
 from baton.models.layers import FusedLinear, Linear, RMSNorm, SwiGLU
 from baton.models.loader import fill, weight_files
 from baton.models.rope import cos_and_signed_sin, inverse_frequencies, rotate
+from baton.speculation.drafter import TokenSequence
 from baton.speculation.fit import check_fit
 from baton.speculation.kv_ring import KvRing
 
@@ -221,7 +221,10 @@ class EagleDrafter:
         starts = np.cumsum(lengths) - lengths
         positions = local + np.array([each.first for each in seen])[:, None]
         tokens = np.stack(
-            [np.frombuffer(seq.token_ids, np.int64)[at + 1] for seq, at in zip(sequences, positions, strict=True)]
+            [
+                np.frombuffer(seq.token_ids, np.int64)[at + 1]
+                for seq, at in zip(sequences, positions, strict=True)
+            ]
         )
         device = self.ring.device
         rows = torch.from_numpy(local + starts[:, None]).to(device)

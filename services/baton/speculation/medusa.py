@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.speculation.drafter import TokenSequence
 from baton.models.base import CausalLM
 from baton.models.config import Fields, read_object
 from baton.models.layers import Linear
 from baton.models.loader import fill, weight_files
+from baton.speculation.drafter import TokenSequence
 from baton.speculation.fit import check_fit
 
 

@@ -109,10 +109,6 @@ class WorkerConfig:
         check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MOST_TOKENS)
         check_range("speculative_ngram_max", self.speculative_ngram_max, 1, MOST_NGRAM)
         check_range("speculative_ngram_min", self.speculative_ngram_min, 1, self.speculative_ngram_max)
-        if self.speculative_method in WITH_MODEL and not self.speculative_model:
-            raise ConfigError(
-                "speculative_model", f"needed with --speculative-method {self.speculative_method}"
-            )
         if self.speculative_method not in WITH_MODEL and self.speculative_model:
             methods = ", ".join(WITH_MODEL)
             raise ConfigError("speculative_model", f"can only be given with --speculative-method {methods}")
