@@ -1,5 +1,5 @@
 """Random histories of an engine with a tiny pool: adds, cancels, handoffs in and out, pins, failing passes,
-others taking blocks while a pass runs, priorities, and a host tier.
+others taking blocks while a pass runs, priorities, a host tier, and a drafter that drafts anything.
 
 Whatever happens, every request gets the tokens it would get alone, nobody waits for ever, and every block
 comes back. ``PROPERTY_EXAMPLES`` (default 100) sets how many histories are tried, ``PROPERTY_STEPS``
@@ -26,8 +26,10 @@ from baton.engine.runner import StepResult
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams
+from baton.speculation.drafter import TokenSequence
 from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
+from tests.support.drafters import HostileDrafter
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 
 BLOCK_SIZE = 2
@@ -98,6 +100,8 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         aging=st.sampled_from([None, 0.0, 3.0, 100.0]),
         host_blocks=st.sampled_from([0, 1, 4, 40]),
+        num_drafts=st.sampled_from([0, 1, 3, 16]),
+        seed=st.integers(0, 99),
     )
     def start(
         self,
@@ -109,7 +113,10 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         aging: float | None,
         host_blocks: int,
+        num_drafts: int,
+        seed: int,
     ) -> None:
+        self.drafter = HostileDrafter(seed, VOCAB_SIZE, wants_hidden=True, truth=self.truth)
         self.break_even = Fickle(BLOCK_SIZE)
         self.model = MeddlingModel()
         self.engine = fake_engine(
@@ -125,6 +132,8 @@ class EngineMachine(RuleBasedStateMachine):
             break_even=self.break_even,
             eos_token_ids=EOS,
             model=self.model,
+            drafter=self.drafter if num_drafts else None,
+            num_drafts=num_drafts,
         )
         self.before: Callable[[], None] = lambda: None
         """Called when a step is scheduled, before it touches the pool."""
@@ -144,6 +153,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.names = 0
         self.now = 0.0
         self.aging = aging
+
+    def truth(self, seq: TokenSequence) -> tuple[int, ...]:
+        """What is to follow; for one that was cancelled just now, nothing."""
+        expected = self.expected.get(seq, ())  # type: ignore[call-overload]
+        return tuple(expected[seq.num_tokens - seq.num_prompt :])
 
     # -- what can happen ---------------------------------------------------------------------------------
 
@@ -410,6 +424,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.expected
         assert not self.engine.has_work
         assert not self.engine._sequences
+        if self.engine.speculator is not None:
+            self.engine.speculator.forget_ended()
+            assert not self.engine.speculator._records
+            assert not self.drafter.alive
         pool = self.engine.pool
         assert pool.num_held == 0
         assert self.engine.load().waiting_prefill_tokens == 0

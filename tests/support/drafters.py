@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from baton.speculation.drafter import TokenSequence
+from tests.support.fake_engine import state_of
 
 
 class ScriptedDrafter:
@@ -43,13 +44,23 @@ class ScriptedDrafter:
 
 
 class HostileDrafter:
-    """Drafts anything: tokens that the sequence has, tokens that are none, too many, or nothing. With
-    hidden states it sees whether they are those of the tokens they are said to be of."""
+    """Drafts anything: what is right, tokens that the sequence has, tokens that are none, too many, or
+    nothing. With hidden states, those of ``FakeModel``, it sees whether they are of the tokens they are said
+    to be of."""
 
-    def __init__(self, seed: int, vocab_size: int, *, wants_hidden: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        vocab_size: int,
+        *,
+        wants_hidden: bool = False,
+        truth: Callable[[TokenSequence], Sequence[int]] = lambda sequence: (),
+    ) -> None:
+        """``truth``: the tokens that will follow a sequence, as far as it is to know."""
         self.wants_hidden = wants_hidden
         self._random = random.Random(seed)
         self._vocab_size = vocab_size
+        self._truth = truth
         self.alive: set[TokenSequence] = set()
 
     def draft(self, sequences: Sequence[TokenSequence], limits: Sequence[int]) -> list[list[int]]:
@@ -60,7 +71,9 @@ class HostileDrafter:
     def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None:
         self.alive.add(sequence)
         assert len(hidden) >= 1
-        assert 0 <= first <= first + len(hidden) < sequence.num_tokens
+        assert 0 <= first <= first + len(hidden) <= sequence.num_tokens
+        for at, state in enumerate(hidden[:, 0].tolist(), start=first):
+            assert state == state_of(sequence.token_ids[: at + 1])
 
     def forget(self, sequence: TokenSequence) -> None:
         self.alive.discard(sequence)
@@ -72,4 +85,5 @@ class HostileDrafter:
             lambda: choose.randrange(self._vocab_size),
             lambda: choose.choice((-1, self._vocab_size, 2**40)) if choose.random() < 0.1 else 0,
         )
-        return [choose.choice(kinds)() for _ in range(choose.randint(0, limit + 3))]
+        right = list(self._truth(sequence)[: choose.randint(0, limit)])
+        return right + [choose.choice(kinds)() for _ in range(choose.randint(0, limit + 3))]

@@ -70,6 +70,14 @@ class FakeModel:
         return (mixed * (at < contexts[:, None])).sum(dim=-1) % _MODULUS
 
 
+def state_of(token_ids: Ids[int]) -> int:
+    """What `FakeModel` makes of these tokens: its hidden state of the last of them."""
+    size = 2 * 2 * 3  # heads, layers and dimensions of the pool of `fake_engine`
+    keys = (size * (token + 1) * (at * at * 5 + at * 3 + 11) % _MODULUS for at, token in enumerate(token_ids))
+    values = (size * (at + 1) * (at * at * 13 + at * 7 + 2) % _MODULUS for at in range(len(token_ids)))
+    return (sum(keys) + sum(values)) % _MODULUS
+
+
 class AlwaysCopy(BreakEven):
     """A copy is always the cheaper way, so that what is done does not hang on how fast this machine is."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ids
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
+from baton.engine import verification
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import FinishReason, Fork, Sequence
@@ -14,9 +18,11 @@ from baton.errors import ModelError
 from baton.hub import resolve_model
 from baton.sampling_params import SamplingParams
 from baton.speculation.draft_model import DraftModelDrafter
+from baton.speculation.drafter import TokenSequence
 from baton.speculation.ngram import NgramDrafter
 from baton.speculation.speculator import LONGEST_PAUSE, PATIENCE
 from baton.urgency import Urgency
+from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import VOCAB_SIZE, fake_engine, run, run_alone
 from tests.support.tiny_models import TINY_MODELS
@@ -210,6 +216,93 @@ class TestRoom:
         again = Sequence("s", 1, follow_up, GREEDY)
         assert run(engine, again) == [expected]
         assert again.num_cached == (len(follow_up) - 2) // 4 * 4
+
+
+class MarkovModel:
+    """The next token's distribution hangs on the last token alone."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """``logits`` [V, V]: a row for each last token."""
+        self.table = logits
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        return token_ids[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.table[hidden[:, 0]].clone()
+
+
+class PlausibleDrafter:
+    """Draws its drafts from a distribution that is like the target's, and wrong."""
+
+    wants_hidden = False
+
+    def __init__(self, probabilities: Tensor) -> None:
+        self._probabilities = probabilities
+        self._generator = torch.Generator().manual_seed(7)
+
+    def draft(self, sequences: Ids[TokenSequence], limits: Ids[int]) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in sequences]
+        last = torch.tensor([seq.token_ids[-1] for seq in sequences])
+        for place in range(max(limits)):
+            last = torch.multinomial(self._probabilities[last], 1, generator=self._generator)[:, 0]
+            for draft, limit, token in zip(drafts, limits, last.tolist(), strict=True):
+                draft += [token] if place < limit else []
+        return drafts
+
+    def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None: ...
+
+    def forget(self, sequence: TokenSequence) -> None: ...
+
+
+class TestDistribution:
+    """The oracle is Pearson's chi-square test of more than 20,000 transitions. Seeds are fixed, so it always
+    says the same."""
+
+    VOCAB = 8
+
+    def p_value(self) -> float:
+        """Of the transitions of a run with drafts, under the target's distribution."""
+        table = torch.randn(self.VOCAB, self.VOCAB, generator=torch.Generator().manual_seed(1))
+        target = table.softmax(dim=-1)
+        drafter = PlausibleDrafter((0.7 * table + 0.1).softmax(dim=-1))
+        engine = fake_engine(
+            256,
+            16,
+            max_num_seqs=32,
+            max_num_batched_tokens=256,
+            model=MarkovModel(table),
+            vocab_size=self.VOCAB,
+            drafter=drafter,
+            prefix_caching=False,
+        )
+        sequences = [
+            Sequence(f"{i}", 1, [i % self.VOCAB], SamplingParams(max_tokens=101, seed=i)) for i in range(208)
+        ]
+        run(engine, *sequences)
+        stats = engine.load().speculation
+        assert stats.accepted_tokens > stats.drafted_tokens / 20
+        counts = torch.zeros(self.VOCAB, self.VOCAB, dtype=torch.float64)
+        for seq in sequences:
+            pairs = torch.tensor(seq.token_ids).unfold(0, 2, 1)
+            counts.index_put_((pairs[:, 0], pairs[:, 1]), torch.ones(len(pairs)).double(), accumulate=True)
+        assert counts.sum() > 20_000
+        expected = counts.sum(dim=1, keepdim=True) * target
+        statistic = ((counts - expected) ** 2 / expected).sum()
+        freedom = torch.tensor(self.VOCAB * (self.VOCAB - 1.0), dtype=torch.float64)
+        return float(torch.special.gammaincc(freedom / 2, statistic / 2))
+
+    def test_it_is_the_targets(self) -> None:
+        assert self.p_value() > 0.01
+
+    def test_the_test_finds_a_verification_that_accepts_everything(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def accept_all(chosen: Ids[int], drafts: Ids[int], usable: int) -> int:
+            return len(drafts) + 1
+
+        monkeypatch.setattr(verification, "_accepted", accept_all)
+        assert self.p_value() < 1e-6
 
 
 class TestManners:

@@ -464,7 +464,7 @@ class Engine:
         details = TokenDetails(Logprobs.join(told)) if told else None
         self.scheduler.accept(seq, taken - 1)
         if self.speculator is not None:
-            self.speculator.verified(seq, num_drafts, len(verified) - 1)
+            self.speculator.verified(seq, num_drafts, min(taken, len(verified) - 1))
         at = seq.num_computed
         if reason is not None:
             self._finish(seq, reason)

@@ -307,27 +307,28 @@ class Scheduler:
         self, drafts: Mapping[Sequence, Items[int]], plan: dict[Sequence, int]
     ) -> dict[Sequence, Items[int]]:
         """Drafts take what the others have left of budget and blocks: nobody waits, and nobody is preempted,
-        for a guess."""
+        for a guess. Their blocks go back after the step (``accept``)."""
         kept: dict[Sequence, Items[int]] = {}
+        if not drafts:
+            return kept
         budget = self.limits.max_num_batched_tokens - sum(plan.values())
+        spare = self._spare_blocks()
         for seq, tokens in drafts.items():
-            if plan.get(seq) == 1 and self.may_draft(seq):
-                most = self._room_for_drafts(seq, min(len(tokens), budget))
-                if most > 0:
-                    kept[seq] = tokens[:most]
-                    plan[seq] += most
-                    budget -= most
+            if plan.get(seq) != 1 or not self.may_draft(seq):
+                continue
+            bound = len(seq.block_ids)
+            room = bound * self.pool.block_size - seq.num_tokens
+            want = min(len(tokens), budget)
+            if want > room:
+                missing = min(self._blocks_for(want - room), max(0, spare))
+                seq.bind(self.pool.allocate(missing, after=seq.block_ids[-1]) or ())
+                spare -= len(seq.block_ids) - bound
+                want = min(want, len(seq.block_ids) * self.pool.block_size - seq.num_tokens)
+            if want > 0:
+                kept[seq] = tokens[:want]
+                plan[seq] += want
+                budget -= want
         return kept
-
-    def _room_for_drafts(self, seq: Sequence, want: int) -> int:
-        """Binds spare blocks for up to ``want`` tokens behind the last one. Returns how many have room."""
-        room = len(seq.block_ids) * self.pool.block_size - seq.num_tokens
-        if want > room:
-            missing = min(self._blocks_for(want - room), max(0, self._spare_blocks()))
-            blocks = self.pool.allocate(missing, after=seq.block_ids[-1]) or []
-            seq.bind(blocks)
-            room += len(blocks) * self.pool.block_size
-        return min(want, room)
 
     def _start(self, seq: Sequence, budget: int, first: bool) -> int:
         """Moves the first waiting sequence to a seat if the pool has room for all its tokens, with whatever

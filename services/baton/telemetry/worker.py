@@ -49,6 +49,15 @@ class SpeculationStats:
             self.drafting_seconds + more.drafting_seconds,
         )
 
+    def minus(self, before: SpeculationStats) -> SpeculationStats:
+        """What was added since ``before``."""
+        return SpeculationStats(
+            self.verifications - before.verifications,
+            self.drafted_tokens - before.drafted_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            self.drafting_seconds - before.drafting_seconds,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
