@@ -6,7 +6,7 @@
 Two workloads, greedy: *copy* asks in a second turn what the first has answered, so that the answer is in the
 prompt; *new* asks for the first time. Each method runs next to an engine without drafts, in turns, and the
 ratio is that of the medians. Answers are compared token by token. ``draft=PATH`` names the small model, as
-do ``medusa=PATH`` and ``eagle=PATH``.
+do ``medusa=PATH`` and ``eagle=PATH``; without a path, those in the model's own directory are taken.
 """
 
 from __future__ import annotations

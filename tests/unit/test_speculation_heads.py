@@ -26,6 +26,9 @@ SAVE: dict[Method, Callable[..., Path]] = {"medusa": save_medusa, "eagle": save_
 METHODS: list[Method] = ["medusa", "eagle"]
 QUESTIONS = ["What is Baton?", "What is paged attention?", "Why split prefill and decode?"]
 
+TOO_SMALL = {"num_blocks": 20, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 20}
+"""A pool in which the prompts preempt each other."""
+
 
 def engine_of(path: Path, method: Method = "none", **settings: object) -> Engine:
     common = {"dtype": "float32", "num_blocks": 64, "max_num_batched_tokens": 128, "prefill_chunk": 32}
@@ -58,10 +61,7 @@ class TestRandomHeads:
     @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
     @pytest.mark.parametrize("method", METHODS)
     def test_change_no_token(self, tiny: Path, method: Method, params: SamplingParams) -> None:
-        for settings in (
-            {},
-            {"num_blocks": 20, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 20},
-        ):
+        for settings in ({}, TOO_SMALL):
             engine = engine_of(tiny, method, num_speculative_tokens=5, **settings)
             outputs = run(engine, *(Sequence(f"{i}", 1, p, params) for i, p in enumerate(prompts())))
             assert outputs == plain(tiny, params)
@@ -98,7 +98,7 @@ class TestRandomHeads:
 
 
 class TestDemoHeads:
-    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("method", ["draft", *METHODS])
     def test_draft_what_the_demo_model_says(self, method: Method) -> None:
         path = hub.resolve_model("demo")
         tokenizer = Tokenizer.from_dir(path)

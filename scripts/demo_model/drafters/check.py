@@ -15,7 +15,13 @@ from baton.text.tokenizer import Tokenizer
 from scripts.demo_model.text import chat, load_entries
 from scripts.demo_model.train import HERE
 
-DRAFTERS: tuple[tuple[Method, int], ...] = (("medusa", 3), ("eagle", 3))
+DRAFTERS: tuple[tuple[Method, int], ...] = (
+    ("draft", 3),
+    ("draft", 5),
+    ("medusa", 3),
+    ("eagle", 3),
+    ("eagle", 5),
+)
 """With the most tokens that are drafted for a step."""
 MOST_TOKENS = 120
 
@@ -34,10 +40,9 @@ def check(model_dir: Path) -> None:
     known = [entry.questions[0] for entry in entries[::8]]
     unseen = [question for entry in entries for question in entry.held_out]
     plain = {temperature: measure(model_dir, "none", 1, known, temperature) for temperature in (0.0, 1.0)}
-    print(
-        f"mean accepted length: {len(known)} known questions, {len(unseen)} held-out wordings, drawn answers"
-    )
-    print("method  drafts  MB    known  held-out  drawn  ms/draft")
+    print(f"mean accepted length of {len(known)} answers to known questions, of {len(unseen)} to held-out")
+    print("wordings, and of those to the known questions drawn at temperature 1")
+    print("method  drafts    MB  known  held-out  drawn  ms/draft")
     for method, drafts in DRAFTERS:
         greedy, drawn = (measure(model_dir, method, drafts, known, at) for at in plain)
         for temperature, answered in zip(plain, (greedy, drawn), strict=True):
@@ -45,8 +50,8 @@ def check(model_dir: Path) -> None:
         other = measure(model_dir, method, drafts, unseen, 0.0)
         size = sum(file.stat().st_size for file in (model_dir / method).iterdir()) / 1e6
         print(
-            f"{method:7} {drafts:6}  {size:4.2f}  {greedy.length:5.2f}  {other.length:8.2f}  {drawn.length:5.2f}"
-            f"  {greedy.drafting_ms:8.1f}",
+            f"{method:7} {drafts:6}  {size:4.2f}  {greedy.length:5.2f}  {other.length:8.2f}"
+            f"  {drawn.length:5.2f}  {greedy.drafting_ms:8.1f}",
             flush=True,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 from scripts.demo_model.text import documents, load_entries, load_prose
 from scripts.demo_model.train import HERE, IGNORE, encode
@@ -44,7 +44,7 @@ class States:
 def load_states(model_dir: Path, passes: int, seed: int) -> States:
     """Runs the frozen model over ``passes`` passes of the corpus, each in other wordings."""
     began = time.monotonic()
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = LlamaForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     entries, prose = load_entries(HERE / "corpus"), load_prose(HERE / "corpus")
     rng = random.Random(seed)
@@ -61,15 +61,14 @@ def load_states(model_dir: Path, passes: int, seed: int) -> States:
         f"states of {len(rows)} documents, {tokens} learned tokens, {time.monotonic() - began:.0f} s",
         flush=True,
     )
-    return States(batches, model.get_input_embeddings().weight.detach())
+    return States(batches, model.state_dict()["model.embed_tokens.weight"])
 
 
-def _batch(model: torch.nn.Module, rows: list[tuple[list[int], list[int]]]) -> Batch:
+def _batch(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]]) -> Batch:
     width = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     learned = torch.zeros(len(rows), width, dtype=torch.bool)
     for row, (tokens, labels) in enumerate(rows):
         ids[row, : len(tokens)] = torch.tensor(tokens)
         learned[row, : len(labels)] = torch.tensor(labels) != IGNORE
-    decoder = model.get_submodule("model")
-    return Batch(ids, learned, decoder(input_ids=ids, use_cache=False).last_hidden_state)
+    return Batch(ids, learned, model.model(input_ids=ids, use_cache=False).last_hidden_state)

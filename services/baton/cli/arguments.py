@@ -164,8 +164,8 @@ SpeculativeMethod = Annotated[
 SpeculativeModel = Annotated[
     str | None,
     typer.Option(
-        help="With draft, medusa or eagle: the directory, or hub id, of what they load. Default: the directory "
-        "of the method's name inside the model's own, as the demo model has them.",
+        help="With draft, medusa or eagle: the directory, or hub id, of what they load. Default: the "
+        "directory of the method's name inside the model's own, as the demo model has them.",
         rich_help_panel=_SPECULATION,
     ),
 ]

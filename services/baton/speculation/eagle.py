@@ -28,15 +28,17 @@ from baton.speculation.fit import check_fit
 from baton.speculation.kv_ring import KvRing
 
 WINDOW = 256
-"""Positions of each sequence that a row sees, its own included. Drafts need what is near, and a bound keeps the
-memory of a sequence the same however long it grows."""
+"""Positions of each sequence that a row sees, its own included. Drafts need what is near, and with a bound a
+sequence takes the same memory however long it grows."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries [B, heads, n, dim], keys and values [B, kv_heads, n, dim] of the new rows -> [B, heads, n, dim]."""
 
 
 class EagleLayer(nn.Module):
-    """Fuses token and hidden state, each behind a norm, and is a Llama layer with a norm behind it from there."""
+    """Fuses token and hidden state, each behind a norm; the rest is a Llama layer, and a norm behind it."""
+
+    frequencies: Tensor
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class EagleLayer(nn.Module):
         size, eps = config.hidden_size, config.rms_norm_eps
         frequencies, _ = inverse_frequencies(config.rope, config.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
-        # A token's embedding may be a twentieth of a hidden state in size: unless both are brought to the same,
+        # A token's embedding may be a twentieth of a hidden state in size: unless both are brought to one,
         # the layer hardly sees which token it goes on with.
         self.embedding_norm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
@@ -56,8 +58,6 @@ class EagleLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps, dtype)
         self.mlp = SwiGLU(config, dtype)
         self.norm = RMSNorm(size, eps, dtype)
-
-    frequencies: Tensor
 
     def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """embedded (of the tokens after the rows) and hidden [B, n, hidden_size], positions [B, n] -> the
