@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.loader import load_model
 from baton.speculation.eagle import EagleDrafter, EagleLayer, causal, load_eagle
-from baton.speculation.kv_ring import KvRing
+from baton.speculation.kv_ring import NONE, KvRing
 from tests.support.heads import save_eagle
 from tests.support.sequences import Tokens
 from tests.support.tiny_models import TINY_MODELS
@@ -92,6 +93,10 @@ def drafter(loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, **settings
     return EagleDrafter(*loaded, target, **{"capacity": 4, **settings})
 
 
+def positions_in(eagle: EagleDrafter) -> list[int]:
+    return sorted(eagle.ring.positions[eagle.ring.positions != NONE].tolist())
+
+
 def test_the_layer_is_a_llama_layer(
     loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, oracle: Oracle
 ) -> None:
@@ -132,6 +137,27 @@ class TestDrafter:
             eagle.observe(seq, first, hidden[first:stop])
             assert bool(eagle.draft([seq], [3])[0]) == (stop == 29)
         assert eagle.draft([seq], [3]) == [oracle.draft(seq.token_ids.tolist(), hidden, 3)]
+        assert positions_in(eagle) == [*range(31)]
+
+    def test_computes_what_is_kept_once(
+        self, loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """But for the last row, which the next draft begins with again."""
+        rows: list[int] = []
+        forward = loaded[0].forward
+
+        def counted(embedded: Tensor, *rest: Any) -> Tensor:
+            rows.append(embedded.shape[1])
+            return forward(embedded, *rest)
+
+        monkeypatch.setattr(loaded[0], "forward", counted)
+        eagle, seq = drafter(loaded, target), Tokens(20)
+        eagle.observe(seq, 0, states(19))
+        eagle.draft([seq], [3])
+        seq.token_ids.extend([1, 2])
+        eagle.observe(seq, 19, states(2))
+        eagle.draft([seq], [3])
+        assert rows == [19, 1, 1, 3, 1, 1]
 
     def test_begins_in_the_middle(
         self, loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, oracle: Oracle
@@ -159,8 +185,7 @@ class TestDrafter:
         other_seq.token_ids = seq.token_ids
         other.observe(other_seq, 20, hidden[20:29])
         assert first == other.draft([other_seq], [4])
-        present = sorted(eagle.ring.positions[eagle.ring.positions >= 0].tolist())
-        assert present == [*range(11), *range(20, 32)]
+        assert positions_in(eagle) == [*range(11), *range(20, 32)]
 
     def test_sees_no_further_back_than_its_window(
         self, loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, oracle: Oracle

@@ -59,4 +59,4 @@ class KvRing:
     def drop_from(self, slot: int, position: int) -> None:
         """Empties the places of a sequence that hold ``position`` or a later one."""
         row = self.positions[slot]
-        row[row >= position] = NONE
+        row.masked_fill_(row >= position, NONE)
