@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from collections.abc import Sequence as Ids
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from baton import LLM
+from baton import SamplingParams as Wanted
 from baton.engine import verification
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import FinishReason, Fork, Sequence
 from baton.errors import ModelError
 from baton.hub import resolve_model
+from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.speculation.draft_model import DraftModelDrafter
 from baton.speculation.drafter import TokenSequence
 from baton.speculation.ngram import NgramDrafter
 from baton.speculation.speculator import LONGEST_PAUSE, PATIENCE
+from baton.text.choice import TokenChunk
 from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import VOCAB_SIZE, fake_engine, run, run_alone
+from tests.support.local_worker import LocalWorker, local_ring, until
 from tests.support.tiny_models import TINY_MODELS
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
@@ -194,6 +202,28 @@ class TestRoom:
         outputs = run(engine, *(Sequence(f"{i}", 1, *request) for i, request in enumerate(requests)))
         assert outputs == [run_alone(*request) for request in requests]
         assert max(sizes) == 7
+        assert engine.load().speculation.accepted_tokens > 0
+
+    @pytest.mark.parametrize("promised", [True, False])
+    def test_drafts_take_no_block_that_is_promised(self, promised: bool) -> None:
+        request = (prompt(6), replace(GREEDY, max_tokens=20))
+        engine = fake_engine(8, drafter=scripted(request), num_drafts=16)
+        seq = Sequence("r", 1, *request)
+        engine.add(seq)
+        engine.step()
+        if promised:
+            assert engine.reserve(5)
+        bound = []
+        run_step = engine.runner.run
+
+        def watched(batch):  # type: ignore[no-untyped-def]
+            bound.append(len(seq.block_ids) - -(-seq.num_tokens // 4))
+            return run_step(batch)
+
+        engine.runner.run = watched  # type: ignore[method-assign]
+        assert run(engine) == []
+        assert seq.output_ids == run_alone(*request)
+        assert (max(bound) == 0) == promised
         assert engine.load().speculation.accepted_tokens > 0
 
     def test_nobody_waits_for_blocks_that_drafts_hold(self) -> None:
@@ -459,7 +489,70 @@ class TestRealModels:
         )
         assert engine.pool.num_blocks == plain.pool.num_blocks // 2
 
-    def test_methods_that_are_not_there(self, models: dict[str, Path]) -> None:
-        options = {"speculative_method": "eagle", "speculative_model": "x"}
-        with pytest.raises(ValueError, match=r"speculative_method is 'eagle'.*allowed: none, ngram, draft"):
-            Engine.from_config(EngineConfig(models["llama"], **options))  # type: ignore[arg-type]
+
+class TestAroundTheEngine:
+    @pytest.mark.parametrize("fault", [0, 3])
+    async def test_through_a_ring(self, fault: int) -> None:
+        """Several tokens travel in one delta, of several answers to a prompt as well, and none is lost."""
+        params = [replace(DRAWN, seed=seed, ignore_eos=True) for seed in (3, 4, 5)]
+        ids = prompt(10)
+        expected = [run_alone(ids, one) for one in params]
+        drafter = ScriptedDrafter(fault)
+        drafter.expect(ids, expected[1])  # the others get some that are right by chance
+        prefill = LocalWorker("prefill")
+        decode = LocalWorker("decode", make_engine=partial(fake_engine, drafter=drafter))
+        async with local_ring([prefill, decode]) as ring:
+            with ring.generate(ids, [Request(f"r{i}", one) for i, one in enumerate(params)]) as chunks:
+                told = await asyncio.gather(*(tokens_of(one) for one in chunks))
+            assert [[token for tokens in one for token in tokens] for one in told] == expected
+            assert max(len(tokens) for tokens in told[1]) > 2
+            assert decode.engine.load().speculation.accepted_tokens > 0
+            assert decode.service.stats().speculation == decode.engine.load().speculation
+            await until(lambda: not (prefill.held or decode.held))
+
+    async def test_a_client_that_leaves(self) -> None:
+        ids = prompt(10)
+        params = replace(GREEDY, max_tokens=200)
+        drafter = scripted((ids, params))
+        decode = LocalWorker("decode", step_s=0.01, make_engine=partial(fake_engine, drafter=drafter))
+        async with local_ring([LocalWorker("prefill"), decode]) as ring:
+            with ring.generate(ids, [Request("r", params)]) as [chunks]:
+                tokens: list[int] = []
+                async for chunk in chunks:
+                    tokens += chunk.token_ids
+                    if len(tokens) > 10:
+                        break
+                await chunks.aclose()
+            await until(lambda: not decode.held)
+            assert tokens == run_alone(ids, params)[: len(tokens)]
+            assert decode.engine.generated_tokens < 150
+
+    def test_offline(self) -> None:
+        plain, drafting = LLM("demo"), LLM("demo", speculative_method="ngram", num_speculative_tokens=8)
+        asked = "What is a KV cache?"
+        answer = plain.chat([{"role": "user", "content": asked}], progress=False)[0].outputs[0].text
+        chat = [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": asked},
+        ]
+        for params in (
+            Wanted(temperature=0.0, max_tokens=64, logprobs=1),
+            Wanted(temperature=0.9, seed=5, max_tokens=40, n=3),
+            Wanted(temperature=0.0, stop=["keys and", "layer"], max_tokens=64),
+            Wanted(temperature=0.0, min_tokens=30, stop=["layer"], max_tokens=64),
+        ):
+            [expected], [got] = (llm.chat(chat, params, progress=False) for llm in (plain, drafting))
+            assert [replace(one, logprobs=None) for one in got.outputs] == [
+                replace(one, logprobs=None) for one in expected.outputs
+            ]
+            for ours, theirs in zip(got.outputs, expected.outputs, strict=True):
+                if theirs.logprobs is not None:
+                    assert ours.logprobs is not None
+                    assert ours.logprobs.chosen == pytest.approx(theirs.logprobs.chosen, abs=1e-4)
+        stats = drafting.engine.load().speculation
+        assert stats.accepted_tokens / stats.verifications + 1 > 1.8
+
+
+async def tokens_of(chunks: AsyncIterator[TokenChunk]) -> list[tuple[int, ...]]:
+    return [chunk.token_ids async for chunk in chunks]

@@ -69,8 +69,7 @@ class Guide:
         matcher = self._matcher.deep_copy()
         words: list[Words] = []
         for taken, token in enumerate(drafts, start=self._taken + 1):
-            ends = int(self._ends[token // 32]) >> token % 32 & 1
-            if ends or not matcher.try_consume_tokens([token]):
+            if not matcher.try_consume_tokens([token]):
                 break
             try:
                 words.append(self._allowed(matcher, taken))
