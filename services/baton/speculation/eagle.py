@@ -163,8 +163,8 @@ class EagleDrafter:
     def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None:
         seen = self._seen.get(sequence) or self._enter(sequence, first, hidden[:0])
         self._seen.move_to_end(sequence)
-        if first > seen.stop:  # something in between was not seen here
-            self.ring.drop_from(seen.slot, seen.stop)
+        if first > seen.stop:  # something in between was not seen here; what waits goes with it
+            self.ring.drop_from(seen.slot, seen.first)
             seen.first, seen.rows = first, hidden[:0]
         # What a preempted sequence computes again is known.
         rows = torch.cat((seen.rows, hidden[seen.stop - first :]))[-self.window :]
@@ -230,5 +230,6 @@ class EagleDrafter:
         rows = torch.from_numpy(local + starts[:, None]).to(device)
         hidden = torch.cat([each.rows for each in seen])[rows]
         for each in seen:
-            each.first, each.rows = each.stop - 1, each.rows[-1:]
+            # A copy: a view would keep all of them.
+            each.first, each.rows = each.stop - 1, each.rows[-1:].clone()
         return torch.from_numpy(tokens).to(device), hidden, torch.from_numpy(positions).to(device)
