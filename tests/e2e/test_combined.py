@@ -16,6 +16,7 @@ from tests.support.rings_at_their_limit import OPTIONS, errors_logged, totals
 from tests.support.same import is_same
 
 PROMPT = "A KV block holds the keys and values of some tokens of a sequence. "
+SPECULATES = ("--speculative-method", "ngram", "--num-speculative-tokens", "4")
 KINDS: tuple[dict[str, Any], ...] = (
     {"structured_outputs": FORMS[1], "temperature": 0.8},
     {"structured_outputs": FORMS[4], "temperature": 1.0, "n": 2},

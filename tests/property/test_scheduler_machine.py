@@ -1,5 +1,6 @@
 """Random histories of an engine with a tiny pool: adds, forks, beam searches, cancels, handoffs in and out,
-pins, failing passes, others taking blocks while a pass runs, priorities, and a host tier.
+pins, failing passes, others taking blocks while a pass runs, priorities, a host tier, and a drafter that
+drafts anything.
 
 Whatever happens, every request gets the tokens it would get alone, nobody waits for ever, and every block
 comes back. ``PROPERTY_EXAMPLES`` (default 100) sets how many histories are tried, ``PROPERTY_STEPS``
@@ -28,8 +29,10 @@ from baton.engine.runner import StepResult
 from baton.engine.scheduler import BeamsDoNotFitError, ScheduledBatch
 from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams
+from baton.speculation.drafter import TokenSequence
 from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
+from tests.support.drafters import HostileDrafter
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
 
@@ -140,6 +143,8 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         aging=st.sampled_from([None, 0.0, 3.0, 100.0]),
         host_blocks=st.sampled_from([0, 1, 4, 40]),
+        num_drafts=st.sampled_from([0, 1, 3, 16]),
+        seed=st.integers(0, 99),
     )
     def start(
         self,
@@ -151,7 +156,10 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         aging: float | None,
         host_blocks: int,
+        num_drafts: int,
+        seed: int,
     ) -> None:
+        self.drafter = HostileDrafter(seed, VOCAB_SIZE, wants_hidden=True, truth=self.truth)
         self.break_even = Fickle(BLOCK_SIZE)
         self.model = MeddlingModel()
         self.engine = fake_engine(
@@ -167,6 +175,8 @@ class EngineMachine(RuleBasedStateMachine):
             break_even=self.break_even,
             eos_token_ids=EOS,
             model=self.model,
+            drafter=self.drafter if num_drafts else None,
+            num_drafts=num_drafts,
         )
         self.before: Callable[[], None] = lambda: None
         """Called when a step is scheduled, before it touches the pool."""
@@ -188,6 +198,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.names = 0
         self.now = 0.0
         self.aging = aging
+
+    def truth(self, seq: TokenSequence) -> tuple[int, ...]:
+        """What is to follow; for one that was cancelled just now, nothing."""
+        expected = self.expected.get(seq, ())  # type: ignore[call-overload]
+        return tuple(expected[seq.num_tokens - seq.num_prompt :])
 
     # -- what can happen ---------------------------------------------------------------------------------
 
@@ -407,14 +422,14 @@ class EngineMachine(RuleBasedStateMachine):
         assert len({out.seq for out in outputs}) == len(outputs)
         for out in outputs:
             seq = out.seq
-            if out.new_token is not None and seq in self.unborn:
+            if out.new_tokens and seq in self.unborn:
                 self.bear(seq, outputs)
             expected = self.expected[seq]
             assert tuple(seq.output_ids) == expected[: seq.num_outputs]
-            assert seq.num_outputs == before.get(seq, (0, 0))[0] + (out.new_token is not None)
+            assert seq.num_outputs == before.get(seq, (0, 0))[0] + len(out.new_tokens)
             assert out.advanced_to <= seq.num_tokens
             if seq.status is Status.HELD:
-                assert out.new_token is not None or before[seq][0]
+                assert out.new_tokens or before[seq][0]
             elif seq.status is Status.FINISHED and out.finish_reason is None:
                 del self.expected[seq]  # a fork of one that is held: it goes on elsewhere
             elif out.finish_reason is not None:
@@ -422,7 +437,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert out.finish_reason is seq.finish_reason
                 del self.expected[seq]
             else:
-                assert out.new_token is None or not seq.hold_after_prefill
+                assert not out.new_tokens or not seq.hold_after_prefill
         self.check_books()
         return outputs + searched
 
@@ -431,7 +446,7 @@ class EngineMachine(RuleBasedStateMachine):
         found: dict[str, list[SequenceOutput]] = {}
         for out in outputs:
             assert out.error is None
-            if out.new_token is not None:
+            if out.new_tokens:
                 found.setdefault(out.seq.request_id, []).append(out)
         for seq, answers in list(self.searched.items()):
             names = [seq.request_id, *(fork.request_id for fork in seq.forks)]
@@ -439,7 +454,7 @@ class EngineMachine(RuleBasedStateMachine):
                 continue
             for name, answer in zip(names, answers, strict=True):
                 told = found.pop(name)
-                assert [out.new_token for out in told] == answer.token_ids
+                assert [token for out in told for token in out.new_tokens] == answer.token_ids
                 assert [out.finish_reason for out in told[:-1]] == [None] * (len(told) - 1)
                 assert told[-1].finish_reason is answer.finish_reason
                 assert [out.advanced_to - seq.num_prompt for out in told] == list(range(len(told)))
@@ -526,6 +541,10 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.searched
         assert not self.engine.has_work
         assert not self.engine._sequences
+        if self.engine.speculator is not None:
+            self.engine.speculator.forget_ended()
+            assert not self.engine.speculator._records
+            assert not self.drafter.alive
         pool = self.engine.pool
         assert pool.num_held == 0
         assert self.engine.load().waiting_prefill_tokens == 0

@@ -21,6 +21,8 @@ from baton.engine.scheduler import Scheduler, SchedulerLimits
 from baton.engine.sequence import Sequence
 from baton.grammar.compiler import GrammarCompiler
 from baton.sampling_params import SamplingParams
+from baton.speculation.drafter import Drafter
+from baton.speculation.speculator import Speculator
 from baton_kernels.paged import PagedBatch
 
 VOCAB_SIZE = 97
@@ -38,7 +40,7 @@ class FakeModel:
         self.vocab_size = vocab_size
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        """[T] → [T, 1] int64 states. Rows of a chunk other than its last are zero."""
+        """[T] → [T, 1] int64 states."""
         slots = pool[batch.slot_blocks, :, :, :, batch.slot_offsets]  # [T, heads, layers, 2, dim]
         values = torch.stack([token_ids + 1, batch.positions + 1], dim=1)[:, None, None, :, None]
         pool[batch.slot_blocks, :, :, :, batch.slot_offsets] = values.to(pool.dtype).expand_as(slots)
@@ -46,8 +48,9 @@ class FakeModel:
         if batch.num_decode:
             hidden[: batch.num_decode, 0] = self._state(pool, batch.decode_tables, batch.decode_contexts)
         for chunk in batch.chunks:
-            context = torch.tensor([chunk.context], device=token_ids.device)
-            hidden[chunk.start + chunk.length - 1] = self._state(pool, chunk.table[None], context)
+            contexts = torch.arange(chunk.context - chunk.length, chunk.context, device=token_ids.device) + 1
+            tables = chunk.table.expand(chunk.length, -1)
+            hidden[chunk.start : chunk.start + chunk.length, 0] = self._state(pool, tables, contexts)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -65,6 +68,14 @@ class FakeModel:
         weights = torch.stack([at * at * 5 + at * 3 + 11, at * at * 13 + at * 7 + 2], dim=-1)
         mixed = (keys_values * weights % _MODULUS).sum(dim=-1)
         return (mixed * (at < contexts[:, None])).sum(dim=-1) % _MODULUS
+
+
+def state_of(token_ids: Ids[int]) -> int:
+    """What `FakeModel` makes of these tokens: its hidden state of the last of them."""
+    size = 2 * 2 * 3  # heads, layers and dimensions of the pool of `fake_engine`
+    keys = (size * (token + 1) * (at * at * 5 + at * 3 + 11) % _MODULUS for at, token in enumerate(token_ids))
+    values = (size * (at + 1) * (at * at * 13 + at * 7 + 2) % _MODULUS for at in range(len(token_ids)))
+    return (sum(keys) + sum(values)) % _MODULUS
 
 
 class AlwaysCopy(BreakEven):
@@ -91,6 +102,8 @@ def fake_engine(
     model: Model | None = None,
     vocab_size: int = VOCAB_SIZE,
     grammars: GrammarCompiler | None = None,
+    drafter: Drafter | None = None,
+    num_drafts: int = 4,
 ) -> Engine:
     """A small engine; its pool has two heads, two layers and three dimensions, in float32. ``host_blocks``
     are its host tier's; unless ``break_even`` says otherwise, copying always pays there."""
@@ -110,7 +123,9 @@ def fake_engine(
         break_even = break_even or AlwaysCopy(block_size)
         tier, host = HostTier(host_blocks, break_even), HostMemory(kv, host_blocks, break_even)
     blocks = BlockPool(num_blocks, block_size, tier.save if tier else None)
-    return Engine(runner, Scheduler(limits, blocks, tier), eos_token_ids, vocab_size, host, grammars)
+    speculator = Speculator(drafter, num_drafts, vocab_size) if drafter else None
+    scheduler = Scheduler(limits, blocks, tier)
+    return Engine(runner, scheduler, eos_token_ids, vocab_size, host, grammars, speculator)
 
 
 def run(engine: Engine, *sequences: Sequence, most_steps: int = 1000) -> list[list[int]]:

@@ -74,8 +74,8 @@ def search(engine: Engine, *requests: Sequence, most_steps: int = 5000) -> list[
         for output in engine.step():
             name = output.seq.request_id
             assert output.error is None, output.error
-            if output.new_token is not None:
-                tokens.setdefault(name, []).append(output.new_token)
+            if output.new_tokens:
+                tokens.setdefault(name, []).extend(output.new_tokens)
             if output.finish_reason is not None:
                 assert name not in reasons
                 reasons[name] = output.finish_reason

@@ -142,8 +142,8 @@ def test_an_urgent_search_goes_first_and_the_other_comes_back() -> None:
     taken = engine.pool.allocate(8)
     while engine.has_work:
         for output in engine.step():
-            if output.new_token is not None:
-                tokens.setdefault(output.seq.request_id, []).append(output.new_token)
+            if output.new_tokens:
+                tokens.setdefault(output.seq.request_id, []).extend(output.new_tokens)
             if output.finish_reason is not None:
                 ended.append(output.seq.request_id)
         if taken and "high" in ended:
@@ -342,8 +342,8 @@ def test_random_groups_find_what_they_would_alone(
         if pending and steps % (gap + 1) == 0:
             engine.add(pending.pop(0))
         for output in engine.step():
-            if output.new_token is not None:
-                tokens.setdefault(output.seq.request_id, []).append(output.new_token)
+            if output.new_tokens:
+                tokens.setdefault(output.seq.request_id, []).extend(output.new_tokens)
     for at, (length, kind, params) in enumerate(requests):
         if at in cancelled:
             continue

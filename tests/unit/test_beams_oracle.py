@@ -118,8 +118,8 @@ def test_log_probabilities_are_those_of_the_same_answer_scored(model: Path, engi
     answers: dict[str, list[int]] = {"r": [], "r/1": []}
     while engine.has_work:
         for output in engine.step():
-            if output.new_token is not None:
-                answers[output.seq.request_id].append(output.new_token)
+            if output.new_tokens:
+                answers[output.seq.request_id].extend(output.new_tokens)
                 told.append((output.seq.request_id, output.details))
     for name, answer in answers.items():
         scoring = SamplingParams(1, prompt_logprobs=5, temperature=0.0)

@@ -74,6 +74,13 @@ def test_addresses_that_are_none(text: str) -> None:
         ("scheduling_policy", "lifo"),
         ("priority_aging", -1),
         ("host_kv_memory", -1),
+        ("speculative_method", "oracle"),
+        ("speculative_model", "some/model"),
+        ("num_speculative_tokens", 0),
+        ("num_speculative_tokens", 17),
+        ("speculative_ngram_min", 0),
+        ("speculative_ngram_min", 5),
+        ("speculative_ngram_max", 17),
     ],
 )
 def test_a_worker_refuses_by_name(option: str, value: Any) -> None:
@@ -165,6 +172,11 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         scheduling_policy="priority",
         priority_aging=2.5,
         max_model_len=6,
+        speculative_method="draft",
+        speculative_model="small/model",
+        num_speculative_tokens=9,
+        speculative_ngram_min=3,
+        speculative_ngram_max=5,
         threads=7,
         log_level="debug",
     )

@@ -154,7 +154,7 @@ class TestOutputs:
         engine = fake_engine(prefill_chunk=8)
         seq = Sequence("r", 1, prompt(20), GREEDY)
         engine.add(seq)
-        seen = [(out.advanced_to, out.new_token is None) for _ in range(4) for out in engine.step()]
+        seen = [(out.advanced_to, not out.new_tokens) for _ in range(4) for out in engine.step()]
         assert seen == [(8, True), (16, True), (20, False), (21, False)]
         assert engine.load().generated_tokens == 2
 

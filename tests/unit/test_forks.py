@@ -40,8 +40,8 @@ def outputs(engine: Engine, *sequences: Sequence, most_steps: int = 2000) -> dic
         if not engine.has_work:
             return told
         for output in engine.step():
-            if output.new_token is not None:
-                told.setdefault(output.seq.request_id, []).append(output.new_token)
+            if output.new_tokens:
+                told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
     raise AssertionError(f"still at work after {most_steps} steps: {engine.load()}")
 
 
@@ -100,8 +100,8 @@ def test_one_can_be_cancelled_and_the_others_go_on() -> None:
     cancelled = False
     while engine.has_work:
         for output in engine.step():
-            if output.new_token is not None:
-                told.setdefault(output.seq.request_id, []).append(output.new_token)
+            if output.new_tokens:
+                told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
         if not cancelled and told:
             cancelled = engine.cancel("r-0", 1)
             assert cancelled
@@ -145,8 +145,8 @@ def test_held_until_none_is_left_to_hand_on(ending: tuple[int, ...]) -> None:
     sequence = forked("r", prompt(9), 3, replace(DRAWN, stop_token_ids=stops), hold_after_prefill=True)
     engine.add(sequence)
     told = [output for output in iter(lambda: engine.step(), []) for output in output]
-    first = [output for output in told if output.new_token is not None]
-    assert [output.new_token for output in first] == firsts
+    first = [output for output in told if output.new_tokens]
+    assert [list(output.new_tokens) for output in first] == [[first] for first in firsts]
     assert [output.finish_reason for output in first] == [
         FinishReason.STOP if i in ending else None for i in range(3)
     ]
@@ -166,8 +166,8 @@ def test_a_step_that_fails_leaves_every_block_as_it_was() -> None:
 
     def step() -> None:
         for output in engine.step():
-            if output.new_token is not None:
-                told.setdefault(output.seq.request_id, []).append(output.new_token)
+            if output.new_tokens:
+                told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
 
     while not told:
         step()
@@ -204,8 +204,8 @@ def test_a_copy_takes_the_place_of_what_the_host_tier_saved(fails: bool) -> None
             assert engine.load().copied_blocks == 0
             assert engine.load().host.saved_blocks > before.host.saved_blocks
         for output in engine.step():
-            if output.new_token is not None:
-                told.setdefault(output.seq.request_id, []).append(output.new_token)
+            if output.new_tokens:
+                told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
     assert told == alone("r", prompt(5), 3)
     assert engine.load().copied_blocks == 2
     assert engine.load().host.saved_blocks > 0

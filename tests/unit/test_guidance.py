@@ -19,8 +19,10 @@ from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
 from baton.sampling_params import SamplingParams
+from baton.speculation.drafter import Drafter
 from baton.structured_output import StructuredOutput, choice_text
 from baton.text.tokenizer import Tokenizer
+from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import fake_engine
 from tests.support.tiny_models import BOS, EOS, IM_END, VOCAB_SIZE, save_byte_tokenizer
 
@@ -57,8 +59,12 @@ def grammars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarCompil
     compiler.close()
 
 
-def engine_of(grammars: GrammarCompiler | None, num_blocks: int = 64) -> Engine:
-    return fake_engine(num_blocks, eos_token_ids=ENDS, vocab_size=VOCAB_SIZE, grammars=grammars)
+def engine_of(
+    grammars: GrammarCompiler | None, num_blocks: int = 64, drafter: Drafter | None = None
+) -> Engine:
+    return fake_engine(
+        num_blocks, eos_token_ids=ENDS, vocab_size=VOCAB_SIZE, grammars=grammars, drafter=drafter
+    )
 
 
 def guided(output: StructuredOutput | None, name: str = "r", *given: int, **fields: object) -> Sequence:
@@ -105,7 +111,7 @@ def test_each_token_is_the_likeliest_that_the_choices_allow(grammars: GrammarCom
     assert text_of(seq) in WORDS
     said = b""
     for output in outputs:
-        if output.new_token is None:
+        if not output.new_tokens:
             continue
         assert output.details is not None
         assert output.details.logprobs is not None
@@ -118,9 +124,9 @@ def test_each_token_is_the_likeliest_that_the_choices_allow(grammars: GrammarCom
         }
         allowed = follows | (ENDS if said.decode() in WORDS else set())
         best = max(raw[token] for token in allowed)
-        assert raw[output.new_token] == best
-        assert output.new_token in allowed
-        said += bytes([output.new_token]) if output.new_token < 256 else b""
+        assert raw[output.new_tokens[0]] == best
+        assert output.new_tokens[0] in allowed
+        said += bytes([output.new_tokens[0]]) if output.new_tokens[0] < 256 else b""
 
 
 def test_apply_bars_what_has_no_bit() -> None:
@@ -226,6 +232,48 @@ def test_prefill_samples_the_first_token_and_decode_the_rest(grammars: GrammarCo
     decode.admit_computed(second)
     run(decode)
     assert second.output_ids == whole
+
+
+# --- with drafts
+
+
+@pytest.mark.parametrize("fault", [0, 2, 5])
+def test_drafts_change_no_token(grammars: GrammarCompiler, fault: int) -> None:
+    drafter = ScriptedDrafter(fault)
+    sequences = [
+        guided(output, f"{number}-{i}", temperature=temperature, seed=i, **fields)
+        for number, output in enumerate((JSON, CHOICE, LETTERS))
+        for i, temperature in enumerate((0.0, 1.0))
+        for fields in ({"min_tokens": 9, "stop_token_ids": frozenset({BOS})},)
+    ]
+    expected = [alone(grammars, seq) for seq in sequences]
+    for seq, outputs in zip(sequences, expected, strict=True):
+        drafter.expect(seq.prompt_ids, [*outputs, 100, 100, 100])
+    engine = engine_of(grammars, drafter=drafter)
+    run(engine, *sequences)
+    assert [seq.output_ids for seq in sequences] == expected
+    stats = engine.load().speculation
+    assert stats.accepted_tokens > 30
+    if fault == 0:
+        assert stats.accepted_tokens >= stats.drafted_tokens - 3 * len(sequences)
+
+
+def test_drafts_that_the_grammar_refuses_change_no_token(grammars: GrammarCompiler) -> None:
+    sequences = [guided(output, f"{i}", temperature=1.0) for i, output in enumerate((JSON, CHOICE, LETTERS))]
+    expected = [alone(grammars, seq) for seq in sequences]
+    run(engine_of(grammars, drafter=HostileDrafter(5, VOCAB_SIZE)), *sequences)
+    assert [seq.output_ids for seq in sequences] == expected
+
+
+def test_what_fails_behind_a_draft_fails_there(grammars: GrammarCompiler) -> None:
+    form = StructuredOutput("choice", choice_text(["abcdef"]))
+    for bad_words in (((*b"cd",),), ((*b"ab",),), ((*b"ef",),)):
+        seq = guided(form, bad_word_ids=bad_words)
+        drafter = ScriptedDrafter()
+        drafter.expect(seq.prompt_ids, list(b"abcdef"))
+        outputs = run(engine_of(grammars, drafter=drafter), seq)
+        assert [output.error for output in outputs][-1] == NOTHING_LEFT
+        assert bytes(seq.output_ids) == b"abcdef"[: b"abcdef".index(bad_words[0][1])]
 
 
 # --- what goes wrong ends one request only

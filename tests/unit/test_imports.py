@@ -37,10 +37,11 @@ BELOW = {
 ALLOWED = {
     "cli": {"router", "worker"},
     "router": set[str](),
-    "worker": {"prefill", "decode", "engine", "models", "baton_kernels"},
+    "worker": {"prefill", "decode", "engine", "speculation", "models", "baton_kernels"},
     "prefill": {"engine", "models"},
     "decode": {"engine", "models"},
-    "engine": {"models", "baton_kernels"},
+    "engine": {"speculation", "models", "baton_kernels"},
+    "speculation": {"models", "baton_kernels"},
     "models": {"baton_kernels"},
     "baton_kernels": set[str](),
     "demo_model": set[str](),

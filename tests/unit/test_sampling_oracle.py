@@ -65,7 +65,7 @@ def collect(engine: Engine, *sequences: Sequence) -> dict[str, list[TokenDetails
         engine.add(seq)
     while engine.has_work:
         for output in engine.step():
-            if output.new_token is not None:
+            if output.new_tokens:
                 told[output.seq.request_id].append(output.details)
     return told
 
@@ -185,7 +185,7 @@ class TestLogprobs:
         engine.pool.free(taken)
         told: list[TokenDetails | None] = []
         while engine.has_work:
-            told += [out.details for out in engine.step() if out.seq is asking and out.new_token is not None]
+            told += [out.details for out in engine.step() if out.seq is asking and out.new_tokens]
         assert_logprobs(model, prompt(100, 1), 1, prompt_of(told), 1)
 
     def test_of_the_prompt_are_told_once(self, model: Path) -> None:

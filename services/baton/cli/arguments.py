@@ -23,6 +23,7 @@ def _size(text: str | int) -> int:
 
 _MODEL = "Model"
 _MEMORY = "Memory and batching"
+_SPECULATION = "Speculative decoding"
 _NETWORK = "Network"
 _PROCESS = "Process"
 
@@ -150,6 +151,32 @@ PriorityAging = Annotated[
         help="With --scheduling-policy priority: how long a request waits to make up for one level.",
         rich_help_panel=_MEMORY,
     ),
+]
+SpeculativeMethod = Annotated[
+    str,
+    typer.Option(
+        help="Who guesses tokens ahead, for one step to settle several: none, ngram (what followed the last "
+        "tokens before), draft (a small model), medusa or eagle. Answers stay the same. Prefill workers take "
+        "no notice.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+SpeculativeModel = Annotated[
+    str | None,
+    typer.Option(
+        help="With draft, medusa or eagle: the directory, or hub id, of what they load. Default: the "
+        "directory of the method's name inside the model's own, as the demo model has them.",
+        rich_help_panel=_SPECULATION,
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    int, typer.Option(help="Most guesses per answer and step, 1 to 16.", rich_help_panel=_SPECULATION)
+]
+SpeculativeNgramMin = Annotated[
+    int, typer.Option(help="With ngram: fewest last tokens to look for.", rich_help_panel=_SPECULATION)
+]
+SpeculativeNgramMax = Annotated[
+    int, typer.Option(help="With ngram: most last tokens to look for.", rich_help_panel=_SPECULATION)
 ]
 Threads = Annotated[
     int | None,

@@ -10,6 +10,7 @@ from typing import get_args
 from baton.engine.scheduler import SchedulerLimits
 from baton.models.config import DTYPES
 from baton.models.loader import LoadFormat
+from baton.speculation.config import Method, SpeculationConfig
 
 _POSITIVE = (
     "block_size",
@@ -55,6 +56,12 @@ class EngineConfig:
     """Most tokens of prompt and outputs together; None: what the model allows."""
     priority_aging: float | None = None
     """Seconds of waiting that are worth one level of priority; None: first come, first served."""
+    speculative_method: Method = "none"
+    """Who drafts tokens ahead; the rest of these is explained in ``SpeculationConfig``."""
+    speculative_model: str | None = None
+    num_speculative_tokens: int = 4
+    speculative_ngram_min: int = 2
+    speculative_ngram_max: int = 4
     num_threads: int | None = None
     """Threads of torch on the CPU, for the whole process; None: as torch chooses."""
 
@@ -67,6 +74,7 @@ class EngineConfig:
         for name, allowed in (("dtype", ("auto", *DTYPES)), ("load_format", get_args(LoadFormat))):
             if settings[name] not in allowed:
                 raise ValueError(f"{name} is {settings[name]!r}; allowed: {', '.join(allowed)}")
+        _ = self.speculation
         if not 0 < self.device_memory_fraction <= 1:
             raise ValueError(
                 f"device_memory_fraction is {self.device_memory_fraction}; allowed: above 0, at most 1"
@@ -85,6 +93,17 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; allowed: at least max_num_seqs "
                 f"({self.max_num_seqs}), so that every running sequence can decode in every step"
             )
+
+    @property
+    def speculation(self) -> SpeculationConfig:
+        """ValueError if its options do not go together."""
+        return SpeculationConfig(
+            self.speculative_method,
+            self.speculative_model,
+            self.num_speculative_tokens,
+            self.speculative_ngram_min,
+            self.speculative_ngram_max,
+        )
 
     def limits(self, model_max_len: int, longest_shared_prompt: int | None = None) -> SchedulerLimits:
         """The scheduler's part, for a model whose context is ``model_max_len`` tokens."""

@@ -20,18 +20,21 @@ from baton.engine.guidance import Guide
 from baton.engine.host_memory import HostMemory
 from baton.engine.host_tier import HostTier
 from baton.engine.logits import LogitRules
-from baton.engine.runner import ModelRunner, Sampled, StepResult
+from baton.engine.runner import ModelRunner, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.startup import build_runner
 from baton.engine.stop import finish_reason, stop_ids, stops
+from baton.engine.verification import Sampled
 from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
-from baton.logprobs import TokenDetails
+from baton.logprobs import Logprobs, TokenDetails
 from baton.models.loader import Progress
 from baton.request.limits import MAX_BEAMS
 from baton.sampling_params import SamplingParams
+from baton.speculation.speculator import Speculator
+from baton.telemetry.worker import SpeculationStats
 from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -49,8 +52,9 @@ class SequenceOutput:
     """What a step did for one sequence."""
 
     seq: Sequence
-    new_token: int | None
-    """Already in ``seq.output_ids``; None while the prompt is being computed."""
+    new_tokens: tuple[int, ...]
+    """Already in ``seq.output_ids``; several if drafts were accepted, none while the prompt is being
+    computed."""
     finish_reason: FinishReason | None
     advanced_to: int
     """``num_computed`` after the step: the KV of this many tokens is in the blocks. Less than it was before
@@ -58,11 +62,16 @@ class SequenceOutput:
     forward: Span
     """Of the step."""
     details: TokenDetails | None = None
-    """Of the new token, if the request asked for any."""
+    """Of the new tokens, if the request asked for any."""
     error: str | None = None
     """With ``FinishReason.ERROR``: why, in a line for the client."""
     blameless: bool = False
     """With an error: the request is not at fault."""
+
+    @property
+    def first_new(self) -> int:
+        """The place of the first of ``new_tokens`` among all tokens of the sequence."""
+        return self.advanced_to + 1 - len(self.new_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ class Load:
     prefix_hit_tokens: int
     generated_tokens: int
     host: HostLoad
+    speculation: SpeculationStats
 
 
 class Engine:
@@ -119,8 +129,10 @@ class Engine:
         vocab_size: int,
         host: HostMemory | None = None,
         grammars: GrammarCompiler | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        """``host`` holds the bytes of the scheduler's host tier. ``grammars`` None: no structured output."""
+        """``host`` holds the bytes of the scheduler's host tier. ``grammars`` None: no structured output.
+        ``speculator`` None: no drafts."""
         self.lock = threading.RLock()
         self.work = threading.Event()
         """Set whenever there may be something to step that was not there before."""
@@ -132,6 +144,8 @@ class Engine:
         self.vocab_size = vocab_size
         self.generated_tokens = 0
         self.grammars = grammars
+        self.speculator = speculator
+        runner.keeps_hidden = speculator is not None and speculator.drafter.wants_hidden
         self._sequences: dict[str, Sequence] = {}
         self._compiling: dict[Sequence, Callable[[Sequence], None]] = {}
         """Those that wait for their grammar, with what admits them then. They may hold blocks."""
@@ -160,7 +174,8 @@ class Engine:
         def tokens() -> TokenTable:
             return TokenTable.of(Tokenizer.from_dir(config.model), vocab_size, sorted(eos))
 
-        return cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens))
+        speculator = built.speculator
+        return cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens), speculator)
 
     # -- requests ----------------------------------------------------------------------------------------
 
@@ -298,8 +313,9 @@ class Engine:
         reservations keep. If the model raises, the step counts as not done, and the exception goes on to the
         caller.
         """
+        drafts = self._draft()
         with self.lock:
-            batch = self.scheduler.schedule()
+            batch = self.scheduler.schedule(drafts)
             self.copy_blocks()
             self._in_flight = frozenset(item.sequence for item in batch.items)
             untold, self._untold = self._untold, []
@@ -317,7 +333,30 @@ class Engine:
         forward = Span(began, time.monotonic())
         with self.lock:
             self._measure(batch, forward)
-            return untold + self._apply(batch, result, forward)
+            outputs = untold + self._apply(batch, result, forward)
+        self._observe(batch, result)
+        return outputs
+
+    def _draft(self) -> dict[Sequence, list[int]]:
+        """What may follow the sequences that decode. Not under the lock: it may be a model that guesses."""
+        if self.speculator is None:
+            return {}
+        with self.lock:
+            self.speculator.forget_ended()
+            sequences = self.scheduler.drafting
+        return self.speculator.draft(sequences)
+
+    def _observe(self, batch: ScheduledBatch, result: StepResult) -> None:
+        """Shows the drafter the hidden states of what was computed and kept."""
+        if self.speculator is None or result.hidden is None:
+            return
+        start = 0
+        for seq, num_new in batch.items:
+            kept = len(result.verified[seq]) if seq in result.verified else num_new
+            if seq.status is Status.RUNNING and seq.params.beam_search is None:
+                rows = result.hidden[start : start + kept]
+                self.speculator.observe(seq, seq.num_computed - kept, rows)
+            start += num_new
 
     def load(self) -> Load:
         with self.lock:
@@ -337,6 +376,7 @@ class Engine:
                 prefix_hit_tokens=scheduler.prefix_hit_tokens,
                 generated_tokens=self.generated_tokens,
                 host=self._host_load(),
+                speculation=self.speculator.stats if self.speculator else SpeculationStats(),
             )
 
     def _host_load(self) -> HostLoad:
@@ -359,20 +399,26 @@ class Engine:
     def _measure(self, batch: ScheduledBatch, forward: Span) -> None:
         """What prompts cost, for the host tier to weigh its copies against."""
         if self.scheduler.tier is not None:
-            tokens = sum(item.num_new for item in batch.items[batch.num_single :])
+            prompts = (item for item in batch.items[batch.num_single :] if item.sequence not in batch.drafts)
+            tokens = sum(item.num_new for item in prompts)
             self.scheduler.tier.break_even.computed(tokens, forward.ended - forward.began)
 
     def _apply(self, batch: ScheduledBatch, result: StepResult, forward: Span) -> list[SequenceOutput]:
         for seq, part in result.prompt_logprobs.items():
             seq.add_prompt_logprobs(part)
         for seq, num_new in batch.items:
-            self.scheduler.advance(seq, num_new)
+            self.scheduler.advance(seq, num_new - len(batch.drafts.get(seq, ())))
         self.scheduler.end_step()
         self._land()
         outputs: list[SequenceOutput] = []
         for seq, _ in batch.items:
-            if seq.status is not Status.FINISHED:
+            if seq.status is Status.FINISHED:
+                continue
+            verified = result.verified.get(seq)
+            if verified is None:
                 outputs += self._publish(seq, result, forward)
+            else:
+                outputs.append(self._publish_verified(seq, verified, len(batch.drafts[seq]), forward))
         return outputs
 
     def _land(self) -> None:
@@ -388,17 +434,17 @@ class Engine:
         error = result.errors.get(seq)
         if error is not None:
             self._finish(seq, FinishReason.ERROR)
-            return [SequenceOutput(seq, None, FinishReason.ERROR, at, forward, error=error)]
+            return [SequenceOutput(seq, (), FinishReason.ERROR, at, forward, error=error)]
         candidates = result.candidates.get(seq)
         if candidates is not None:
-            return [SequenceOutput(seq, None, None, at, forward), *self._search(seq, candidates, forward)]
+            return [SequenceOutput(seq, (), None, at, forward), *self._search(seq, candidates, forward)]
         sampled = result.tokens.get(seq)
         if sampled is None:
-            return [SequenceOutput(seq, None, None, at, forward)]
+            return [SequenceOutput(seq, (), None, at, forward)]
         children = [seq.fork(number) for number in range(len(sampled) - 1)]
         reasons = [self._extend(one, new) for one, new in zip((seq, *children), sampled, strict=True)]
         outputs = [
-            SequenceOutput(child, new.token, reason, at, forward, child.details)
+            SequenceOutput(child, (new.token,), reason, at, forward, child.details)
             for child, new, reason in zip(children, sampled[1:], reasons[1:], strict=True)
         ]
         held = seq.hold_after_prefill and None in reasons
@@ -412,7 +458,27 @@ class Engine:
             self.scheduler.hold(seq)
         elif reasons[0] is not None:
             self._finish(seq, reasons[0])
-        return [SequenceOutput(seq, sampled[0].token, reasons[0], at, forward, seq.details), *outputs]
+        return [SequenceOutput(seq, (sampled[0].token,), reasons[0], at, forward, seq.details), *outputs]
+
+    def _publish_verified(
+        self, seq: Sequence, verified: list[Sampled], num_drafts: int, forward: Span
+    ) -> SequenceOutput:
+        """The output of a sequence that had drafts. It may end in the middle of what was accepted."""
+        reason = None
+        taken = 0
+        while reason is None and taken < len(verified):
+            reason = self._extend(seq, verified[taken])
+            taken += 1
+        told = [new.logprobs for new in verified[:taken] if new.logprobs is not None]
+        details = TokenDetails(Logprobs.join(told)) if told else None
+        self.scheduler.accept_drafts(seq, taken - 1)
+        if self.speculator is not None:
+            self.speculator.verified(seq, num_drafts, min(taken, len(verified) - 1))
+        at = seq.num_computed
+        if reason is not None:
+            self._finish(seq, reason)
+        tokens = tuple(new.token for new in verified[:taken])
+        return SequenceOutput(seq, tokens, reason, at, forward, details)
 
     def _extend(self, seq: Sequence, sampled: Sampled) -> FinishReason | None:
         seq.append(sampled.token, sampled.logprobs)
@@ -538,7 +604,7 @@ class Engine:
                 self._untold.append(
                     SequenceOutput(
                         seq,
-                        None,
+                        (),
                         FinishReason.ERROR,
                         0,
                         Span(now, now),
@@ -570,6 +636,8 @@ class Engine:
         else:
             self._discard(seq, reason)
         self._forget(seq)
+        if self.speculator is not None:
+            self.speculator.ended(seq)
 
     def _forget(self, seq: Sequence) -> None:
         self._groups.pop(seq, None)
@@ -655,7 +723,7 @@ class Engine:
 def _output(token: AnswerToken, forward: Span) -> SequenceOutput:
     """A token of an answer that was searched for, as if a step had computed it just now."""
     at = token.answer.num_prompt + token.index
-    return SequenceOutput(token.answer, token.token, token.finish_reason, at, forward, token.details)
+    return SequenceOutput(token.answer, (token.token,), token.finish_reason, at, forward, token.details)
 
 
 def _compiled(grammar: Future[Grammar]) -> Grammar:

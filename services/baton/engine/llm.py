@@ -30,6 +30,7 @@ from baton.request.params import SamplingParams
 from baton.request.prompts import check_ids, check_length, check_text, render_chat
 from baton.request.sampling import for_choice, resolve
 from baton.request.structured import StructuredOutputs, form_of
+from baton.speculation.config import Method
 from baton.structured_output import StructuredOutput
 from baton.text.choice import ChoiceText, Delta, FinishReason, TokenChunk
 from baton.text.errors import TextTooLongError
@@ -66,6 +67,11 @@ class EngineOptions(TypedDict, total=False):
     prefix_caching: bool
     max_model_len: int | None
     priority_aging: float | None
+    speculative_method: Method
+    speculative_model: str | None
+    num_speculative_tokens: int
+    speculative_ngram_min: int
+    speculative_ngram_max: int
     num_threads: int | None
 
 
@@ -237,10 +243,10 @@ class LLM:
                 choice = open_choices.get(name)
                 if output.error is not None:
                     raise RuntimeError(f"{name}: {output.error}")
-                if choice is None or output.new_token is None:
+                if choice is None or not output.new_tokens:
                     continue
-                tokens += 1
-                choice.add(output, output.new_token)
+                tokens += len(output.new_tokens)
+                choice.add(output)
                 if choice.finish_reason is not None:
                     del open_choices[name]
                     if output.finish_reason is None:  # a stop string, of which the engine knows nothing
@@ -265,9 +271,9 @@ class _Choice:
     text: ChoiceText
     deltas: list[Delta] = field(default_factory=list)
 
-    def add(self, output: SequenceOutput, token: int) -> None:
+    def add(self, output: SequenceOutput) -> None:
         chunk = TokenChunk(
-            (token,),
+            output.new_tokens,
             _FINISH[output.finish_reason],
             0 if self.deltas else output.seq.num_cached,
             output.details,

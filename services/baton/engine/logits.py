@@ -40,17 +40,34 @@ class TokenCounts:
         self._at = {token: at for at, token in enumerate(self._ids)}
         self._counted = num_prompt
 
-    def count(self, token_ids: Sequence[int]) -> tuple[Ids, NDArray[np.float32]]:
-        """The tokens and their numbers, once what ``token_ids`` has got since the last call is counted."""
-        for token in token_ids[self._counted :]:
+    def count(self, token_ids: Sequence[int], num_drafts: int = 0) -> tuple[Ids, NDArray[np.float32]]:
+        """The tokens and their numbers, once what ``token_ids`` has got since the last call is counted. Its
+        last ``num_drafts`` are in the result, and not counted for the next call."""
+        stop = len(token_ids) - num_drafts
+        for token in token_ids[self._counted : stop]:
             at = self._at.setdefault(token, len(self._ids))
             if at == len(self._ids):
                 self._ids.append(token)
                 self._outputs.append(0)
             self._outputs[at] += 1
-        self._counted = len(token_ids)
+        self._counted = stop
         # Copies: an array cannot grow while numpy looks into it.
-        return np.array(self._ids, np.int64), np.array(self._outputs, np.float32)
+        ids, outputs = np.array(self._ids, np.int64), np.array(self._outputs, np.float32)
+        return self._with(ids, outputs, token_ids[stop:]) if num_drafts else (ids, outputs)
+
+    def _with(
+        self, ids: Ids, outputs: NDArray[np.float32], drafts: Iterable[int]
+    ) -> tuple[Ids, NDArray[np.float32]]:
+        fresh: dict[int, int] = {}
+        for token in drafts:
+            at = self._at.get(token)
+            if at is None:
+                fresh[token] = fresh.get(token, 0) + 1
+            else:
+                outputs[at] += 1
+        return np.append(ids, list(fresh)).astype(np.int64), np.append(outputs, list(fresh.values())).astype(
+            np.float32
+        )
 
 
 class BadWords:
@@ -107,9 +124,10 @@ class LogitRules:
             barred = barred + self._ends
         return np.array(barred, np.int64)
 
-    def counts(self, token_ids: Sequence[int]) -> tuple[Ids, NDArray[np.float32]]:
-        """The tokens to penalize after ``token_ids``, and how often each was output."""
-        return self._counts.count(token_ids)
+    def counts(self, token_ids: Sequence[int], num_drafts: int = 0) -> tuple[Ids, NDArray[np.float32]]:
+        """The tokens to penalize after ``token_ids``, and how often each was output. The last ``num_drafts``
+        of them may never be."""
+        return self._counts.count(token_ids, num_drafts)
 
 
 class Row(NamedTuple):
@@ -120,6 +138,8 @@ class Row(NamedTuple):
     rules: LogitRules
     token_ids: Sequence[int]
     """Prompt and outputs so far."""
+    num_drafts: int = 0
+    """The last so many of these are assumed, and may never be outputs."""
 
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> None:
@@ -157,7 +177,7 @@ def _add_bias(logits: Tensor, rows: Sequence[Row]) -> None:
 def _penalize(logits: Tensor, rows: Sequence[Row]) -> None:
     if not rows:
         return
-    counts = [row.rules.counts(row.token_ids) for row in rows]
+    counts = [row.rules.counts(row.token_ids, row.num_drafts) for row in rows]
     at = _places(logits, rows, [ids for ids, _ in counts])
     params = [row.rules.params for row in rows]
     factors = np.array(

@@ -3,6 +3,7 @@ they are asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from baton.engine.logprobs import score, score_each
 from baton.engine.sampler import sample
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
+from baton.engine.verification import Drafted, Sampled, verify
 from baton.logprobs import Logprobs
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import Chunk, PagedBatch
@@ -49,25 +51,22 @@ class PromptRows:
     """The prompt token that follows each row."""
 
 
-class Sampled(NamedTuple):
-    """A token, with its log-probabilities if they were asked for."""
-
-    token: int
-    logprobs: Logprobs | None
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step found out, by sequence."""
 
     tokens: dict[Sequence, list[Sampled]] = field(default_factory=dict)
     """The next token of those that were due one; with the first one, those of its forks behind it."""
+    verified: dict[Sequence, list[Sampled]] = field(default_factory=dict)
+    """The tokens that follow those that had drafts: the accepted ones and one more."""
     prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
     """Of the prompt tokens that follow the step's, for those that ask."""
     candidates: dict[Sequence, Candidates] = field(default_factory=dict)
     """What may follow those that are due a token which their beam search chooses."""
     errors: dict[Sequence, str] = field(default_factory=dict)
     """Why those got no token that were due one."""
+    hidden: Tensor | None = None
+    """[T, H]: the hidden states of the step's tokens, if the runner ``keeps_hidden``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,12 @@ class StepInputs:
     """[T] int64."""
     batch: PagedBatch
     due: tuple[Sequence, ...]
-    """Sequences whose last token is in the step, so that it yields their next one."""
+    """Sequences whose last token is in the step, so that it yields their next one; without drafts."""
+    drafted: tuple[Drafted, ...]
+    """Those with drafts behind their last token."""
     rows: Tensor | None
-    """[len(due)] int64: their rows in the step; None: every row, in order."""
+    """[R] int64: the rows of what is due in the step, then for each of ``drafted`` one and another for each
+    draft; None: every row, in order."""
     prompts: tuple[PromptRows, ...] = ()
     copies: tuple[Tensor, Tensor] | None = None
     """Sources and targets, [C] int64 each, of the blocks to copy before anything is computed."""
@@ -93,6 +95,8 @@ class ModelRunner:
         self, model: Model, pool: Tensor, block_size: int, device: torch.device, *, with_lengths: bool = False
     ) -> None:
         """``with_lengths``: the model wants ``PagedBatch.lengths``."""
+        self.keeps_hidden = False
+        """Whether steps give their hidden states, for a drafter."""
         self.with_lengths = with_lengths
         self.model = model
         self.pool = pool
@@ -110,15 +114,15 @@ class ModelRunner:
                 sources, targets = inputs.copies
                 self.pool.index_copy_(0, targets, self.pool.index_select(0, sources))
             hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
-            result = StepResult()
+            result = StepResult(hidden=hidden if self.keeps_hidden else None)
             for prompt in inputs.prompts:
                 result.prompt_logprobs[prompt.sequence] = self._score_prompt(hidden, prompt)
-            if inputs.due:
+            if inputs.due or inputs.drafted:
                 if inputs.rows is not None:
                     hidden = hidden[inputs.rows]
                 logits = self.model.logits(hidden)
                 result.candidates.update(_candidates(logits, inputs.due))
-                self._sample(logits, inputs.due, self.masks.masks(_guided(inputs.due)), result)
+                self._choose(logits, inputs, result)
             elif self.device.type == "cuda":
                 # Fetching sampled tokens waits for the device; without any, wait explicitly: others will
                 # read these blocks outside of its stream.
@@ -137,6 +141,15 @@ class ModelRunner:
             for at in range(0, len(rows), PROMPT_ROWS)
         ]
         return Logprobs.join(parts)
+
+    def _choose(self, logits: Tensor, inputs: StepInputs, result: StepResult) -> None:
+        if inputs.due:
+            masks = self.masks.masks(_guided(inputs.due))
+            self._sample(logits[: len(inputs.due)], inputs.due, masks, result)
+        if inputs.drafted:
+            verdict = verify(logits[len(inputs.due) :], inputs.drafted, self.masks)
+            result.verified.update(verdict.tokens)
+            result.errors.update(verdict.errors)
 
     @staticmethod
     def _sample(logits: Tensor, due: tuple[Sequence, ...], masks: StepMasks, result: StepResult) -> None:
@@ -172,7 +185,8 @@ class ModelRunner:
         num_tokens = len(singles) + sum(item.num_new for item in chunks)
         width = max((len(seq.block_ids) for seq in singles), default=0)
         chunk_blocks = [self._blocks_seen(item.sequence.num_computed + item.num_new) for item in chunks]
-        sizes = [num_tokens] * 4 + [len(singles), len(singles) * width, *chunk_blocks, len(batch.items)]
+        due, drafted, rows = _due(batch)
+        sizes = [num_tokens] * 4 + [len(singles), len(singles) * width, *chunk_blocks, len(rows)]
         buffer = torch.zeros(sum(sizes), dtype=torch.int64)
         parts = buffer.split_with_sizes(sizes)
         columns = buffer[: 4 * num_tokens].view(4, num_tokens).numpy()
@@ -180,11 +194,11 @@ class ModelRunner:
         self._fill_singles(columns[:, : len(singles)], parts[4].numpy(), tables, singles)
         start = len(singles)
         for (seq, num_new), table in zip(chunks, parts[6:-1], strict=True):
-            self._fill_chunk(columns[:, start : start + num_new], table.numpy(), seq)
+            drafts = batch.drafts.get(seq, ())
+            self._fill_chunk(columns[:, start : start + num_new], table.numpy(), seq, drafts)
             start += num_new
-        due, rows = _due(batch)
-        parts[-1].numpy()[: len(rows)] = rows
-        return self._on_device(batch, buffer.to(self.device), sizes, width, due)
+        parts[-1].numpy()[:] = rows
+        return self._on_device(batch, buffer.to(self.device), sizes, width, due, drafted)
 
     def _fill_singles(
         self,
@@ -204,17 +218,27 @@ class ModelRunner:
             columns[2] = tables[np.arange(len(singles)), columns[1] // self.block_size]
         columns[3] = columns[1] % self.block_size
 
-    def _fill_chunk(self, columns: NDArray[np.int64], table: NDArray[np.int64], seq: Sequence) -> None:
+    def _fill_chunk(
+        self, columns: NDArray[np.int64], table: NDArray[np.int64], seq: Sequence, drafts: Items[int]
+    ) -> None:
         """Fills [4, length] columns (token, position, block, offset) and the [blocks] table of one chunk."""
         start, stop = seq.num_computed, seq.num_computed + columns.shape[1]
         table[:] = np.frombuffer(seq.block_ids, dtype=np.int64)[: len(table)]
-        columns[0] = np.frombuffer(seq.token_ids, dtype=np.int64)[start:stop]
+        own = columns.shape[1] - len(drafts)
+        columns[0, :own] = np.frombuffer(seq.token_ids, dtype=np.int64)[start : start + own]
+        columns[0, own:] = drafts
         columns[1] = np.arange(start, stop)
         columns[2] = table[columns[1] // self.block_size]
         columns[3] = columns[1] % self.block_size
 
     def _on_device(
-        self, batch: ScheduledBatch, buffer: Tensor, sizes: list[int], width: int, due: tuple[Sequence, ...]
+        self,
+        batch: ScheduledBatch,
+        buffer: Tensor,
+        sizes: list[int],
+        width: int,
+        due: tuple[Sequence, ...],
+        drafted: tuple[Drafted, ...],
     ) -> StepInputs:
         """Names the parts of the buffer that :meth:`prepare` filled."""
         token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables, rows = torch.split_with_sizes(
@@ -235,12 +259,13 @@ class ModelRunner:
             chunks=tuple(chunks),
             lengths=_lengths(batch, positions) if self.with_lengths else None,
         )
-        every_row = len(due) == len(token_ids)
         return StepInputs(
             token_ids,
             paged,
             due,
-            None if every_row else rows[: len(due)],
+            drafted,
+            # In order: without prompts under way the singles come first, then the drafted.
+            None if len(rows) == len(token_ids) else rows,
             _prompt_rows(batch),
             self._copies(batch),
         )
@@ -266,17 +291,24 @@ def _lengths(batch: ScheduledBatch, positions: Tensor) -> Tensor:
     return torch.maximum(prompts.repeat_interleave(repeats), positions + 1)
 
 
-def _due(batch: ScheduledBatch) -> tuple[tuple[Sequence, ...], list[int]]:
-    """The sequences that reach their last token in this step, and the rows of these tokens."""
+def _due(batch: ScheduledBatch) -> tuple[tuple[Sequence, ...], tuple[Drafted, ...], list[int]]:
+    """The sequences that reach their last token in this step, those that have drafts behind it, and the rows
+    of these tokens and drafts."""
     due: list[Sequence] = []
+    drafted: list[Drafted] = []
     rows: list[int] = []
+    rows_drafted: list[int] = []
     end = 0
     for seq, num_new in batch.items:
         end += num_new
-        if seq.num_uncomputed == num_new:
+        drafts = batch.drafts.get(seq)
+        if drafts:
+            drafted.append(Drafted(seq, drafts))
+            rows_drafted += range(end - num_new, end)
+        elif seq.num_uncomputed == num_new:
             due.append(seq)
             rows.append(end - 1)
-    return tuple(due), rows
+    return tuple(due), tuple(drafted), rows + rows_drafted
 
 
 class _Draw(NamedTuple):

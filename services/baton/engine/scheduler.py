@@ -24,7 +24,10 @@ back shares the blocks of its mates again, so that a search that fits in the poo
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from baton.engine.block_pool import BlockPool
@@ -86,6 +89,9 @@ class ScheduledBatch:
     num_single: int
     """Leading entries whose ``num_new`` is 1."""
     copies: tuple[Copy, ...] = ()
+    drafts: Mapping[Sequence, Items[int]] = field(default_factory=dict)
+    """Tokens to compute behind the last one of some sequences: they are in ``num_new``, never in the
+    sequence's tokens."""
 
 
 class Scheduler:
@@ -194,6 +200,26 @@ class Scheduler:
         seq.num_computed += num_new
         self._index_full_blocks(seq)
 
+    @property
+    def drafting(self) -> list[Sequence]:
+        """Those that may have drafts in the next step."""
+        return [seq for seq in self.running if self.may_draft(seq)]
+
+    @staticmethod
+    def may_draft(seq: Sequence) -> bool:
+        """Whether it decodes, and not for a beam search; not before its first output, with which its forks
+        branch off."""
+        decodes = seq.num_uncomputed == 1 and bool(seq.output_ids) and not seq.hold_after_prefill
+        return decodes and seq.params.beam_search is None
+
+    def accept_drafts(self, seq: Sequence, num_accepted: int) -> None:
+        """Records that so many drafts, which are outputs now, are computed besides what ``advance`` was told
+        of; blocks that were for the others go back."""
+        self.advance(seq, num_accepted)
+        bound = self._blocks_for(seq.num_computed)
+        self.pool.free(seq.block_ids[bound:])
+        del seq.block_ids[bound:]
+
     def end_step(self, *, copied: bool = True) -> None:
         """The step that was scheduled last is over; if it failed before it had copied blocks, so be it."""
         copies, self._copies = self._copies, []
@@ -228,8 +254,10 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------
 
-    def schedule(self) -> ScheduledBatch:
-        """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there)."""
+    def schedule(self, drafts: Mapping[Sequence, Items[int]] = MappingProxyType({})) -> ScheduledBatch:
+        """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there).
+        ``drafts``: tokens that may follow the last one of sequences that decode; as many go along as there is
+        room for."""
         self._share_out_seats()
         preemptions = self.preemptions
         decodes: list[Sequence] = []
@@ -244,9 +272,10 @@ class Scheduler:
             self._plan_waiting(plan)
         while not plan and self._make_room():
             self._plan_waiting(plan)
+        kept = self._plan_drafts(drafts, plan)
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
-        return ScheduledBatch((*singles, *chunks), len(singles), tuple(self._copies))
+        return ScheduledBatch((*singles, *chunks), len(singles), tuple(self._copies), kept)
 
     def _share_out_seats(self) -> None:
         """Seats go to the first in order of those who hold blocks. Who loses one keeps his blocks."""
@@ -303,6 +332,33 @@ class Scheduler:
             return False
         self._preempt(holders.pop())
         return True
+
+    def _plan_drafts(
+        self, drafts: Mapping[Sequence, Items[int]], plan: dict[Sequence, int]
+    ) -> dict[Sequence, Items[int]]:
+        """Drafts take what the others have left of budget and blocks: nobody waits, and nobody is preempted,
+        for a guess. Their blocks go back after the step (``accept_drafts``)."""
+        kept: dict[Sequence, Items[int]] = {}
+        if not drafts:
+            return kept
+        budget = self.limits.max_num_batched_tokens - sum(plan.values())
+        spare = self._spare_blocks()
+        for seq, tokens in drafts.items():
+            if plan.get(seq) != 1 or not self.may_draft(seq):
+                continue
+            bound = len(seq.block_ids)
+            room = bound * self.pool.block_size - seq.num_tokens
+            want = min(len(tokens), budget)
+            if want > room:
+                missing = min(self._blocks_for(want - room), max(0, spare))
+                seq.bind(self.pool.allocate(missing, after=seq.block_ids[-1]) or ())
+                spare -= len(seq.block_ids) - bound
+                want = min(want, len(seq.block_ids) * self.pool.block_size - seq.num_tokens)
+            if want > 0:
+                kept[seq] = tokens[:want]
+                plan[seq] += want
+                budget -= want
+        return kept
 
     def _start(self, seq: Sequence, budget: int, first: bool) -> int:
         """Moves the first waiting sequence to a seat if the pool has room for all its tokens, with whatever

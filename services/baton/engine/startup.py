@@ -11,9 +11,12 @@ from baton.engine.config import EngineConfig
 from baton.engine.runner import Model, ModelRunner
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
+from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.loader import Progress, kv_block_bytes, load_model, new_kv_pool
 from baton.sampling_params import SamplingParams
+from baton.speculation.choice import Target, plan_drafter
+from baton.speculation.speculator import Speculator
 
 CPU_KV_BYTES = 1 << 30
 
@@ -25,6 +28,7 @@ class Built:
     num_blocks: int
     num_host_blocks: int
     """Slots of the host tier."""
+    speculator: Speculator | None
 
 
 def build_runner(config: EngineConfig, progress: Progress | None = None) -> Built:
@@ -34,6 +38,7 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
     device = torch.device(config.device)
     model = load_model(config.model, config.dtype, device, config.load_format, config.load_seed, progress)
     most = config.limits(model.config.max_model_len).max_model_len
+    plan = plan_drafter(config.speculation, _target(config, model, device))
     num_blocks = config.num_blocks
     if num_blocks is None:
         budget = config.kv_cache_bytes
@@ -42,6 +47,7 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
             budget = _spare_device_memory(model, model.config, model.dtype, device, config, step)
         budget = CPU_KV_BYTES if budget is None else budget
         block_bytes = kv_block_bytes(model.config, config.block_size, model.dtype)
+        block_bytes += plan.block_bytes if plan else 0
         num_blocks = budget // block_bytes
         if num_blocks < 1:
             raise ValueError(f"{budget} bytes are left for the KV cache; one block takes {block_bytes}")
@@ -51,7 +57,23 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
     runner = ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths)
     if num_blocks * config.block_size > 2 and most > 2:
         warm_up(runner, 2)
-    return Built(runner, model.config, num_blocks, num_host_blocks)
+    speculator = None
+    if plan is not None:
+        drafter = plan.build(num_blocks)
+        speculator = Speculator(drafter, config.num_speculative_tokens, model.config.vocab_size)
+    return Built(runner, model.config, num_blocks, num_host_blocks, speculator)
+
+
+def _target(config: EngineConfig, model: CausalLM, device: torch.device) -> Target:
+    return Target(
+        model,
+        config.model,
+        device,
+        config.block_size,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.load_format,
+    )
 
 
 def _host_blocks(config: EngineConfig, block_bytes: int) -> int:

@@ -28,6 +28,10 @@ class CausalLM(nn.Module):
         """token_ids [T] int64 -> the final norm's output [T, hidden_size]; the tokens' K and V go to pool."""
 
     @abstractmethod
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] int64 -> what the first layer gets [T, hidden_size], in the weights' type."""
+
+    @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size], the rows that need a next token -> [R, vocab_size] float32."""
 

@@ -126,8 +126,8 @@ class ModelConfig:
         if not config_file.is_file():
             raise ModelError(f"{path}: no config.json in this directory")
         generation_file = path / "generation_config.json"
-        generation = _read_object(generation_file) if generation_file.is_file() else {}
-        return cls.from_dict(_read_object(config_file), generation, where=str(config_file))
+        generation = read_object(generation_file) if generation_file.is_file() else {}
+        return cls.from_dict(read_object(config_file), generation, where=str(config_file))
 
     @classmethod
     def from_dict(
@@ -138,7 +138,7 @@ class ModelConfig:
         where: str = "config.json",
     ) -> ModelConfig:
         """The same from JSON objects already read; ``where`` begins every error message."""
-        fields = _Fields(config, where)
+        fields = Fields(config, where)
         architecture = _architecture(fields)
         family = FAMILIES[architecture]
         heads = fields.integer("num_attention_heads")
@@ -166,13 +166,13 @@ class ModelConfig:
             o_bias=attention_bias if family.o_bias is None else family.o_bias,
             mlp_bias=architecture == "LlamaForCausalLM" and fields.flag("mlp_bias", False),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-            eos_token_ids=_eos(fields, _Fields(generation or {}, where)),
+            eos_token_ids=_eos(fields, Fields(generation or {}, where)),
             bos_token_id=fields.integer("bos_token_id", minimum=0) if fields.has("bos_token_id") else None,
             dtype=_dtype(fields),
         )
 
 
-class _Fields:
+class Fields:
     """Typed access to a JSON object. A field that is null counts as absent, as it does in transformers."""
 
     def __init__(self, values: Mapping[str, object], where: str, prefix: str = "") -> None:
@@ -225,14 +225,15 @@ class _Fields:
             raise self.error(name, "a string")
         return value
 
-    def object(self, name: str) -> _Fields:
+    def object(self, name: str) -> Fields:
         value = self._values[name] if self.has(name) else {}
         if not isinstance(value, dict):
             raise self.error(name, "an object")
-        return _Fields(value, self._where, prefix=f"{self._prefix}{name}.")
+        return Fields(value, self._where, prefix=f"{self._prefix}{name}.")
 
 
-def _read_object(file: Path) -> Mapping[str, object]:
+def read_object(file: Path) -> Mapping[str, object]:
+    """The JSON object in ``file``. ModelError if there is none."""
     try:
         value: object = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -242,7 +243,7 @@ def _read_object(file: Path) -> Mapping[str, object]:
     return value
 
 
-def _architecture(fields: _Fields) -> str:
+def _architecture(fields: Fields) -> str:
     if fields.has("auto_map"):
         raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")
     if fields.has("quantization_config"):
@@ -254,7 +255,7 @@ def _architecture(fields: _Fields) -> str:
     return str(names[0])
 
 
-def _head_dim(fields: _Fields, family: Family, heads: int) -> int:
+def _head_dim(fields: Fields, family: Family, heads: int) -> int:
     hidden = fields.integer("hidden_size")
     if not fields.has("head_dim") and family.default_head_dim is None and hidden % heads:
         raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads}) without a head_dim")
@@ -264,7 +265,7 @@ def _head_dim(fields: _Fields, family: Family, heads: int) -> int:
     return head_dim
 
 
-def _windows(fields: _Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
+def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
     """Sliding window of each layer, by the rules (and defaults) of transformers."""
     match family.window:
         case "none":
@@ -280,7 +281,7 @@ def _windows(fields: _Fields, family: Family, num_layers: int) -> tuple[int | No
             return _windows_by_layer(fields, window, num_layers)
 
 
-def _windows_by_layer(fields: _Fields, window: int | None, num_layers: int) -> tuple[int | None, ...]:
+def _windows_by_layer(fields: Fields, window: int | None, num_layers: int) -> tuple[int | None, ...]:
     if not fields.has("layer_types"):
         full_layers = fields.integer("max_window_layers", 28, minimum=0)
         return tuple(None if layer < full_layers else window for layer in range(num_layers))
@@ -293,7 +294,7 @@ def _windows_by_layer(fields: _Fields, window: int | None, num_layers: int) -> t
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _rope(fields: _Fields) -> RopeConfig:
+def _rope(fields: Fields) -> RopeConfig:
     """``rope_parameters`` as transformers 5 writes it, or ``rope_theta`` and ``rope_scaling`` from before."""
     rope = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
     theta_at = rope if rope.has("rope_theta") else fields
@@ -319,12 +320,12 @@ def _rope(fields: _Fields) -> RopeConfig:
             return _yarn(fields, rope, theta)
 
 
-def _original_positions(fields: _Fields, rope: _Fields) -> int:
+def _original_positions(fields: Fields, rope: Fields) -> int:
     holder = fields if fields.has("original_max_position_embeddings") else rope
     return holder.integer("original_max_position_embeddings", fields.integer("max_position_embeddings"))
 
 
-def _llama3(fields: _Fields, rope: _Fields, theta: float) -> RopeConfig:
+def _llama3(fields: Fields, rope: Fields, theta: float) -> RopeConfig:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if high <= low:
         raise rope.error("high_freq_factor", f"more than low_freq_factor ({low:g})")
@@ -338,7 +339,7 @@ def _llama3(fields: _Fields, rope: _Fields, theta: float) -> RopeConfig:
     )
 
 
-def _yarn(fields: _Fields, rope: _Fields, theta: float) -> RopeConfig:
+def _yarn(fields: Fields, rope: Fields, theta: float) -> RopeConfig:
     original = _original_positions(fields, rope)
     stretch = fields.integer("max_position_embeddings") / original
     return RopeConfig(
@@ -355,7 +356,7 @@ def _yarn(fields: _Fields, rope: _Fields, theta: float) -> RopeConfig:
     )
 
 
-def _eos(fields: _Fields, generation: _Fields) -> tuple[int, ...]:
+def _eos(fields: Fields, generation: Fields) -> tuple[int, ...]:
     """The ids that end an answer: generation_config.json's where it names any, else config.json's."""
     holder = generation if generation.has("eos_token_id") else fields
     value = holder.get("eos_token_id")
@@ -367,7 +368,7 @@ def _eos(fields: _Fields, generation: _Fields) -> tuple[int, ...]:
     return tuple(sorted(set(ids)))
 
 
-def _dtype(fields: _Fields) -> DType:
+def _dtype(fields: Fields) -> DType:
     name = "dtype" if fields.has("dtype") else "torch_dtype"
     written = fields.text(name, "float32").removeprefix("torch.")
     for dtype in DTYPES:

@@ -55,11 +55,15 @@ class LlamaForCausalLM(CausalLM):
         step = Step(pool, AttentionPlan.build(batch, pool, self.windows), cos, sin)
         # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
         # all that came before (transformers does; it costs up to half as much again in accuracy).
-        x = self.embed_tokens(token_ids).float()
+        x = self.embed(token_ids).float()
         for layer in self.layers:
             x = layer(x, step)
         hidden: Tensor = self.norm(x)
         return hidden
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        embedded: Tensor = self.embed_tokens(token_ids)
+        return embedded
 
     def logits(self, hidden: Tensor) -> Tensor:
         head = self.embed_tokens if self.lm_head is None else self.lm_head

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -44,13 +44,20 @@ def load_model(
     config = ModelConfig.from_dir(path)
     if load_format not in get_args(LoadFormat):
         raise ModelError(f"load format is {load_format!r}; allowed: {', '.join(get_args(LoadFormat))}")
-    weights = _weight_files(path) if load_format == "auto" else []
+    weights = weight_files(path) if load_format == "auto" else []
     with torch.device(device):
         model = MODEL_CLASSES[config.architecture](config, torch_dtype(dtype, config))
     if load_format == "dummy":
         _draw_weights(model, seed)
     else:
-        _fill(model, path, weights, progress or (lambda done, total: None))
+        fill(
+            model.checkpoint_tensors(),
+            path,
+            weights,
+            owner=config.architecture,
+            harmless=lambda name: _harmless(name, config),
+            progress=progress or (lambda done, total: None),
+        )
     return model.eval()
 
 
@@ -75,7 +82,8 @@ def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> 
     return config.num_kv_heads * config.num_layers * 2 * block_size * config.head_dim * dtype.itemsize
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
+    """The files of safetensors in the directory. ModelError if there are none, or not all that are listed."""
     if (path / SINGLE_FILE).is_file():
         return [path / SINGLE_FILE]
     index = path / INDEX_FILE
@@ -96,20 +104,31 @@ def _weight_files(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _fill(model: CausalLM, path: Path, files: list[Path], progress: Progress) -> None:
-    """Copy every tensor of the files into its place; each place exactly once."""
-    waiting = model.checkpoint_tensors()
-    known = set(waiting)
+def fill(
+    places: Mapping[str, Tensor],
+    path: Path,
+    files: list[Path],
+    *,
+    owner: str,
+    harmless: Callable[[str], bool] = lambda name: False,
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Copy every tensor of the files in the directory ``path`` into its place; each place exactly once.
+
+    ``owner`` is what the places belong to, for the ModelError about a tensor without one, unless that is
+    ``harmless``.
+    """
+    waiting = dict(places)
     done, total = 0, sum(file.stat().st_size for file in files)
     for file in files:
         for name, tensor in _tensors(file):
             done += tensor.nbytes
             if name in waiting:
                 _copy(file, name, tensor, waiting.pop(name))
-            elif name in known:
+            elif name in places:
                 raise ModelError(f"{file}: tensor {name} comes a second time")
-            elif not _harmless(name, model.config):
-                raise ModelError(f"{file}: {model.config.architecture} has no place for tensor {name}")
+            elif not harmless(name):
+                raise ModelError(f"{file}: {owner} has no place for tensor {name}")
             progress(done, total)
     if waiting:
         first, more = min(waiting), len(waiting) - 1

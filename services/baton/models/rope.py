@@ -52,7 +52,7 @@ class RotaryEmbedding(nn.Module):
         if not self.dynamic:
             return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
         last = positions if lengths is None else lengths - 1
-        cos, sin = _cos_and_signed_sin(positions[:, None] * self.frequencies[last])
+        cos, sin = cos_and_signed_sin(positions[:, None] * self.frequencies[last])
         return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
@@ -72,11 +72,11 @@ def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Te
     """
     positions = torch.arange(num_positions, dtype=torch.float32)
     frequencies, scale = inverse_frequencies(rope, head_dim)
-    cos, sin = _cos_and_signed_sin(positions[:, None] * frequencies)
+    cos, sin = cos_and_signed_sin(positions[:, None] * frequencies)
     return cos * scale, sin * scale
 
 
-def _cos_and_signed_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
+def cos_and_signed_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
     """[T, head_dim / 2] radians -> two of [T, head_dim], the first half of sin negated."""
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -30,6 +30,36 @@ class HostTierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What became of drafts; all zero where nobody drafts."""
+
+    verifications: int = 0
+    """One for each sequence with drafts in each step."""
+    drafted_tokens: int = 0
+    """That were verified."""
+    accepted_tokens: int = 0
+    """Of these; each verification yields one token more."""
+    drafting_seconds: float = 0.0
+
+    def plus(self, more: SpeculationStats) -> SpeculationStats:
+        return SpeculationStats(
+            self.verifications + more.verifications,
+            self.drafted_tokens + more.drafted_tokens,
+            self.accepted_tokens + more.accepted_tokens,
+            self.drafting_seconds + more.drafting_seconds,
+        )
+
+    def minus(self, before: SpeculationStats) -> SpeculationStats:
+        """What was added since ``before``."""
+        return SpeculationStats(
+            self.verifications - before.verifications,
+            self.drafted_tokens - before.drafted_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+            self.drafting_seconds - before.drafting_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """One worker at one moment. Counts without another word are since the process started."""
 
@@ -55,6 +85,7 @@ class WorkerStats:
     handoff_holds: Sequence[Holds]
     """What sends and receives pin now."""
     host_tier: HostTierStats
+    speculation: SpeculationStats
 
 
 class WorkerCollector(Collector):
@@ -95,6 +126,7 @@ class WorkerCollector(Collector):
         )
         yield counter("baton_prefix_hit_tokens", "Tokens found in it.", stats.prefix_hit_tokens)
         yield from self._host_tier(stats.host_tier)
+        yield from self._speculation(stats.speculation)
         yield counter("baton_handoffs_completed", "Handoffs that went through.", stats.handoffs_completed)
         yield self._aborts(stats)
         yield counter(
@@ -136,6 +168,17 @@ class WorkerCollector(Collector):
         yield counter("baton_host_kv_restored_bytes", "Bytes copied back.", tier.restored_bytes)
         yield counter(
             "baton_sequences_swapped_in", "Preempted sequences that came back by copy.", tier.swapped_in
+        )
+
+    def _speculation(self, stats: SpeculationStats) -> Iterator[Metric]:
+        counter = self._counter
+        yield counter(
+            "baton_speculation_verifications", "Steps of sequences with drafts.", stats.verifications
+        )
+        yield counter("baton_speculation_drafted_tokens", "Drafts verified.", stats.drafted_tokens)
+        yield counter("baton_speculation_accepted_tokens", "Drafts accepted.", stats.accepted_tokens)
+        yield counter(
+            "baton_speculation_drafting_seconds", "Time that making drafts took.", stats.drafting_seconds
         )
 
     def _aborts(self, stats: WorkerStats) -> Metric:

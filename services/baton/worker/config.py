@@ -8,6 +8,7 @@ from typing import Literal
 
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.speculation.config import METHODS, MOST_NGRAM, MOST_TOKENS, WITH_MODEL, Method
 
 RoleName = Literal["prefill", "decode", "both"]
 LoadFormat = Literal["auto", "dummy"]
@@ -56,6 +57,11 @@ class WorkerConfig:
     scheduling_policy: SchedulingPolicy = "fcfs"
     priority_aging: float = 30.0  # seconds of waiting worth one level of priority
     max_model_len: int | None = None
+    speculative_method: Method = "none"
+    speculative_model: str | None = None
+    num_speculative_tokens: int = 4
+    speculative_ngram_min: int = 2
+    speculative_ngram_max: int = 4
     threads: int | None = None
     drain_timeout: int | None = None  # seconds; None: as long as what is open takes
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
@@ -74,6 +80,7 @@ class WorkerConfig:
             raise ConfigError("device", f"must be auto, cpu, cuda or cuda:N, not {self.device!r}")
         self._check_ports()
         self._check_sizes()
+        self._check_speculation()
 
     def _check_ports(self) -> None:
         check_range("port", self.port, 0, 65535)
@@ -96,6 +103,15 @@ class WorkerConfig:
                 check_range(option, value, 1)
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ConfigError("num_blocks", "cannot be given together with --kv-cache-memory")
+
+    def _check_speculation(self) -> None:
+        check_choice("speculative_method", self.speculative_method, METHODS)
+        check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MOST_TOKENS)
+        check_range("speculative_ngram_max", self.speculative_ngram_max, 1, MOST_NGRAM)
+        check_range("speculative_ngram_min", self.speculative_ngram_min, 1, self.speculative_ngram_max)
+        if self.speculative_method not in WITH_MODEL and self.speculative_model:
+            methods = ", ".join(WITH_MODEL)
+            raise ConfigError("speculative_model", f"can only be given with --speculative-method {methods}")
 
     @property
     def model_name(self) -> str:

@@ -109,6 +109,12 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         prefix_caching=config.prefix_caching,
         max_model_len=config.max_model_len,
         priority_aging=config.priority_aging if config.scheduling_policy == "priority" else None,
+        # What prefill computes ends with its first token: it has nothing to draft.
+        speculative_method=config.speculative_method if config.role != "prefill" else "none",
+        speculative_model=config.speculative_model if config.role != "prefill" else None,
+        num_speculative_tokens=config.num_speculative_tokens,
+        speculative_ngram_min=config.speculative_ngram_min,
+        speculative_ngram_max=config.speculative_ngram_max,
         num_threads=config.threads,
     )
 

@@ -202,8 +202,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             if output.error is not None:
                 end = self._routers.fail if output.blameless else self._routers.reject
                 end(*_named(output.seq), output.error)
-            elif output.new_token is not None:
-                self._routers.deliver(output.seq.owner, _delta(output, output.new_token))
+            elif output.new_tokens:
+                self._routers.deliver(output.seq.owner, _delta(output))
             self._prefill.on_output(output)
             self._decode.on_output(output)
         self._decode.room_changed()
@@ -283,6 +283,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             handoff_fences=decode.fences,
             handoff_holds=(self._prefill.holds(), self._decode.holds()),
             host_tier=HostTierStats(**asdict(load.host)),
+            speculation=load.speculation,
         )
 
     def load(self) -> worker_pb2.Load:
@@ -305,14 +306,14 @@ def _named(sequence: Sequence) -> tuple[str, str, int]:
     return sequence.owner, sequence.request_id, sequence.attempt
 
 
-def _delta(output: SequenceOutput, token: int) -> worker_pb2.TokenDelta:
+def _delta(output: SequenceOutput) -> worker_pb2.TokenDelta:
     sequence = output.seq
     delta = worker_pb2.TokenDelta(
         request_id=sequence.request_id,
         attempt=sequence.attempt,
         # Not from len(output_ids): the engine may be a step ahead by now.
-        first_seq=output.advanced_to - sequence.num_prompt,
-        token_ids=[token],
+        first_seq=output.first_new - sequence.num_prompt,
+        token_ids=output.new_tokens,
         finish_reason=_FINISH[output.finish_reason],
         cached_tokens=sequence.num_cached,
     )

@@ -1,0 +1,172 @@
+"""What drafts gain: tokens per second without and with each method, in turns, in one process.
+
+    python -m loadtest.speculation [--model demo] [--methods ngram,draft=PATH] [--batch 1,8]
+                                   [--num-speculative-tokens 4] [--max-tokens 96] [--repeats 5]
+
+Two workloads, greedy: *copy* asks in a second turn what the first has answered, so that the answer is in the
+prompt; *new* asks for the first time. Each method runs next to an engine without drafts, in turns, and the
+ratio is that of the medians. On a CPU, seconds are those of the one thread that computes. Drafting per step
+is wall time. Answers are compared token by token. ``draft=PATH`` names the small model, as
+do ``medusa=PATH`` and ``eagle=PATH``; without a path, those in the model's own directory are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from baton import LLM, SamplingParams
+from baton.engine.outputs import RequestOutput
+from baton.speculation.config import Method
+from baton.telemetry.worker import SpeculationStats
+
+QUESTIONS = (
+    "What is a KV cache?",
+    "What is Baton?",
+    "What is prefill?",
+    "What is decode?",
+    "What is paged attention?",
+    "What is continuous batching?",
+    "What is a prefix cache?",
+    "What is speculative decoding?",
+)
+Chat = list[dict[str, str]]
+
+
+@dataclass
+class Samples:
+    """One engine's runs of one workload."""
+
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second."""
+    answers: list[tuple[int, ...]] = field(default_factory=list)
+    steps: int = 0
+    spent: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+class Contender:
+    """An engine under its name in the table."""
+
+    def __init__(self, model: str, name: str, num_tokens: int) -> None:
+        method, _, path = name.partition("=")
+        if method not in get_args(Method):
+            raise SystemExit(f"--methods: {method!r} is none of {', '.join(get_args(Method))}")
+        self.name = name
+        self.llm = LLM(
+            model,
+            dtype="float32",
+            num_threads=1,
+            speculative_method=method,  # type: ignore[typeddict-item]  # checked above
+            speculative_model=path or None,
+            num_speculative_tokens=num_tokens,
+        )
+        self._steps = 0
+        run = self.llm.engine.runner.run
+
+        def counted(*args: object) -> object:
+            self._steps += 1
+            return run(*args)  # type: ignore[arg-type]
+
+        self.llm.engine.runner.run = counted  # type: ignore[method-assign, assignment]
+
+    def answer(self, chats: Sequence[Chat], params: SamplingParams) -> list[RequestOutput]:
+        return self.llm.chat(chats, params, progress=False)
+
+    def run(self, chats: Sequence[Chat], params: SamplingParams, samples: Samples) -> None:
+        before, steps = self.llm.engine.load().speculation, self._steps
+        # On a CPU with one thread, others that want it do not count.
+        clock = time.thread_time if self.llm.engine.runner.device.type == "cpu" else time.perf_counter
+        began = clock()
+        answers = [output.outputs[0].token_ids for output in self.answer(chats, params)]
+        seconds = clock() - began
+        after = self.llm.engine.load().speculation
+        samples.answers = answers
+        samples.rates.append(sum(map(len, answers)) / seconds)
+        samples.steps += self._steps - steps
+        samples.spent = samples.spent.plus(after.minus(before))
+
+
+def chats_of(workload: str, contender: Contender, batch: int, params: SamplingParams) -> list[Chat]:
+    questions = [QUESTIONS[i % len(QUESTIONS)] for i in range(batch)]
+    chats: list[Chat] = [[{"role": "user", "content": question}] for question in questions]
+    if workload == "new":
+        return chats
+    answers = contender.answer(chats, params)
+    return [
+        [*chat, {"role": "assistant", "content": answer.outputs[0].text}, *chat]
+        for chat, answer in zip(chats, answers, strict=True)
+    ]
+
+
+def compare(
+    plain: Contender, drafting: Contender, chats: Sequence[Chat], params: SamplingParams, repeats: int
+) -> tuple[Samples, Samples]:
+    for contender in (plain, drafting):
+        contender.run(chats, params, Samples())  # what is new to it is not counted
+    without, with_drafts = Samples(), Samples()
+    for number in range(repeats):
+        order = [(plain, without), (drafting, with_drafts)]
+        for contender, samples in order if number % 2 else reversed(order):
+            contender.run(chats, params, samples)
+    return without, with_drafts
+
+
+def row(title: Sequence[str], without: Samples, with_drafts: Samples) -> list[str]:
+    plain, drafted = statistics.median(without.rates), statistics.median(with_drafts.rates)
+    spent = with_drafts.spent
+    length = spent.accepted_tokens / max(1, spent.verifications) + 1
+    return [
+        *title,
+        f"{plain:.0f}",
+        f"{drafted:.0f}",
+        f"{drafted / plain:.2f}",
+        f"{length:.2f}",
+        f"{spent.accepted_tokens / max(1, spent.drafted_tokens):.0%}",
+        f"{spent.drafting_seconds / max(1, with_drafts.steps) * 1e3:.2f} ms",
+        "same" if without.answers == with_drafts.answers else "DIFFERENT",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--methods", default="ngram", help="with commas between them")
+    parser.add_argument("--batch", default="1,8", help="requests at once, with commas between them")
+    parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    params = SamplingParams(temperature=0, max_tokens=args.max_tokens)
+    table = Table(
+        "method",
+        "workload",
+        "batch",
+        "plain tokens/s",
+        "drafted tokens/s",
+        "ratio",
+        "tokens per verification",
+        "accepted",
+        "drafting per step",
+        "answers",
+        title=f"{args.model}, {args.num_speculative_tokens} drafts, medians of {args.repeats}",
+    )
+    plain = Contender(args.model, "none", args.num_speculative_tokens)
+    for name in args.methods.split(","):
+        drafting = Contender(args.model, name, args.num_speculative_tokens)
+        for workload in ("copy", "new"):
+            for batch in map(int, args.batch.split(",")):
+                chats = chats_of(workload, plain, batch, params)
+                results = compare(plain, drafting, chats, params, args.repeats)
+                table.add_row(*row([name.partition("=")[0], workload, str(batch)], *results))
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

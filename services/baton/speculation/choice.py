@@ -1,0 +1,117 @@
+"""From a method's name to its drafter. A new method gets a line in ``_METHODS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from baton import hub
+from baton.errors import ModelError
+from baton.models.base import CausalLM
+from baton.models.loader import LoadFormat, kv_block_bytes, load_model
+from baton.speculation.config import Method, SpeculationConfig
+from baton.speculation.draft_model import DraftModelDrafter
+from baton.speculation.drafter import Drafter
+from baton.speculation.eagle import EagleDrafter, load_eagle
+from baton.speculation.medusa import MedusaDrafter, load_medusa
+from baton.speculation.ngram import NgramDrafter
+from baton.text.errors import TokenizerError
+from baton.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that is sped up, and how it runs."""
+
+    model: CausalLM
+    path: Path
+    """Its directory."""
+    device: torch.device
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    load_format: LoadFormat
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """A drafter whose weights are on the device, and that needs to know how much KV it may keep."""
+
+    block_bytes: int
+    """What the drafter keeps for each KV block of the target; 0: nothing."""
+    build: Callable[[int], Drafter]
+    """The drafter, with room for the tokens of so many blocks."""
+
+
+def plan_drafter(config: SpeculationConfig, target: Target) -> DraftPlan | None:
+    """Loads what the method needs. None for ``none``; ValueError or ModelError if it cannot be had."""
+    if config.method == "none":
+        return None
+    return _METHODS[config.method](config, target)
+
+
+def _ngram(config: SpeculationConfig, target: Target) -> DraftPlan:
+    return DraftPlan(0, lambda num_blocks: NgramDrafter(config.ngram_min, config.ngram_max))
+
+
+def _draft(config: SpeculationConfig, target: Target) -> DraftPlan:
+    path = _weights_of(config, target)
+    _check_tokens(path, target.path)
+    dtype = str(target.model.dtype).removeprefix("torch.")
+    model = load_model(path, dtype, target.device, target.load_format)
+    return DraftPlan(
+        kv_block_bytes(model.config, target.block_size, model.dtype),
+        lambda num_blocks: DraftModelDrafter(
+            model, num_blocks, target.block_size, target.device, target.max_num_batched_tokens
+        ),
+    )
+
+
+def _medusa(config: SpeculationConfig, target: Target) -> DraftPlan:
+    heads = load_medusa(_weights_of(config, target), target.model, target.device)
+    drafter = MedusaDrafter(heads, target.model, target.max_num_seqs)
+    return DraftPlan(0, lambda num_blocks: drafter)
+
+
+def _eagle(config: SpeculationConfig, target: Target) -> DraftPlan:
+    layer, layer_config = load_eagle(_weights_of(config, target), target.model, target.device)
+    # Its KV is of a fixed size and taken at once, so that what is left for the pool is measured without it.
+    drafter = EagleDrafter(layer, layer_config, target.model, target.max_num_seqs)
+    return DraftPlan(0, lambda num_blocks: drafter)
+
+
+def _weights_of(config: SpeculationConfig, target: Target) -> Path:
+    """The directory of what drafts: the one that is named or, as the demo model has them, the one of the
+    method's name inside the model's own."""
+    if config.model is not None:
+        return hub.resolve_model(config.model)
+    own = target.path / config.method
+    if not own.is_dir():
+        raise ValueError(
+            f"speculative_method {config.method} needs a speculative_model: {target.path} has none of its own"
+        )
+    return own
+
+
+def _check_tokens(draft: Path, target: Path) -> None:
+    """Token ids go from one model to the other, so they must mean the same. (The size of the embedding may
+    differ: models of one family pad it differently.)"""
+    try:
+        ours, theirs = Tokenizer.from_dir(target), Tokenizer.from_dir(draft)
+    except TokenizerError as error:
+        raise ModelError(f"speculative_model {draft}: {error}") from error
+    for token in range(max(ours.vocab_size, theirs.vocab_size)):
+        if ours.token(token) != theirs.token(token):
+            raise ModelError(
+                f"speculative_model {draft}: its tokenizer is not that of {target}: token {token} is "
+                f"{theirs.token(token)!r} there and {ours.token(token)!r} here"
+            )
+
+
+_METHODS: Mapping[Method, Callable[[SpeculationConfig, Target], DraftPlan]] = MappingProxyType(
+    {"ngram": _ngram, "draft": _draft, "medusa": _medusa, "eagle": _eagle}
+)
