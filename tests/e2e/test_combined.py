@@ -12,11 +12,10 @@ import pytest
 from tests.support.clients import RingClient
 from tests.support.random_requests import FORMS
 from tests.support.ring import Ring, running_ring
-from tests.support.rings_at_their_limit import OPTIONS, errors_logged, totals
+from tests.support.rings_at_their_limit import DRAFTS, OPTIONS, errors_logged, totals
 from tests.support.same import is_same
 
 PROMPT = "A KV block holds the keys and values of some tokens of a sequence. "
-SPECULATES = ("--speculative-method", "ngram", "--num-speculative-tokens", "4")
 KINDS: tuple[dict[str, Any], ...] = (
     {"structured_outputs": FORMS[1], "temperature": 0.8},
     {"structured_outputs": FORMS[4], "temperature": 1.0, "n": 2},
@@ -31,7 +30,7 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    with running_ring(tmp_path_factory.mktemp("ring"), options=OPTIONS, decode_options=SPECULATES) as running:
+    with running_ring(tmp_path_factory.mktemp("ring"), options=OPTIONS, decode_options=DRAFTS) as running:
         yield running
 
 

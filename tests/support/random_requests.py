@@ -76,6 +76,14 @@ FEATURES: tuple[tuple[float, Fields], ...] = (
 )
 """How many requests in one have it, and what they say then."""
 
+NOT_WITH_BEAMS = frozenset(
+    {
+        *("temperature", "top_k", "top_p", "min_p", "n", "stop", "min_tokens", "bad_words", "logit_bias"),
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "allowed_token_ids"),
+        *("structured_outputs", "tools", "tool_choice"),
+    }
+)
+
 
 def draw(rng: random.Random) -> Ask:
     """One request. Most features are in some of them, none in all."""
@@ -88,6 +96,8 @@ def draw(rng: random.Random) -> Ask:
     body |= _completion(rng) if completes else _chat(rng)
     if "tools" not in body:
         body |= rng.choice((_free, _free, _formed))(rng)
+    if rng.random() < 0.1:
+        body = {name: value for name, value in body.items() if name not in NOT_WITH_BEAMS} | _beams(rng)
     if body.get("stream"):
         body.pop("prompt_logprobs", None)
     leaves = rng.uniform(0, LEAVES_WITHIN_S) if rng.random() < 0.05 else None
@@ -107,6 +117,17 @@ def _sampled(rng: random.Random) -> dict[str, Any]:
     fields = {"top_k": rng.randint(1, 50), "top_p": rng.uniform(0.2, 1), "min_p": rng.uniform(0, 0.3)}
     kept = rng.sample(sorted(fields), rng.randint(0, 3))
     return {"temperature": rng.uniform(0.2, 2), **{name: fields[name] for name in kept}}
+
+
+def _beams(rng: random.Random) -> dict[str, Any]:
+    width = rng.randint(1, 4)
+    return {
+        "use_beam_search": True,
+        "best_of": width,
+        "n": rng.randint(1, width),
+        "length_penalty": rng.uniform(-1, 2),
+        "early_stopping": rng.choice((True, False, "never")),
+    }
 
 
 def _free(rng: random.Random) -> dict[str, Any]:

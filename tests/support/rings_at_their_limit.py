@@ -11,6 +11,7 @@ OPTIONS = (
     *("--block-size", "16", "--num-blocks", "64", "--prefill-chunk", "64", "--host-kv-memory", "32MiB"),
     *("--scheduling-policy", "priority", "--priority-aging", "2"),
 )
+DRAFTS = ("--speculative-method", "ngram", "--num-speculative-tokens", "4")
 ROUTER_OPTIONS = ("--tool-call-parser", "hermes")
 TOTALS = (
     "baton_preemptions_total",
@@ -18,6 +19,7 @@ TOTALS = (
     "baton_kv_blocks_copied_total",
     "baton_host_kv_hit_blocks_total",
     "baton_guided_masks_total",
+    "baton_speculation_accepted_tokens_total",
 )
 
 
