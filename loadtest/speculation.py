@@ -37,6 +37,8 @@ QUESTIONS = (
     "What is a prefix cache?",
     "What is speculative decoding?",
 )
+REPEATED = QUESTIONS[:2]
+"""Those whose answers the demo model gives again, word by word, when it has given them before."""
 Chat = list[dict[str, str]]
 
 
@@ -94,7 +96,8 @@ class Contender:
 
 
 def chats_of(workload: str, contender: Contender, batch: int, params: SamplingParams) -> list[Chat]:
-    questions = [QUESTIONS[i % len(QUESTIONS)] for i in range(batch)]
+    asked = QUESTIONS if workload == "new" else REPEATED
+    questions = [asked[i % len(asked)] for i in range(batch)]
     chats: list[Chat] = [[{"role": "user", "content": question}] for question in questions]
     if workload == "new":
         return chats

@@ -1,11 +1,13 @@
-"""A ring whose decode worker drafts says what one says that does not, over each connector, and is quicker."""
+"""A ring whose decode worker drafts says what one says that does not, over each connector and with each
+method."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -13,7 +15,16 @@ import pytest
 
 from tests.support.ring import Ring, running, running_routers, worker
 
-CONNECTORS = ["tcp", *(["ucx"] if importlib.util.find_spec("ucxx") else [])]
+NGRAM = ("--speculative-method", "ngram", "--num-speculative-tokens", "5")
+UCX = {"ucx": ("--connector", "ucx", *NGRAM)} if importlib.util.find_spec("ucxx") else {}
+DECODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "tcp": ("--connector", "tcp", *NGRAM),
+        "draft": ("--connector", "tcp", "--speculative-method", "draft", "--speculative-model", "demo"),
+        **UCX,
+    }
+)
+"""Ring → the options of its decode worker."""
 QUESTION = "What is a KV cache?"
 GREEDY = {"temperature": 0, "max_tokens": 60}
 DRAWN = {"temperature": 0.7, "seed": 3, "max_tokens": 60, "logprobs": True, "top_logprobs": 2}
@@ -21,13 +32,11 @@ DRAWN = {"temperature": 0.7, "seed": 3, "max_tokens": 60, "logprobs": True, "top
 
 @pytest.fixture(scope="module")
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ring]]:
-    """One for each connector; they share the prefill worker, which is given the options as well."""
+    """They share the prefill worker, which is given such options as well."""
     tmp = tmp_path_factory.mktemp("speculation")
-    options = ("--speculative-method", "ngram", "--num-speculative-tokens", "5")
-    prefill = worker(tmp, "prefill", "prefill", "demo", *options)
+    prefill = worker(tmp, "prefill", "prefill", "demo", *NGRAM)
     decodes = {
-        name: worker(tmp, f"decode-{name}", "decode", "demo", "--connector", name, *options)
-        for name in CONNECTORS
+        name: worker(tmp, f"decode-{name}", "decode", "demo", *options) for name, options in DECODES.items()
     }
     with (
         running([prefill, *decodes.values()]),
@@ -80,11 +89,11 @@ def said(choice: Any) -> tuple[str, str]:
     return choice["message"]["content"], choice["finish_reason"]
 
 
-@pytest.mark.parametrize("connector", CONNECTORS)
+@pytest.mark.parametrize("name", DECODES)
 async def test_answers_are_the_same_and_drafts_are_accepted(
-    rings: dict[str, Ring], demo_ring: Ring, connector: str
+    rings: dict[str, Ring], demo_ring: Ring, name: str
 ) -> None:
-    ring = rings[connector]
+    ring = rings[name]
     [first] = await ask(demo_ring, messages=[{"role": "user", "content": QUESTION}], **GREEDY)
     chat = messages(first["message"]["content"])
     before = speculation(ring)

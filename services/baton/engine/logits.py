@@ -58,6 +58,7 @@ class TokenCounts:
     def _with(
         self, ids: Ids, outputs: NDArray[np.float32], drafts: Iterable[int]
     ) -> tuple[Ids, NDArray[np.float32]]:
+        """Counts ``drafts`` in copies."""
         fresh: dict[int, int] = {}
         for token in drafts:
             at = self._at.get(token)
@@ -65,9 +66,9 @@ class TokenCounts:
                 fresh[token] = fresh.get(token, 0) + 1
             else:
                 outputs[at] += 1
-        return np.append(ids, list(fresh)).astype(np.int64), np.append(outputs, list(fresh.values())).astype(
-            np.float32
-        )
+        ids = np.append(ids, np.array(list(fresh), np.int64))
+        outputs = np.append(outputs, np.array(list(fresh.values()), np.float32))
+        return ids, outputs
 
 
 class BadWords:

@@ -39,7 +39,7 @@ class Sampled(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """A sequence whose last token and drafts are in the step."""
+    """A sequence, and drafts behind its last token."""
 
     sequence: Sequence
     drafts: Items[int]
@@ -55,17 +55,11 @@ class Verdict:
     """Why those get no token."""
 
 
-class _Place(NamedTuple):
-    """A row of the logits: behind so many drafts of a sequence."""
-
-    sequence: Sequence
-    drafts: Items[int]
-
-
 def verify(logits: Tensor, drafted: Items[Drafted], stage: MaskStage) -> Verdict:
     """``logits`` [R, V] float32, which this changes: the rows of each of ``drafted`` behind those of the one
     before, one for the last token and one for each draft."""
-    places = [_Place(seq, drafts[:count]) for seq, drafts in drafted for count in range(len(drafts) + 1)]
+    # What is before each row.
+    places = [Drafted(seq, drafts[:count]) for seq, drafts in drafted for count in range(len(drafts) + 1)]
     starts = list(accumulate((len(drafts) + 1 for _, drafts in drafted), initial=0))
     telling = [at for at, (seq, _) in enumerate(places) if seq.params.logprobs is not None]
     raw = logits[telling] if telling else None
