@@ -6,12 +6,13 @@ import importlib.util
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
 
 from tests.support.clients import RingClient
-from tests.support.ring import Ring, running, running_routers, worker
+from tests.support.ring import Ring, Service, running, running_routers, worker
 from tests.support.same import is_same
 
 UCXX = importlib.util.find_spec("ucxx") is not None
@@ -21,6 +22,7 @@ OPTIONS = (
     *("--block-size", "16", "--num-blocks", "600", "--prefill-chunk", "64"),
     *("--scheduling-policy", "priority", "--priority-aging", "5"),
 )
+METHODS = ("ngram", "draft", "medusa", "eagle")
 PROMPT = "What is a KV block? What is prefill? What is decode? Tell me about "
 SCHEMA = {
     "type": "object",
@@ -79,7 +81,7 @@ CASES: Mapping[str, Case] = {
     "presence_penalty": Case({"presence_penalty": 2.0}, anything),
     "frequency_penalty": Case({"frequency_penalty": 2.0}, anything),
     "logit_bias": Case(
-        {"logit_bias": {"300": 100}, "max_tokens": 4}, lambda c: c[0]["token_ids"] == [300] * 4
+        {"logit_bias": {"300": 100}, "max_tokens": 9}, lambda c: c[0]["token_ids"] == [300] * 9
     ),
     "min_tokens": Case(
         {"min_tokens": 60, "max_tokens": 60}, lambda c: len(c[0]["token_ids"]) == 60, path=CHAT
@@ -107,6 +109,10 @@ CASES: Mapping[str, Case] = {
     ),
     "n": Case(
         {"n": 4, "temperature": 1.5, "seed": 5}, lambda c: len({tuple(x["token_ids"]) for x in c}) == 4
+    ),
+    "beams": Case(
+        {"use_beam_search": True, "best_of": 4, "n": 3},
+        lambda c: len({tuple(x["token_ids"]) for x in c}) == 3,
     ),
     "json_schema": Case({"structured_outputs": {"json": SCHEMA}, **GUIDED}, is_json),
     "response_format": Case(
@@ -144,13 +150,21 @@ CASES: Mapping[str, Case] = {
 
 @pytest.fixture(scope="module")
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ring]]:
-    """One worker of both roles; and a decode worker, with a prefill worker for each connector."""
+    """One worker of both roles; rings of a prefill worker for each connector and one decode worker; and rings
+    of the same prefill workers and, for each way to draft, a decode worker that drafts."""
     tmp = tmp_path_factory.mktemp("features")
-    one = worker(tmp, "both", "both", "demo", *OPTIONS)
-    decode = worker(tmp, "decode", "decode", "demo", *OPTIONS)
-    over = {path: worker(tmp, path, "prefill", "demo", *OPTIONS, "--connector", path) for path in CONNECTORS}
+
+    def start(name: str, role: str, *options: str) -> Service:
+        return worker(tmp, name, role, "demo", *OPTIONS, *options)
+
+    one, decode = start("both", "both"), start("decode", "decode")
+    over = {path: start(path, "prefill", "--connector", path) for path in CONNECTORS}
+    drafting = {method: start(method, "decode", "--speculative-method", method) for method in METHODS}
     groups = {"one worker": [one], **{path: [prefill, decode] for path, prefill in over.items()}}
-    with running([one, decode, *over.values()]), running_routers(tmp, "demo", groups) as rings:
+    for path, method in product(over, drafting):
+        groups[f"{path} {method}"] = [over[path], drafting[method]]
+    workers = [one, decode, *over.values(), *drafting.values()]
+    with running(workers), running_routers(tmp, "demo", groups) as rings:
         yield rings
 
 
@@ -198,6 +212,35 @@ async def test_equals_one_worker(clients: Mapping[str, RingClient], path: str, n
     assert is_same(await ask(clients[path], case), expected)
     streamed = await ask_streamed(clients[path], case)
     assert streamed == {choice["index"]: choice["token_ids"] for choice in expected}
+
+
+def accepted(ring: Ring) -> float:
+    [decode] = ring.of_role("decode")
+    metrics = decode.metrics().items()
+    return sum(n for name, n in metrics if name.startswith("baton_speculation_accepted_tokens_total"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("path", PATHS)
+async def test_drafts_change_nothing(
+    rings: Mapping[str, Ring], clients: Mapping[str, RingClient], path: str, method: str
+) -> None:
+    ring = f"{path} {method}"
+    before = accepted(rings[ring])
+    for name in (
+        "greedy",
+        "chat",
+        "seed",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "n",
+        "grammar",
+        "beams",
+    ):
+        expected = await ask(clients["one worker"], CASES[name])
+        assert is_same(await ask(clients[ring], CASES[name]), expected), name
+    assert accepted(rings[ring]) > before
 
 
 @pytest.mark.parametrize("path", PATHS)

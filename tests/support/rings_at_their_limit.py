@@ -8,7 +8,7 @@ from collections import Counter
 from tests.support.ring import Ring
 
 OPTIONS = (
-    *("--block-size", "16", "--num-blocks", "64", "--prefill-chunk", "64", "--host-kv-memory", "32MiB"),
+    *("--block-size", "16", "--num-blocks", "44", "--prefill-chunk", "64", "--host-kv-memory", "32MiB"),
     *("--scheduling-policy", "priority", "--priority-aging", "2"),
 )
 DRAFTS = ("--speculative-method", "ngram", "--num-speculative-tokens", "4")
