@@ -221,12 +221,13 @@ class Campaign:
             self._events[member.pid] = member.events()
             now = Usage.of(member.pid)
             first = member.at_first_rest = member.at_first_rest or now
-            fds, threads = now.fds - first.fds, now.threads - first.threads
+            fds, threads = now.fds.total() - first.fds.total(), now.threads.total() - first.threads.total()
             self.report.most_fds = max(self.report.most_fds, fds)
             self.report.most_threads = max(self.report.most_threads, threads)
             if fds > MORE_FDS or threads > MORE_THREADS:
                 self._findings.violation(
-                    f"{member.name} has {fds} more files and {threads} more threads open"
+                    f"{member.name} has {fds} more files and {threads} more threads open",
+                    [f"more: {dict(now.fds - first.fds)}, {dict(now.threads - first.threads)}"],
                 )
 
     def _read_logs(self) -> None:

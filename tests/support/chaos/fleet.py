@@ -8,7 +8,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -34,17 +34,25 @@ State = Literal["up", "frozen", "down"]
 class Usage:
     """What a process has open."""
 
-    fds: int
-    threads: int
+    fds: Counter[str]
+    """What they are open on, without numbers → how many."""
+    threads: Counter[str]
+    """By the names that the system has."""
     rss: int
 
     @classmethod
     def of(cls, pid: int) -> Usage:
         status = Path(f"/proc/{pid}/status").read_text()
-        threads = re.search(r"Threads:\s+(\d+)", status)
         rss = re.search(r"VmRSS:\s+(\d+) kB", status)
-        assert threads and rss
-        return cls(len(list(Path(f"/proc/{pid}/fd").iterdir())), int(threads[1]), int(rss[1]) << 10)
+        assert rss
+        fds, threads = Counter[str](), Counter[str]()
+        with suppress(FileNotFoundError):  # they come and go meanwhile
+            for fd in Path(f"/proc/{pid}/fd").iterdir():
+                fds[re.sub(r"\d+", "", str(fd.readlink()))] += 1
+        with suppress(FileNotFoundError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                threads[(task / "comm").read_text().strip()] += 1
+        return cls(fds, threads, int(rss[1]) << 10)
 
 
 @dataclass
