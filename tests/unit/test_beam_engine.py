@@ -95,10 +95,13 @@ def test_a_prompt_in_the_prefix_cache_gives_the_same() -> None:
     assert again.num_cached == 20
 
 
+@pytest.mark.parametrize("chunk", [16, 1])
 @pytest.mark.parametrize("caching", [True, False])
-def test_in_a_pool_too_small_for_two_they_are_preempted_and_nothing_else_changes(caching: bool) -> None:
+def test_in_a_pool_too_small_for_two_they_are_preempted_and_nothing_else_changes(
+    caching: bool, chunk: int
+) -> None:
     params = beams(3, max_tokens=24, stops=frozenset(), length_penalty=0.5)
-    engine = fake_engine(26, prefix_caching=caching)
+    engine = fake_engine(26, prefix_caching=caching, prefill_chunk=chunk)
     found = search(engine, *(beam_request(name, prompt(9, i), params, 3) for i, name in enumerate("abc")))
     assert found == [alone(prompt(9, i), params, 3) for i in range(3)]
     load = engine.load()
@@ -289,6 +292,7 @@ PLAIN = st.builds(replace, st.just(GREEDY), seed=st.integers(0, 2), temperature=
     extra=st.integers(0, 6),
     max_num_seqs=st.integers(4, 7),
     budget=st.integers(4, 12),
+    chunk=st.sampled_from([1, 2, 5]),
     caching=st.booleans(),
     chunked=st.booleans(),
     priorities=st.lists(st.integers(-1, 1), min_size=5, max_size=5),
@@ -300,6 +304,7 @@ def test_random_groups_find_what_they_would_alone(
     extra: int,
     max_num_seqs: int,
     budget: int,
+    chunk: int,
     caching: bool,
     chunked: bool,
     priorities: list[int],
@@ -312,7 +317,7 @@ def test_random_groups_find_what_they_would_alone(
         2,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        prefill_chunk=5,
+        prefill_chunk=chunk,
         chunked_prefill=chunked,
         prefix_caching=caching,
         priority_aging=10.0,
