@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
+import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from baton.beam_search import BeamParams, EarlyStopping
 from baton.engine.engine import Engine
@@ -15,6 +17,7 @@ from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import Fork, Sequence
 from baton.sampling_params import SamplingParams
 from baton.urgency import Urgency
+from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
 from tests.unit.test_engine import HookedModel
@@ -108,6 +111,43 @@ def test_in_a_pool_too_small_for_two_they_are_preempted_and_nothing_else_changes
     assert load.preemptions > 0
     assert load.copied_blocks > 0
     assert load.blocks_held == 0
+
+
+class TwoRoads(FakeModel):
+    """After the prompt 1 and 2 are as likely, and each is followed by itself: two beams part for good."""
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        return token_ids[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        tokens = torch.arange(self.vocab_size)
+        parted = (hidden == 1) | (hidden == 2)
+        return torch.where(parted, tokens == hidden, (tokens == 1) | (tokens == 2)) * 20.0
+
+
+@pytest.mark.parametrize("chunk", [16, 1])
+def test_a_beam_comes_back_into_a_pool_that_has_room_only_if_the_prompt_is_shared(chunk: int) -> None:
+    params = beams(2, max_tokens=12, stops=frozenset())
+    engine = fake_engine(17, prefix_caching=False, prefill_chunk=chunk, model=TwoRoads(VOCAB_SIZE))
+    engine.add(beam_request("a", prompt(30), params, 2))
+    while engine.load().blocks_held < 7 + 2 * 3:
+        engine.step()
+    taken = engine.pool.allocate(engine.pool.num_allocatable)
+    assert taken is not None
+    while not engine.load().preemptions:
+        engine.step()
+    for _ in range(4):  # the other one computes what it can, and waits
+        engine.step()
+    assert engine.step() == []
+    assert [len(seq.block_ids) for seq in engine.scheduler.running] == [7 + 4]
+    engine.pool.free(taken)
+    tokens: dict[str, list[int]] = {}
+    for _ in range(60):
+        for output in engine.step():
+            if output.new_token is not None:
+                tokens.setdefault(output.seq.request_id, []).append(output.new_token)
+    assert sorted(tokens.values()) == [[1] * 12, [2] * 12]
+    assert engine.load().blocks_held == 0
 
 
 def test_without_seats_for_two_they_take_turns() -> None:
