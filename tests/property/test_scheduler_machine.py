@@ -23,6 +23,7 @@ from torch import Tensor
 
 from baton.beam_search import BeamParams, EarlyStopping
 from baton.engine.beams import Candidates
+from baton.engine.block_pool import hash_blocks
 from baton.engine.break_even import BreakEven
 from baton.engine.engine import SequenceOutput
 from baton.engine.runner import StepResult
@@ -502,6 +503,7 @@ class EngineMachine(RuleBasedStateMachine):
         for seq in here:
             assert seq.num_computed <= len(seq.block_ids) * BLOCK_SIZE
             assert not seq.cancelled
+            assert seq.hashes == hash_blocks(seq.token_ids, BLOCK_SIZE)[: len(seq.hashes)]
             for block in seq.block_ids:
                 refs[block] += 1
         assert list(refs) == [pool.refs(block) for block in range(pool.num_blocks)]

@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
+import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from baton.beam_search import BeamParams, EarlyStopping
 from baton.engine.engine import Engine
@@ -15,6 +17,7 @@ from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import Fork, Sequence
 from baton.sampling_params import SamplingParams
 from baton.urgency import Urgency
+from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
 from tests.unit.test_engine import HookedModel
@@ -95,16 +98,56 @@ def test_a_prompt_in_the_prefix_cache_gives_the_same() -> None:
     assert again.num_cached == 20
 
 
+@pytest.mark.parametrize("chunk", [16, 1])
 @pytest.mark.parametrize("caching", [True, False])
-def test_in_a_pool_too_small_for_two_they_are_preempted_and_nothing_else_changes(caching: bool) -> None:
+def test_in_a_pool_too_small_for_two_they_are_preempted_and_nothing_else_changes(
+    caching: bool, chunk: int
+) -> None:
     params = beams(3, max_tokens=24, stops=frozenset(), length_penalty=0.5)
-    engine = fake_engine(26, prefix_caching=caching)
+    engine = fake_engine(26, prefix_caching=caching, prefill_chunk=chunk)
     found = search(engine, *(beam_request(name, prompt(9, i), params, 3) for i, name in enumerate("abc")))
     assert found == [alone(prompt(9, i), params, 3) for i in range(3)]
     load = engine.load()
     assert load.preemptions > 0
     assert load.copied_blocks > 0
     assert load.blocks_held == 0
+
+
+class TwoRoads(FakeModel):
+    """After the prompt 1 and 2 are as likely, and each is followed by itself: two beams part for good."""
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        return token_ids[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        tokens = torch.arange(self.vocab_size)
+        parted = (hidden == 1) | (hidden == 2)
+        return torch.where(parted, tokens == hidden, (tokens == 1) | (tokens == 2)) * 20.0
+
+
+@pytest.mark.parametrize("chunk", [16, 1])
+def test_a_beam_comes_back_into_a_pool_that_has_room_only_if_the_prompt_is_shared(chunk: int) -> None:
+    params = beams(2, max_tokens=12, stops=frozenset())
+    engine = fake_engine(17, prefix_caching=False, prefill_chunk=chunk, model=TwoRoads(VOCAB_SIZE))
+    engine.add(beam_request("a", prompt(30), params, 2))
+    while engine.load().blocks_held < 7 + 2 * 3:
+        engine.step()
+    taken = engine.pool.allocate(engine.pool.num_allocatable)
+    assert taken is not None
+    while not engine.load().preemptions:
+        engine.step()
+    for _ in range(4):  # the other one computes what it can, and waits
+        engine.step()
+    assert engine.step() == []
+    assert [len(seq.block_ids) for seq in engine.scheduler.running] == [7 + 4]
+    engine.pool.free(taken)
+    tokens: dict[str, list[int]] = {}
+    for _ in range(60):
+        for output in engine.step():
+            if output.new_token is not None:
+                tokens.setdefault(output.seq.request_id, []).append(output.new_token)
+    assert sorted(tokens.values()) == [[1] * 12, [2] * 12]
+    assert engine.load().blocks_held == 0
 
 
 def test_without_seats_for_two_they_take_turns() -> None:
@@ -289,6 +332,7 @@ PLAIN = st.builds(replace, st.just(GREEDY), seed=st.integers(0, 2), temperature=
     extra=st.integers(0, 6),
     max_num_seqs=st.integers(4, 7),
     budget=st.integers(4, 12),
+    chunk=st.sampled_from([1, 2, 5]),
     caching=st.booleans(),
     chunked=st.booleans(),
     priorities=st.lists(st.integers(-1, 1), min_size=5, max_size=5),
@@ -300,6 +344,7 @@ def test_random_groups_find_what_they_would_alone(
     extra: int,
     max_num_seqs: int,
     budget: int,
+    chunk: int,
     caching: bool,
     chunked: bool,
     priorities: list[int],
@@ -312,7 +357,7 @@ def test_random_groups_find_what_they_would_alone(
         2,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
-        prefill_chunk=5,
+        prefill_chunk=chunk,
         chunked_prefill=chunked,
         prefix_caching=caching,
         priority_aging=10.0,

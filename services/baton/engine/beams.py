@@ -11,7 +11,7 @@ Pure: candidates in, parents of the next beams out. No tensors, no blocks, no se
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,11 +130,23 @@ class BeamSearch:
     def _ranked(self, candidates: Sequence[Candidates]) -> list[_Continuation]:
         scores = [beam.score for beam in self.beams] or [0.0]
         found = [
-            _Continuation(score + logprob, parent, at)
+            _Continuation(score + those.logprobs[at], parent, at)
             for parent, (score, those) in enumerate(zip(scores, candidates, strict=True))
-            for at, logprob in enumerate(those.logprobs)
+            for at in self._eligible(those)
         ]
         return sorted(found, key=lambda continuation: -continuation.score)
+
+    def _eligible(self, those: Candidates) -> Iterator[int]:
+        """Which candidates of a beam may matter: none that ends behind its first W, and no more than W
+        others. With many stopping tokens those are few."""
+        going, width = 0, self.params.width
+        for at, token in enumerate(those.token_ids):
+            stops = token in self.stop_ids
+            if not stops or at < width:
+                yield at
+            going += not stops
+            if going == width:
+                break
 
     def _beam(self, continuation: _Continuation, candidates: Sequence[Candidates]) -> Beam:
         score, parent, at = continuation
