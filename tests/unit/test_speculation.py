@@ -18,6 +18,7 @@ from baton import SamplingParams as Wanted
 from baton.engine import verification
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.runner import StepInputs, StepResult
 from baton.engine.sequence import FinishReason, Fork, Sequence
 from baton.errors import ModelError
 from baton.hub import resolve_model
@@ -163,7 +164,16 @@ class TestEnds:
         drafter = ScriptedDrafter()
         drafter.expect(ids, run_alone(ids, GREEDY))
         engine = fake_engine(max_model_len=17, drafter=drafter, num_drafts=16)
+        places: list[int] = []
+        execute = engine.runner.execute
+
+        def watched(inputs: StepInputs) -> StepResult:
+            places.append(int(inputs.batch.positions.max()))
+            return execute(inputs)
+
+        engine.runner.execute = watched  # type: ignore[method-assign]
         assert run(engine, Sequence("r", 1, ids, GREEDY)) == [run_alone(ids, GREEDY)[:11]]
+        assert max(places) == 15  # nothing is computed behind the context
 
 
 class TestLogprobs:
