@@ -15,10 +15,12 @@ from baton.engine.beam_group import AnswerToken, BeamGroup
 from baton.engine.beams import Candidates
 from baton.engine.block_pool import BlockPool
 from baton.engine.break_even import BreakEven
+from baton.engine.checks import RequestChecks
 from baton.engine.config import EngineConfig
 from baton.engine.guidance import Guide
 from baton.engine.host_memory import HostMemory
 from baton.engine.host_tier import HostTier
+from baton.engine.load import HostLoad, Load
 from baton.engine.logits import LogitRules
 from baton.engine.runner import ModelRunner, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
@@ -31,7 +33,6 @@ from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
 from baton.logprobs import Logprobs, TokenDetails
 from baton.models.loader import Progress
-from baton.request.limits import MAX_BEAMS
 from baton.sampling_params import SamplingParams
 from baton.speculation.speculator import Speculator
 from baton.telemetry.worker import SpeculationStats
@@ -74,44 +75,6 @@ class SequenceOutput:
         return self.advanced_to + 1 - len(self.new_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class HostLoad:
-    """The host tier; blocks and bytes that moved are since the start. All zero without one."""
-
-    blocks_used: int = 0
-    blocks: int = 0
-    hit_blocks: int = 0
-    saved_blocks: int = 0
-    evicted_blocks: int = 0
-    dropped_blocks: int = 0
-    saved_bytes: int = 0
-    restored_bytes: int = 0
-    swapped_in: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How busy the engine is, and what it has done since it started."""
-
-    running: int
-    waiting: int
-    """In the queue, arrived by handoff and without a seat, or without its grammar."""
-    held: int
-    """Prefilled, for a handoff."""
-    waiting_prefill_tokens: int
-    blocks_free: int
-    blocks_cached: int
-    blocks_held: int
-    blocks_reserved: int
-    preemptions: int
-    copied_blocks: int
-    prefix_queried_tokens: int
-    prefix_hit_tokens: int
-    generated_tokens: int
-    host: HostLoad
-    speculation: SpeculationStats
-
-
 class Engine:
     """Runs sequences on one model. One thread calls :meth:`step`; any thread may call the rest.
 
@@ -142,6 +105,7 @@ class Engine:
         # Of ids beyond the vocabulary, which some configurations name, none can come.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self.vocab_size = vocab_size
+        self._checks = RequestChecks(vocab_size, self.eos_token_ids)
         self.generated_tokens = 0
         self.grammars = grammars
         self.speculator = speculator
@@ -200,7 +164,7 @@ class Engine:
     def check(self, seq: Sequence) -> None:
         """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here. Starts
         compiling its grammar, so that it may be there when the sequence is."""
-        self._check_request(seq)
+        self._checks.check(seq)
         self.scheduler.check(seq)
         grammar = self._grammar_of(seq.params)
         if grammar is not None and grammar.done():
@@ -660,7 +624,7 @@ class Engine:
     def _prepare(self, seq: Sequence) -> None:
         """Checks a new sequence and derives what the engine needs of it. Not under the lock: that takes long
         for a long prompt."""
-        self._check_request(seq)
+        self._checks.check(seq)
         seq.rules = self._rules_of(seq)
         seq.num_candidates = self._num_candidates(seq.params)
         if self.scheduler.limits.shares(seq):
@@ -672,52 +636,11 @@ class Engine:
             params = replace(params, min_tokens=0)
         return LogitRules.of(params, seq.prompt_ids, self.eos_token_ids)
 
-    def _check_request(self, seq: Sequence) -> None:
-        self._check_ids(seq.token_ids)
-        given = [seq.first_token, *(fork.first_token for fork in seq.forks)]
-        self._check_ids([token for token in given if token is not None])
-        self._check_params(seq.params)
-        if seq.params.beam_search is not None:
-            self._check_beams(seq, seq.params.beam_search.width)
-
-    def _check_params(self, params: SamplingParams) -> None:
-        """Like a bad id, a step with nothing to choose from would fail others too."""
-        if params.structured_output is not None and not self.eos_token_ids:
-            raise ValueError("structured output needs a model with an end-of-sequence token")
-        if not params.shapes_logits:
-            return
-        biased = [token for token, _ in params.logit_bias]
-        for named in (biased, params.allowed_token_ids, params.stop_token_ids, *params.bad_word_ids):
-            self._check_ids(named)
-        if not params.leaves_a_token(self.vocab_size, self.eos_token_ids):
-            raise ValueError("allowed_token_ids, bad_words and min_tokens leave no token to be generated")
-
-    def _check_beams(self, seq: Sequence, width: int) -> None:
-        params = seq.params
-        if not 1 <= width <= MAX_BEAMS:
-            raise ValueError(f"a beam search of {width} beams; allowed: 1 to {MAX_BEAMS}")
-        if params.shapes_logits or params.structured_output is not None:
-            raise ValueError("a beam search takes the model's own distribution: nothing may change it")
-        if width + len(stop_ids(params, self.eos_token_ids)) > self.vocab_size:
-            raise ValueError(f"a beam search of {width} beams needs as many tokens that do not end an answer")
-        if 1 + len(seq.forks) > width:
-            raise ValueError(f"{1 + len(seq.forks)} answers are asked for of a beam search of {width} beams")
-        given = [seq.first_token, *(fork.first_token for fork in seq.forks), *seq.output_ids]
-        if any(token is not None for token in given):
-            raise ValueError("outputs were given of a beam search, which tells none before its end")
-
     def _num_candidates(self, params: SamplingParams) -> int:
         if params.beam_search is None:
             return 0
         num_stops = len(stop_ids(params, self.eos_token_ids))
         return max(Candidates.needed(params.beam_search.width, num_stops), params.logprobs or 0)
-
-    def _check_ids(self, token_ids: Collection[int]) -> None:
-        """One bad id would fail the whole batch it is computed in."""
-        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.vocab_size:
-            raise ValueError(
-                f"token ids from {min(token_ids)} to {max(token_ids)}; allowed: 0 to {self.vocab_size - 1}"
-            )
 
 
 def _output(token: AnswerToken, forward: Span) -> SequenceOutput:

@@ -1,0 +1,43 @@
+"""What an engine tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """The host tier; blocks and bytes that moved are since the start. All zero without one."""
+
+    blocks_used: int = 0
+    blocks: int = 0
+    hit_blocks: int = 0
+    saved_blocks: int = 0
+    evicted_blocks: int = 0
+    dropped_blocks: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
+    swapped_in: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy the engine is, and what it has done since it started."""
+
+    running: int
+    waiting: int
+    """In the queue, arrived by handoff and without a seat, or without its grammar."""
+    held: int
+    """Prefilled, for a handoff."""
+    waiting_prefill_tokens: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    blocks_reserved: int
+    preemptions: int
+    copied_blocks: int
+    prefix_queried_tokens: int
+    prefix_hit_tokens: int
+    generated_tokens: int
+    host: HostLoad
+    speculation: SpeculationStats
