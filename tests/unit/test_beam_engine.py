@@ -144,8 +144,8 @@ def test_a_beam_comes_back_into_a_pool_that_has_room_only_if_the_prompt_is_share
     tokens: dict[str, list[int]] = {}
     for _ in range(60):
         for output in engine.step():
-            if output.new_token is not None:
-                tokens.setdefault(output.seq.request_id, []).append(output.new_token)
+            if output.new_tokens:
+                tokens.setdefault(output.seq.request_id, []).extend(output.new_tokens)
     assert sorted(tokens.values()) == [[1] * 12, [2] * 12]
     assert engine.load().blocks_held == 0
 

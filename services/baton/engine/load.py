@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.telemetry.worker import SpeculationStats
+
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
