@@ -538,6 +538,35 @@ class TestFence:
         await use_links(20)
         await until(lambda: open_files() <= before and kv_threads() == threads)
 
+    @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
+    async def test_nothing_is_left_of_links_that_end_in_the_middle(self, ends: Ends) -> None:
+        """Not even until somebody collects garbage."""
+        rng = random.Random(3)
+
+        def left() -> tuple[int, int]:
+            return len(list(FILES.iterdir())), len(list(THREADS.iterdir()))
+
+        pair = await ends.link()
+        await move([pair], [[1]])
+        await pair.close()
+        before = left()
+        gc.disable()
+        try:
+            for number in range(16):
+                pair = await ends.link()
+                moves = [asyncio.ensure_future(pair.receiver.post_receive(page, [page])) for page in range(8)]
+                moves += [asyncio.ensure_future(pair.sender.send(page, [page])) for page in range(8)]
+                await asyncio.sleep(rng.choice((0, 0.001, 0.005, 0.02)))
+                first, second = (pair.sender, pair.receiver)[:: rng.choice((1, -1))]
+                await first.close()
+                await asyncio.sleep(0.02 * (number % 2))
+                await second.close()
+                await asyncio.gather(*moves, return_exceptions=True)
+            async with asyncio.timeout(5):
+                await until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
+        finally:
+            gc.enable()
+
 
 @dataclass
 class Other:

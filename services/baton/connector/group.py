@@ -205,10 +205,11 @@ class _Pair:
         self, memory: memoryview | DeviceView, over: Callable[[bool], None], alive: Callable[[], bool]
     ) -> None:
         data = self._place(memory)
+        copied = _tensor(memory) if self._on_cuda and isinstance(memory, memoryview) else None
 
-        def landed(ok: bool) -> None:
-            if ok and self._on_cuda and isinstance(memory, memoryview):
-                _tensor(memory).copy_(data)
+        def landed(ok: bool) -> None:  # does not refer to this pair: transfers may be left over in it
+            if ok and copied is not None:
+                copied.copy_(data)
             over(ok)
 
         self._start(self._library.receive, data, landed, alive)
