@@ -22,6 +22,7 @@ from baton.engine.runner import StepInputs, StepResult
 from baton.engine.sequence import FinishReason, Fork, Sequence
 from baton.errors import ModelError
 from baton.hub import resolve_model
+from baton.models.loader import load_model
 from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.speculation.draft_model import DraftModelDrafter
@@ -32,7 +33,7 @@ from baton.text.choice import TokenChunk
 from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
-from tests.support.fake_engine import VOCAB_SIZE, fake_engine, run, run_alone
+from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.support.local_worker import LocalWorker, local_ring, until
 from tests.support.tiny_models import TINY_MODELS
 
@@ -476,6 +477,32 @@ class TestRealModels:
         run(engine, *seqs)
         stats = engine.load().speculation
         assert stats.accepted_tokens == stats.drafted_tokens > 4 * 20
+
+    @pytest.mark.parametrize("accepted", [0, 1, 3, 4])
+    def test_what_was_refused_leaves_no_trace_in_its_cache(
+        self, models: dict[str, Path], accepted: int
+    ) -> None:
+        shape = load_model(models["llama"])
+        model = FakeModel(shape.config.vocab_size)  # its drafts hang on every K and V in sight
+        model.config, model.dtype = shape.config, torch.float32  # type: ignore[attr-defined]
+
+        def drafter(num_blocks: int = 20, budget: int = 64) -> DraftModelDrafter:
+            cpu = torch.device("cpu")
+            return DraftModelDrafter(model, num_blocks, 4, cpu, budget)  # type: ignore[arg-type]
+
+        seen, seq = drafter(), Sequence("r", 1, list(range(30, 50)), GREEDY)
+        for _ in range(3):
+            [drafts] = seen.draft([seq], [4])
+            assert [drafts] == drafter().draft([seq], [4])
+            assert len(drafts) == 4
+            for token in (*drafts[:accepted], 7, 8, 9):  # and then it paused
+                seq.append(token)
+        # It reads what it has not seen in pieces, and without room it drafts nothing.
+        slow = drafter(budget=8)
+        tries = [slow.draft([seq], [4])[0] for _ in range(-(-seq.num_tokens // 8))]
+        assert tries[:-1] == [[]] * (len(tries) - 1)
+        assert [tries[-1]] == drafter().draft([seq], [4])
+        assert drafter(num_blocks=3).draft([seq], [4]) == [[]]
 
     def test_what_a_draft_model_must_be(self, models: dict[str, Path], tmp_path: Path) -> None:
         def start(path: Path) -> None:
