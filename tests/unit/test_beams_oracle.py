@@ -62,7 +62,7 @@ def oracle(
 
 
 @pytest.mark.parametrize("early_stopping", EarlyStopping)
-@pytest.mark.parametrize("width", [2, 3, 4, 8])
+@pytest.mark.parametrize("width", range(2, 9))
 def test_answers_are_transformers(
     model: Path, engine: Engine, width: int, early_stopping: EarlyStopping
 ) -> None:
