@@ -30,5 +30,9 @@ class Vocabulary:
             return item.prompt
         return self._tokenizer.decode(self.ids(item))
 
+    def probe(self, tokens: int) -> tuple[Piece, ...]:
+        """A prompt to try a server with, which no workload has."""
+        return (Piece("probe", tokens),)
+
     def _piece(self, piece: Piece) -> list[int]:
         return random.Random(piece.seed).choices(self._ids, k=piece.tokens)
