@@ -7,7 +7,7 @@ DONE = b"[DONE]"
 
 class EventReader:
     """Cuts pieces, which end anywhere, into the data of whole events. Comments and other fields are passed
-    over, and the lines may end in ``\\n`` or ``\\r\\n``; an event's data is one line, as all servers send it."""
+    over; lines end in LF or CR LF; an event's data is one line, as all servers send it."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -7,11 +7,9 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 import httptools
-
-from baton.options import ConfigError
 
 _READ_BYTES = 64 * 1024
 _MOST_ERROR_BYTES = 64 * 1024
@@ -23,18 +21,6 @@ class ConnectError(OSError):
 
 class BrokenError(OSError):
     """The connection ended before the answer did, or what came is not HTTP."""
-
-
-def parse_url(option: str, url: str) -> SplitResult:
-    """The server's address, without ``/v1``. Raises ConfigError that names ``option``."""
-    base = urlsplit(url.rstrip("/").removesuffix("/v1"))
-    try:
-        usable = base.scheme in ("http", "https") and base.hostname and (base.port or 1)
-    except ValueError:  # a port out of range
-        usable = False
-    if not usable:
-        raise ConfigError(option, f"{url!r} is not an address; write it like http://127.0.0.1:8000")
-    return base
 
 
 @dataclass(slots=True)
@@ -139,7 +125,9 @@ class HttpClient:
         connection = await self._connection()
         try:
             response = Response(connection.reader)
-            head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+            head = (
+                f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
+            )
             connection.writer.write(head.encode() + body)
             await response.begin()
             yield response

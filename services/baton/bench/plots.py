@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png")
 _BINS = 60
-_GOAL_STYLE = {"color": "tab:red", "linestyle": "--", "linewidth": 1.0}
 
 
 def check_plot(option: str, path: Path | None) -> None:
@@ -57,7 +56,7 @@ def _distribution(axes: Axes, what: str, seconds: Sequence[float], goal: float |
     shares = [(place + 1) / len(milliseconds) for place in range(len(milliseconds))]
     axes.step(milliseconds, shares, where="post")
     if goal is not None:
-        axes.axvline(1e3 * goal, label=f"goal {1e3 * goal:g} ms", **_GOAL_STYLE)
+        axes.axvline(1e3 * goal, label=f"goal {1e3 * goal:g} ms", color="tab:red", linestyle="--")
         axes.legend(loc="lower right")
     axes.set(xlabel=f"{what}, ms", ylabel="share at most so long", ylim=(0, 1.02))
     axes.grid(alpha=0.3)

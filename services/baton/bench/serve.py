@@ -6,81 +6,25 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from baton import hub
 from baton.bench.arrivals import send_times
+from baton.bench.config import ServeConfig, parse_url
 from baton.bench.exchange import Exchange, Prepared
-from baton.bench.goals import Goals
-from baton.bench.http import HttpClient, parse_url
+from baton.bench.http import HttpClient
 from baton.bench.load import closed_loop, open_loop
 from baton.bench.record import Record
 from baton.bench.summary import Summary, summarise
 from baton.bench.target import PromptForm, Request, ServedModel, find_form, find_model
-from baton.bench.workload.choice import TRACES, WorkloadConfig, make_items
+from baton.bench.workload.choice import make_items
 from baton.bench.workload.items import Item, fit
 from baton.bench.workload.vocabulary import Vocabulary
 from baton.errors import ModelError
-from baton.options import ConfigError, check_choice, check_range
+from baton.options import ConfigError
 from baton.text.errors import TokenizerError
 from baton.text.tokenizer import Tokenizer
 
-PROMPT_FORMS = ("auto", "ids", "text")
 _PROBE_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
-    """What to measure and how to offer it. Raises ConfigError for a value that cannot work."""
-
-    workload: WorkloadConfig
-    url: str = "http://127.0.0.1:8000"
-    model: str | None = None
-    tokenizer: str | None = None
-    """Whose vocabulary prompts are made of; None: the model's, by its name."""
-    api_key: str | None = None
-    request_rate: float | None = None
-    """Requests/s; None: a trace's own times, otherwise all at once."""
-    burstiness: float = 1.0
-    max_concurrency: int | None = None
-    """A closed loop with so many open requests, instead of times."""
-    speedup: float = 1.0
-    """A trace's times are divided by it."""
-    goals: Goals = Goals()
-    prompts: str = "auto"
-    ignore_eos: bool = True
-    temperature: float = 0.0
-    timeout: float = 600.0
-    """Seconds until a request is given up."""
-
-    def __post_init__(self) -> None:
-        parse_url("url", self.url)
-        check_choice("prompts", self.prompts, PROMPT_FORMS)
-        check_range("temperature", self.temperature, 0, 2)
-        _check_positive("timeout", self.timeout)
-        _check_positive("burstiness", self.burstiness)
-        _check_positive("speedup", self.speedup)
-        if self.request_rate is not None and not self.request_rate > 0:
-            raise ConfigError("request_rate", f"must be above 0, or inf, not {self.request_rate:g}")
-        if self.max_concurrency is not None:
-            check_range("max_concurrency", self.max_concurrency, 1, 100_000)
-            if self.request_rate is not None:
-                raise ConfigError("max_concurrency", "cannot be given together with --request-rate")
-        if self.speedup != 1 and not self.keeps_times:
-            raise ConfigError("speedup", "can only be given where a trace says when to send")
-        if self.burstiness != 1 and self.request_rate in (None, math.inf):
-            raise ConfigError("burstiness", "can only be given with a finite --request-rate")
-
-    @property
-    def keeps_times(self) -> bool:
-        """Whether requests are sent when a trace says."""
-        timed = self.workload.workload in TRACES
-        return timed and self.request_rate is None and self.max_concurrency is None
-
-
-def _check_positive(option: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise ConfigError(option, f"must be above 0, not {value:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.table import Table
 
 from baton.bench.goals import Goals
@@ -18,7 +20,7 @@ _MILLISECONDS = (
 )
 
 
-def latency_table(rows: dict[str, Spread | None], title: str) -> Table:
+def latency_table(rows: Mapping[str, Spread | None], title: str) -> Table:
     """Rows of times in milliseconds."""
     table = Table(title=title, title_justify="left")
     table.add_column("ms")

@@ -5,30 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from baton.bench.config import LatencyConfig
 from baton.bench.offline.workload import generated, params_for, prompts_for
 from baton.bench.spread import Spread
 from baton.bench.workload.items import fit
 from baton.bench.workload.synthetic import random_lengths
 from baton.bench.workload.vocabulary import Vocabulary
 from baton.engine.llm import LLM
-from baton.options import check_range
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyConfig:
-    """One batch, and how often. Raises ConfigError for a value that cannot work."""
-
-    batch_size: int = 8
-    input_len: int = 32
-    output_len: int = 128
-    warmups: int = 3
-    repeats: int = 10
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for option in ("batch_size", "input_len", "output_len", "repeats"):
-            check_range(option, getattr(self, option), 1, 1_000_000)
-        check_range("warmups", self.warmups, 0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from baton.bench.config import WorkloadConfig
 from baton.bench.offline.workload import generated, params_for, prompts_for
-from baton.bench.workload.choice import WorkloadConfig, make_items
+from baton.bench.workload.choice import make_items
 from baton.bench.workload.items import fit
 from baton.bench.workload.vocabulary import Vocabulary
 from baton.engine.llm import LLM

@@ -23,7 +23,9 @@ def read_burstgpt(path: Path, count: int, seed: int) -> list[Item]:
     columns = next(csv.reader([header]), [])
     missing = [name for name in _COLUMNS if name not in columns]
     if missing:
-        raise at_line(path, number, f"the header has no column {missing[0]!r}; it must have {', '.join(_COLUMNS)}")
+        raise at_line(
+            path, number, f"the header has no column {missing[0]!r}; it must have {', '.join(_COLUMNS)}"
+        )
     items: list[Item] = []
     first = 0.0
     for number, text in lines:

@@ -41,7 +41,9 @@ class Fitted:
 
 def fit(items: Sequence[Item], context: int | None) -> Fitted:
     """Leave out what is longer than ``context`` tokens. Raises WorkloadError when that is everything."""
-    fitting = [item for item in items if context is None or item.prompt_tokens + item.output_tokens <= context]
+    fitting = [
+        item for item in items if context is None or item.prompt_tokens + item.output_tokens <= context
+    ]
     if not fitting:
         least = min(item.prompt_tokens + item.output_tokens for item in items)
         raise WorkloadError(

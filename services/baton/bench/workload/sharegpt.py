@@ -45,5 +45,7 @@ def read_sharegpt(path: Path, count: int, tokenizer: Tokenizer, seed: int) -> li
         if min(lengths) >= _FEWEST_TOKENS:
             items.append(Item(prompt, *lengths))
     if not items:
-        raise WorkloadError(f"{path}: holds no conversation with a prompt and an answer of {_FEWEST_TOKENS} tokens")
+        raise WorkloadError(
+            f"{path}: holds no conversation with a prompt and an answer of {_FEWEST_TOKENS} tokens"
+        )
     return items
