@@ -1,26 +1,32 @@
-"""``baton bench latency`` and ``throughput``: the engine in this process."""
+"""``baton bench latency`` and ``throughput``: the engine in this process.
+
+What imports torch is imported when it runs: the command line works where there is none.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from baton.bench.config import LatencyConfig, WorkloadConfig
 from baton.bench.document import write_document
-from baton.bench.offline.latency import latency
-from baton.bench.offline.throughput import throughput
 from baton.bench.tables import latency_table
-from baton.engine.llm import LLM
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.text.errors import TokenizerError
 from baton.worker.config import WorkerConfig
 
+if TYPE_CHECKING:
+    from baton import LLM
+
 
 def run_latency(worker: WorkerConfig, config: LatencyConfig, json: Path | None) -> None:
     """Measure, show and write."""
+    from baton.bench.offline.latency import latency
+
     result = latency(_llm(worker), config)
     shape = f"{config.batch_size} prompts of {config.input_len} tokens, answers of {config.output_len}"
     rows = {"whole batch": result.whole, "per token": result.per_token}
@@ -33,6 +39,8 @@ def run_latency(worker: WorkerConfig, config: LatencyConfig, json: Path | None) 
 
 def run_throughput(worker: WorkerConfig, config: WorkloadConfig, json: Path | None) -> None:
     """Measure, show and write."""
+    from baton.bench.offline.throughput import throughput
+
     result = throughput(_llm(worker), config)
     rates = {
         "requests_per_s": result.requests_per_s,
@@ -57,6 +65,8 @@ def _settings(worker: WorkerConfig) -> dict[str, object]:
 
 
 def _llm(config: WorkerConfig) -> LLM:
+    from baton import LLM
+
     try:
         return LLM(
             config.model,
