@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
 from baton.bench.goals import Goals
 from baton.bench.spread import Spread
 from baton.bench.summary import Summary
+from baton.bench.sweep.score import Score
 
 _MILLISECONDS = (
     ("TTFT", "ttft"),
@@ -58,3 +59,28 @@ def serve_lines(summary: Summary, goals: Goals, left_out: int) -> list[str]:
     if left_out:
         lines.append(f"left out            {left_out} longer than the model's context")
     return lines
+
+
+def sweep_table(scores: Sequence[Score]) -> Table:
+    """Candidates, best first, with the figures of the probe that each one's goodput comes from."""
+    table = Table(title="goodput by setting", title_justify="left")
+    for column in ("split", "threads", "seqs", "tokens", "chunk"):
+        table.add_column(column, justify="right")
+    for column in ("rounds", "goodput/s", "TTFT p90 ms", "ITL p90 ms", "output tok/s"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for score in scores:
+        one = score.candidate
+        settings = (one.split, one.threads, one.max_num_seqs, one.max_num_batched_tokens, one.prefill_chunk)
+        probe = score.best_probe
+        times = ("-", "-", "-")
+        if probe is not None:
+            times = (_ms(probe.ttft), _ms(probe.itl), f"{probe.output_tokens_per_s:.0f}")
+        note = score.failure or ("defaults" if score.is_default else "")
+        row = (*map(str, settings), str(score.last_round + 1), f"{score.goodput:.2f}", *times, note)
+        table.add_row(*row)
+    return table
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.1f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ PromptForm = Literal["ids", "text"]
 
 COMPLETIONS = "/v1/completions"
 _REFUSED = (400, 422)
+_ANSWER_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,7 @@ class Request:
 
 async def find_model(client: HttpClient, wanted: str | None) -> ServedModel:
     """The model called ``wanted``, or the first one served. Raises UserError."""
-    try:
-        async with client.request("GET", "/v1/models") as response:
-            status, body = response.status, await response.body()
-    except (ConnectError, BrokenError) as error:
-        raise UserError(f"--url: {error}") from None
+    status, body = await _ask(client, "GET", "/v1/models")
     if status != 200:
         raise UserError(f"--url: /v1/models was answered with {refusal(status, body)}")
     try:
@@ -98,18 +96,25 @@ async def find_form(
             model=model, prompts=form, token_ids=token_ids, ignore_eos=ignore_eos, temperature=temperature
         )
         body = request.body(ids if form == "ids" else text, 2, 0)
-        try:
-            async with client.request("POST", COMPLETIONS, body) as response:
-                answer = b"".join([piece async for piece in response.pieces()])
-        except (ConnectError, BrokenError) as error:
-            raise UserError(f"--url: {error}") from None
-        if response.status == 200:
+        status, answer = await _ask(client, "POST", COMPLETIONS, body)
+        if status == 200:
             return request
-        said = refusal(response.status, answer)
-        if response.status not in _REFUSED:
+        said = refusal(status, answer)
+        if status not in _REFUSED:
             break
     hint = "; --no-ignore-eos leaves out a field that not all servers know" if ignore_eos else ""
     raise UserError(f"--url: {COMPLETIONS} answered a first request with {said}{hint}")
+
+
+async def _ask(client: HttpClient, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Status and body of an answer that comes before any measuring."""
+    try:
+        async with asyncio.timeout(_ANSWER_SECONDS), client.request(method, path, body) as response:
+            return response.status, await response.body()
+    except TimeoutError:
+        raise UserError(f"--url: {path} was not answered within {_ANSWER_SECONDS:.0f} s") from None
+    except (ConnectError, BrokenError) as error:
+        raise UserError(f"--url: {error}") from None
 
 
 def _forms(prompts: PromptForm | None) -> Iterator[tuple[PromptForm, bool]]:

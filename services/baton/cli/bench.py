@@ -8,15 +8,18 @@ from baton.bench.config import LatencyConfig, ServeConfig, WorkloadConfig
 from baton.bench.document import check_writable
 from baton.bench.goals import parse_goals
 from baton.bench.plots import check_plot
+from baton.bench.sweep.config import SearchConfig
 from baton.cli import arguments as arg
 from baton.cli import bench_options as opt
 from baton.cli.given import given
+from baton.options import ConfigError
 from baton.worker.config import WorkerConfig
 
 _WORKER = WorkerConfig(role="both")  # for its defaults
 _LOAD = WorkloadConfig()
 _SERVE = ServeConfig(workload=_LOAD)
 _LATENCY = LatencyConfig()
+_SEARCH = SearchConfig()
 
 bench = typer.Typer(
     name="bench",
@@ -146,3 +149,58 @@ def serve(
     from baton.cli.bench_serve import run_serve
 
     run_serve(config, json, plot)
+
+
+@bench.command()
+def sweep(
+    ctx: typer.Context,
+    goodput: opt.Goodput = None,
+    minutes: opt.Minutes = _SEARCH.minutes,
+    attainment: opt.Attainment = _SEARCH.attainment,
+    splits: opt.Splits = None,
+    max_num_seqs: opt.NumSeqsList = _SEARCH.max_num_seqs,
+    max_num_batched_tokens: opt.BudgetList = _SEARCH.max_num_batched_tokens,
+    prefill_chunk: opt.ChunkList = _SEARCH.prefill_chunk,
+    cores: opt.Cores = None,
+    workload: opt.Workload = _LOAD.workload,
+    dataset: opt.Dataset = None,
+    input_len: opt.InputLen = _LOAD.input_len,
+    output_len: opt.OutputLen = _LOAD.output_len,
+    range_ratio: opt.RangeRatio = _LOAD.range_ratio,
+    prefix_len: opt.PrefixLen = _LOAD.prefix_len,
+    num_prefixes: opt.NumPrefixes = _LOAD.num_prefixes,
+    seed: opt.WorkloadSeed = _LOAD.seed,
+    burstiness: opt.Burstiness = _SERVE.burstiness,
+    json: opt.JsonFile = None,
+    plot: opt.PlotFile = None,
+    model: arg.Model = _WORKER.model,
+    dtype: arg.Dtype = _WORKER.dtype,
+    device: arg.Devices = _WORKER.device,
+    load_format: arg.LoadFormat = _WORKER.load_format,
+    max_model_len: arg.MaxModelLen = None,
+    connector: arg.Connector = _WORKER.connector,
+    block_size: arg.BlockSize = _WORKER.block_size,
+    num_blocks: arg.NumBlocks = None,
+    kv_cache_memory: arg.KvCacheMemory = None,
+) -> None:
+    """Find the settings with the highest goodput: start rings, measure them, and end in the time given.
+
+    Prints the `baton up` to use. The defaults are measured beside the candidates, in turns.
+    """
+    check_writable("json", json)
+    check_plot("plot", plot)
+    search = SearchConfig(**given(ctx, SearchConfig))
+    goals = parse_goals("goodput", goodput or ())
+    if not goals:
+        raise ConfigError("goodput", "is needed: say what a good answer is, as 'ttft:500 itl:50'")
+    load = WorkloadConfig(**given(ctx, WorkloadConfig))
+    # The rate is a placeholder: each probe has its own.
+    offer = ServeConfig(workload=load, goals=goals, burstiness=burstiness, request_rate=1.0)
+    searched = ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "device")
+    devices = device.split(",")
+    worker = WorkerConfig(role="both", device=devices[0], **given(ctx, WorkerConfig, *searched))
+
+    from baton.cli.bench_ring import LocalRings
+    from baton.cli.bench_sweep import run_sweep
+
+    run_sweep(search, LocalRings(worker, devices), offer, json, plot)

@@ -132,3 +132,31 @@ PlotFile = Annotated[
 BatchSize = Annotated[int, typer.Option(help="Prompts in the batch.", rich_help_panel=_WORKLOAD)]
 Warmups = Annotated[int, typer.Option(help="Batches before the first that counts.", rich_help_panel=_OFFER)]
 Repeats = Annotated[int, typer.Option(help="Batches that count.", rich_help_panel=_OFFER)]
+
+Minutes = Annotated[float, typer.Option(help="When the search has to be over.", rich_help_panel=_SEARCH)]
+Attainment = Annotated[
+    float,
+    typer.Option(help="Share of the requests that must meet the goals.", rich_help_panel=_SEARCH),
+]
+Splits = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LIST",
+        help="Workers by role, as 1p1d,2p1d,2b. Default: those that use all cores or devices.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+NumSeqsList = Annotated[
+    str, typer.Option("--max-num-seqs", metavar="LIST", help="Values to try.", rich_help_panel=_SEARCH)
+]
+BudgetList = Annotated[
+    str,
+    typer.Option("--max-num-batched-tokens", metavar="LIST", help="Values to try.", rich_help_panel=_SEARCH),
+]
+ChunkList = Annotated[
+    str, typer.Option("--prefill-chunk", metavar="LIST", help="Values to try.", rich_help_panel=_SEARCH)
+]
+Cores = Annotated[
+    int | None,
+    typer.Option(help="CPU cores to share out to workers. Default: all.", rich_help_panel=_SEARCH),
+]

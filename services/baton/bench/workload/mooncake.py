@@ -38,7 +38,7 @@ def read_mooncake(path: Path, count: int, seed: int) -> list[Item]:
             raise at_line(path, number, str(error)) from None
         blocks = -(-line.input_length // BLOCK)
         if len(line.hash_ids) != blocks:
-            problem = f"hash_ids has {len(line.hash_ids)} entries; an input_length of {line.input_length} has {blocks}"
+            problem = f"hash_ids has {len(line.hash_ids)} entries; {line.input_length} tokens have {blocks}"
             raise at_line(path, number, problem)
         first = first if items else line.timestamp
         if line.timestamp < first:

@@ -25,7 +25,7 @@ class Vocabulary:
 
     def text(self, item: Item) -> str:
         """An item's prompt as text. Made-up tokens need not come back from it as they went in, so that the
-        server may count a few per cent more or fewer."""
+        server may count about a tenth more."""
         if isinstance(item.prompt, str):
             return item.prompt
         return self._tokenizer.decode(self.ids(item))
