@@ -99,6 +99,6 @@ class LocalRings:
 async def _ready(supervisor: Supervisor) -> str:
     messages = await supervisor.all_ready()
     url = url_of(messages["router"])
-    while not await asyncio.to_thread(client.is_ready, url):
+    while not await asyncio.to_thread(client.is_ready, url):  # noqa: ASYNC110 - it is another process
         await asyncio.sleep(_POLL_SECONDS)
     return url

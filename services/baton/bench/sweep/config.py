@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from baton.bench.sweep.candidate import Candidate, Grid, default_splits, parse_split
-from baton.bench.sweep.run import SweepPlan
+from baton.bench.sweep.plan import SweepPlan
 from baton.options import ConfigError, check_range
 
 _MOST_VALUES = 16
@@ -58,9 +58,8 @@ class SearchConfig:
 
 def _numbers(option: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) > _MOST_VALUES or not all(
-        part.isascii() and part.isdigit() and int(part) for part in parts
-    ):
+    written = all(part.isascii() and part.isdigit() and int(part) for part in parts)
+    if not written or len(parts) > _MOST_VALUES:
         raise ConfigError(
             option, f"{text!r} is no list; write whole numbers above 0 with commas, at most {_MOST_VALUES}"
         )

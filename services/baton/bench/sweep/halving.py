@@ -1,8 +1,8 @@
 """How the time of a sweep is shared out: successive halving.
 
-All candidates are tried for a short time; the better third goes on to the next round, which takes as long in
-all, so that each candidate gets about three times as much; and so on, until two are left. The last round tries
-these several times in turns. The defaults are in every round and are never dropped.
+All candidates are tried for a short time; the better third goes on to the next round, which takes as long
+in all, so that each candidate gets about three times as much; and so on, until two are left. The last round
+tries these several times in turns. The defaults are in every round and are never dropped.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.bench.arrivals import send_times
-from baton.bench.config import ServeConfig
+from baton.bench.config import ServeConfig, parse_url
 from baton.bench.exchange import Exchange, Prepared
-from baton.bench.http import HttpClient, parse_url
+from baton.bench.http import HttpClient
 from baton.bench.load import closed_loop, open_loop
 from baton.bench.serve import find_request, prepare
 from baton.bench.summary import summarise
@@ -54,7 +54,7 @@ class TrialRunner:
 
     async def run(self, url: str, until: float, concurrency: int, known: float | None) -> list[Probe]:
         """Probe the ring at ``url`` until ``until`` on the monotonic clock. ``known`` is a rate to begin
-        with; without one, a closed loop of ``concurrency`` finds it. Raises UserError when it cannot begin."""
+        with; without one, a closed loop of ``concurrency`` finds it. Raises UserError if it cannot begin."""
         client = HttpClient(parse_url("url", url), self.config.api_key)
         try:
             served = await find_model(client, self.config.model)
