@@ -45,6 +45,8 @@ class WorkloadConfig:
         if self.dataset is not None and self.workload not in (*TRACES, "sharegpt"):
             allowed = ", ".join(("sharegpt", *TRACES))
             raise ConfigError("dataset", f"can only be given with --workload {allowed}")
+        if self.dataset is not None and not self.dataset.is_file():
+            raise ConfigError("dataset", f"{self.dataset} is no file")
 
 
 PROMPT_FORMS = ("auto", "ids", "text")
