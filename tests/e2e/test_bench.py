@@ -87,6 +87,6 @@ async def test_a_sweeps_ring_starts_and_leaves_nothing() -> None:
 
 async def test_a_ring_that_cannot_start_says_why() -> None:
     rings = LocalRings(WorkerConfig(role="both", model="/nowhere"), ["cpu"])
-    with pytest.raises(StartError, match="did not start: .*/nowhere"):
+    with pytest.raises(StartError, match=r"did not start: .*/nowhere"):
         async with rings.running(Candidate(Split(both=1), 1, 8, 64, 32)):
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from pathlib import Path
@@ -44,7 +45,7 @@ async def test_the_clock_is_that_of_the_chunks() -> None:
     assert (record.prompt_tokens, record.output_tokens) == (77, 6)
     assert record.ttft >= 0.15
     assert record.ttft == pytest.approx(sent[0] - server.calls[-1].came, abs=TOLERANCE)
-    gaps = [later - earlier for earlier, later in zip(sent, sent[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(sent)]
     expected = [gaps[0], *[gaps[1] / 3] * 3, gaps[2]]
     assert record.itl == pytest.approx(expected, abs=TOLERANCE)
     assert record.longest_gap == pytest.approx(gaps[1], abs=TOLERANCE)

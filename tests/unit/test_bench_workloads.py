@@ -169,7 +169,7 @@ class TestShareGpt:
     def test_first_turn_is_asked_and_the_second_measured(self, tmp_path: Path, tokenizer: Tokenizer) -> None:
         prompt, answer = (
             "What does the router do with a prompt?",
-            "It tokenizes it and places it on a worker.",
+            "It tokenizes it and places it.",
         )
         path = self.write(
             tmp_path, [self.chat("alone"), self.chat("hi", "yo"), self.chat(prompt, answer, "more")]

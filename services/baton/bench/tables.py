@@ -63,23 +63,34 @@ def serve_lines(summary: Summary, goals: Goals, left_out: int) -> list[str]:
 
 def sweep_table(scores: Sequence[Score]) -> Table:
     """Candidates, best first, with the figures of the probe that each one's goodput comes from."""
-    table = Table(title="goodput by setting", title_justify="left")
-    for column in ("split", "threads", "seqs", "tokens", "chunk"):
+    table = Table(title="s: max-num-seqs, t: max-num-batched-tokens, c: prefill-chunk", title_justify="left")
+    table.add_column("setting")
+    for column in ("threads", "goodput/s", "from - to", "TTFT p90", "ITL p90", "tok/s"):
         table.add_column(column, justify="right")
-    for column in ("rounds", "goodput/s", "TTFT p90 ms", "ITL p90 ms", "output tok/s"):
-        table.add_column(column, justify="right")
-    table.add_column("")
     for score in scores:
-        one = score.candidate
-        settings = (one.split, one.threads, one.max_num_seqs, one.max_num_batched_tokens, one.prefill_chunk)
+        name = f"{score.candidate}" + (" (defaults)" if score.is_default else "")
+        if score.failure:
+            table.add_row(name, str(score.candidate.threads), f"failed: {score.failure}")
+            continue
+        low, high = score.goodput_range
+        goodput = (f"{score.goodput:.2f}", f"{low:.2f} - {high:.2f}")
         probe = score.best_probe
-        times = ("-", "-", "-")
-        if probe is not None:
-            times = (_ms(probe.ttft), _ms(probe.itl), f"{probe.output_tokens_per_s:.0f}")
-        note = score.failure or ("defaults" if score.is_default else "")
-        row = (*map(str, settings), str(score.last_round + 1), f"{score.goodput:.2f}", *times, note)
-        table.add_row(*row)
+        times = () if probe is None else (_ms(probe.ttft), _ms(probe.itl), f"{probe.output_tokens_per_s:.0f}")
+        table.add_row(name, str(score.candidate.threads), *goodput, *times)
     return table
+
+
+def verdict(scores: Sequence[Score]) -> str:
+    """What the first of the scores, which are best first, is worth against the defaults."""
+    best = scores[0]
+    default = next(score for score in scores if score.is_default)
+    if best.goodput == 0:
+        return "no setting met the goals at any rate that was tried; this came nearest:"
+    if best.is_default:
+        return "nothing was better than the defaults:"
+    if best.goodput_range[0] <= default.goodput_range[1]:
+        return "best, but not beyond the spread of the defaults' own trials:"
+    return "best, in every trial of the last round better than the defaults:"
 
 
 def _ms(seconds: float | None) -> str:

@@ -20,7 +20,7 @@ from baton.bench.sweep.config import SearchConfig
 from baton.bench.sweep.run import Sweep
 from baton.bench.sweep.score import Score
 from baton.bench.sweep.trial import TrialRunner
-from baton.bench.tables import sweep_table
+from baton.bench.tables import sweep_table, verdict
 from baton.cli.bench_ring import LocalRings
 
 
@@ -41,10 +41,8 @@ def run_sweep(
     runner = TrialRunner(load, tokenizer, search.attainment)
     scores = asyncio.run(Sweep(plan, rings, runner, print).run())
     Console().print(sweep_table(scores))
-    best = scores[0]
-    if best.goodput == 0:
-        print("no setting met the goals at any rate that was tried; this came nearest:")
-    print(rings.command(best.candidate))
+    print(verdict(scores))
+    print(rings.command(scores[0].candidate))
     if json is not None:
         _write(json, search, rings, load, scores)
     if plot is not None:
@@ -78,6 +76,7 @@ def _write(
             **asdict(score),
             "name": str(score.candidate),
             "goodput": score.goodput,
+            "goodput_range": score.goodput_range,
             "rounds": score.last_round + 1,
             "command": rings.command(score.candidate),
         }

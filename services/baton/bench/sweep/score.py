@@ -70,6 +70,12 @@ class Score:
         return statistics.median(trial.goodput for trial in self._last())
 
     @property
+    def goodput_range(self) -> tuple[float, float]:
+        """The lowest and the highest of its last round."""
+        found = [trial.goodput for trial in self._last()]
+        return min(found), max(found)
+
+    @property
     def rank(self) -> tuple[int, float, float]:
         """To compare candidates by: those that came further are better."""
         goodputs, nearest = zip(*(trial.rank for trial in self._last()), strict=True)
