@@ -73,7 +73,8 @@ class Sweep:
         self._trials.setdefault(candidate, []).append(trial)
         name = "defaults" if candidate == self.plan.default else str(candidate)
         self.say(f"  {name}: {trial.failure or f'{trial.goodput:.2f} requests/s'}")
-        if trial.failure and candidate == self.plan.default:
+        # One failure of several trials does not throw away what was measured.
+        if candidate == self.plan.default and all(one.failure for one in self._trials[candidate]):
             raise UserError(f"the defaults cannot be measured: {trial.failure}")
 
     async def _trial(self, number: int, candidate: Candidate, until: float, known: float | None) -> Trial:
@@ -83,7 +84,8 @@ class Sweep:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(left):
                     url = await stack.enter_async_context(self.starter.running(candidate))
-                async with asyncio.timeout(left):
+                # The runner keeps to the time by itself; this is for a ring that no longer answers.
+                async with asyncio.timeout(left + _STOP_SECONDS):
                     probes = await self.runner.run(url, until, candidate.max_num_seqs, known)
         except TimeoutError:
             return Trial(number, (), f"the ring did not start, or did not answer, within {left:.0f} s")

@@ -89,8 +89,9 @@ class Score:
 
     @property
     def failure(self) -> str | None:
-        """Why nothing was measured in the last round."""
-        return next((trial.failure for trial in self._last() if trial.failure), None)
+        """Why nothing was measured in the last round; None if anything was."""
+        failures = [trial.failure for trial in self._last()]
+        return failures[0] if all(failures) else None
 
     def _last(self) -> Sequence[Trial]:
         return [trial for trial in self.trials if trial.round == self.last_round]
