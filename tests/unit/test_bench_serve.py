@@ -12,6 +12,7 @@ import pytest
 
 from baton.bench.config import ServeConfig, WorkloadConfig, parse_url
 from baton.bench.document import write_document
+from baton.bench.events import EventReader
 from baton.bench.exchange import Exchange, Prepared
 from baton.bench.goals import Goals
 from baton.bench.http import HttpClient
@@ -64,6 +65,15 @@ async def test_a_server_that_takes_only_text_and_tells_no_ids() -> None:
     assert record.output_tokens == 6  # as its usage says: two chunks
     assert not result.summary.tokens_per_chunk_known
     assert record.tpot == pytest.approx(0.1 / 5, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_events_are_whole_however_the_body_is_cut(size: int) -> None:
+    body = b': hello\r\n\r\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": 2}\n\ndata: [DONE]\n\n'
+    reader = EventReader()
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    found = [event for piece in pieces for event in reader.feed(piece)]
+    assert found == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
 
 
 async def test_requests_say_what_is_wanted() -> None:

@@ -18,7 +18,7 @@ from baton.text.tokenizer import Tokenizer
 
 MOONCAKE = [
     {"timestamp": 1000, "input_length": 1030, "output_length": 5, "hash_ids": [7, 8, 9]},
-    {"timestamp": 1500.5, "input_length": 600, "output_length": 9, "hash_ids": [7, 12]},
+    {"timestamp": 1500.5, "input_length": 600, "output_length": 9, "hash_ids": [7, 8]},
 ]
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
@@ -99,8 +99,8 @@ class TestMooncake:
         vocabulary = Vocabulary(tokenizer)
         one, two = vocabulary.ids(first), vocabulary.ids(second)
         assert (len(one), len(two)) == (1030, 600)
-        assert one[:512] == two[:512]
-        assert one[512:522] != two[512:522]
+        assert one[:600] == two  # the second block as well, though the prompt ends in the middle of it
+        assert one[512:600] != one[:88]
 
     def test_only_as_many_as_asked_for(self, tmp_path: Path, tokenizer: Tokenizer) -> None:
         path = self.write(tmp_path, MOONCAKE[0], "not read any more")
@@ -206,7 +206,8 @@ class TestShareGpt:
         ({"dataset": Path(__file__)}, "--dataset: can only be given with"),
         ({"workload": "burstgpt", "dataset": Path("/nowhere")}, "--dataset: /nowhere is no file"),
         ({"input_len": 0}, "--input-len: must be at least 1, not 0"),
-        ({"range_ratio": 1.5}, "--range-ratio: must be at most 1, not 1.5"),
+        ({"range_ratio": 1.5}, "--range-ratio: must be from 0 to 1, not 1.5"),
+        ({"range_ratio": float("nan")}, "--range-ratio: must be from 0 to 1, not nan"),
         ({"num_prompts": 0}, "--num-prompts: must be at least 1"),
     ],
 )

@@ -39,7 +39,7 @@ class WorkloadConfig:
         for option in ("input_len", "output_len", "prefix_len"):
             check_range(option, getattr(self, option), 1, _MOST_TOKENS)
         check_range("num_prefixes", self.num_prefixes, 1, _MOST_REQUESTS)
-        check_range("range_ratio", self.range_ratio, 0, 1)
+        _check_between("range_ratio", self.range_ratio, 0, 1)
         if self.workload in TRACES and self.dataset is None:
             raise ConfigError("dataset", f"--workload {self.workload} needs the path of a trace")
         if self.dataset is not None and self.workload not in (*TRACES, "sharegpt"):
@@ -79,7 +79,7 @@ class ServeConfig:
     def __post_init__(self) -> None:
         parse_url("url", self.url)
         check_choice("prompts", self.prompts, PROMPT_FORMS)
-        check_range("temperature", self.temperature, 0, 2)
+        _check_between("temperature", self.temperature, 0, 2)
         _check_positive("timeout", self.timeout)
         _check_positive("burstiness", self.burstiness)
         _check_positive("speedup", self.speedup)
@@ -99,6 +99,11 @@ class ServeConfig:
         """Whether requests are sent when a trace says."""
         timed = self.workload.workload in TRACES
         return timed and self.request_rate is None and self.max_concurrency is None
+
+
+def _check_between(option: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also where it is no number
+        raise ConfigError(option, f"must be from {low:g} to {high:g}, not {value:g}")
 
 
 def _check_positive(option: str, value: float) -> None:

@@ -197,10 +197,12 @@ def sweep(
     # The rate is a placeholder: each probe has its own.
     offer = ServeConfig(workload=load, goals=goals, burstiness=burstiness, request_rate=1.0)
     searched = ("max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "device")
-    devices = device.split(",")
-    worker = WorkerConfig(role="both", device=devices[0], **given(ctx, WorkerConfig, *searched))
+    named, options = device.split(","), given(ctx, WorkerConfig, *searched)
+    worker, *_ = [WorkerConfig(role="both", device=one, **options) for one in named]
 
+    from baton.bench.offline.devices import all_devices
     from baton.cli.bench_ring import LocalRings
     from baton.cli.bench_sweep import run_sweep
 
+    devices = all_devices() if named == ["auto"] else named
     run_sweep(search, LocalRings(worker, devices), offer, json, plot)

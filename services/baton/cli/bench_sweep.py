@@ -58,8 +58,8 @@ def _defaults(search: SearchConfig, rings: LocalRings) -> Candidate:
 
 def _places(search: SearchConfig, rings: LocalRings) -> int:
     """How many workers there is room for: one to a device, or to a core where there is only the CPU."""
-    named = [device for device in rings.devices if device.startswith("cuda")]
-    return len(named) or search.cores or _cores()
+    on_cpu = all(device == "cpu" for device in rings.devices)
+    return (search.cores or _cores()) if on_cpu else len(rings.devices)
 
 
 def _write(
