@@ -142,13 +142,13 @@ class TestSweep:
     def test_the_search_closes_in_on_the_highest_rate(self, capacity: float, start: float) -> None:
         search = RateSearch(start)
         for _ in range(60):
-            search.tell(search.rate <= capacity)
+            search.tell(search.rate, search.rate <= capacity)
         assert search.rate == pytest.approx(capacity, rel=0.01)
 
     def test_the_search_gets_over_a_wrong_miss(self) -> None:
         search = RateSearch(8.0)
         for number in range(60):
-            search.tell(search.rate <= 10 and number != 0)
+            search.tell(search.rate, search.rate <= 10 and number != 0)
         assert 5 < search.rate < 17
 
     @given(st.integers(1, 200))

@@ -13,6 +13,7 @@ from baton.bench.config import ServeConfig, WorkloadConfig
 from baton.bench.goals import Goals
 from baton.bench.plots import plot_sweep
 from baton.bench.serve import load_tokenizer
+from baton.bench.sweep import halving, trial
 from baton.bench.sweep.candidate import Candidate, Grid, Split
 from baton.bench.sweep.config import SearchConfig
 from baton.bench.sweep.plan import SweepPlan
@@ -29,7 +30,7 @@ DEFAULT = Candidate(Split(1, 1), 1, 4, 512, 256)
 QUICK = Candidate(Split(both=1), 2, 4, 512, 128)
 SLOW = Candidate(Split(both=1), 2, 4, 512, 256)
 BROKEN = Candidate(Split(both=2), 1, 4, 512, 128)
-SECONDS = {DEFAULT: 0.3, QUICK: 0.01, SLOW: 0.4}
+SECONDS = {DEFAULT: 0.3, QUICK: 0.03, SLOW: 0.4}
 """To the first token."""
 GOALS = Goals(ttft=0.2)
 
@@ -58,12 +59,15 @@ class FakeRings:
 
 def sweep_of(rings: FakeRings, *candidates: Candidate, seconds: float) -> Sweep:
     load = WorkloadConfig(input_len=4, output_len=2)
-    runner = TrialRunner(ServeConfig(workload=load, goals=GOALS), load_tokenizer("demo"), attainment=0.9)
+    runner = TrialRunner(ServeConfig(workload=load, goals=GOALS), load_tokenizer("demo"), attainment=0.7)
     plan = SweepPlan(default=DEFAULT, candidates=candidates, seconds=seconds, least_slot=0.9)
     return Sweep(plan, rings, runner, lambda line: None)
 
 
-async def test_the_best_settings_win_in_time(tmp_path: Path) -> None:
+async def test_the_best_settings_win_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fewer and longer probes than in earnest, as the whole has to be over soon.
+    monkeypatch.setattr(halving, "REPEATS", 2)
+    monkeypatch.setattr(trial, "PROBES", 3)
     rings = FakeRings()
     began = time.monotonic()
     scores = await sweep_of(rings, BROKEN, SLOW, QUICK, seconds=18).run()
@@ -74,9 +78,9 @@ async def test_the_best_settings_win_in_time(tmp_path: Path) -> None:
     by_candidate = {score.candidate: score for score in scores}
     assert by_candidate[DEFAULT].goodput == by_candidate[SLOW].goodput == 0
     assert by_candidate[BROKEN].failure == "no room for it"
-    # All once, then the two that are left three times, with the defaults in every turn.
+    # All once, then the two that are left again, with the defaults in every turn.
     assert rings.started[:4] == [DEFAULT, BROKEN, SLOW, QUICK]
-    assert rings.started[4:] == [DEFAULT, QUICK, SLOW] * 3
+    assert rings.started[4:] == [DEFAULT, QUICK, SLOW] * 2
     assert verdict(scores) == "best, in every trial of the last round better than the defaults:"
     plot_sweep(tmp_path / "s.svg", scores, GOALS, "a sweep")
     assert (tmp_path / "s.svg").stat().st_size > 1000

@@ -101,6 +101,7 @@ def _frontier(axes: Axes, scores: Sequence[Score], goals: Goals) -> None:
     if goals.ttft is not None:
         axes.axvline(1e3 * goals.ttft, color="tab:red", linestyle="--", label="goal")
     axes.set(xlabel="TTFT p90, ms", ylabel="output tokens/s", xscale="log")
+    axes.tick_params(axis="x", which="both", labelsize=7, rotation=45)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3)
 

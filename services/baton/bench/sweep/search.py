@@ -22,12 +22,12 @@ class RateSearch:
         """What to try next."""
         return self._next
 
-    def tell(self, met: bool) -> None:
-        """Whether the goals were met at `rate`."""
+    def tell(self, rate: float, met: bool) -> None:
+        """Whether the goals were met at ``rate``, which may be a little off what was to be tried."""
         if met:
-            self._met = max(self._met, self._next)
+            self._met = max(self._met, rate)
         else:
-            self._missed = min(self._missed, self._next)
+            self._missed = min(self._missed, rate)
         if self._met == 0:
             self._next = self._missed * _DOWN
         elif self._missed <= self._met:  # a noisy machine: what was met is believed
