@@ -62,21 +62,22 @@ def serve_lines(summary: Summary, goals: Goals, left_out: int) -> list[str]:
 
 
 def sweep_table(scores: Sequence[Score]) -> Table:
-    """Candidates, best first, with the figures of the probe that each one's goodput comes from."""
+    """Candidates, best first, with the median and range of their goodputs; TTFT and ITL are 90th
+    percentiles, in ms, of the best probe."""
     table = Table(title="s: max-num-seqs, t: max-num-batched-tokens, c: prefill-chunk", title_justify="left")
-    table.add_column("setting")
-    for column in ("threads", "goodput/s", "from - to", "TTFT p90", "ITL p90", "tok/s"):
+    table.add_column("setting", no_wrap=True)
+    for column in ("goodput/s", "from - to", "TTFT", "ITL", "tok/s"):
         table.add_column(column, justify="right")
     for score in scores:
         name = f"{score.candidate}" + (" (defaults)" if score.is_default else "")
         if score.failure:
-            table.add_row(name, str(score.candidate.threads), f"failed: {score.failure}")
+            table.add_row(name, f"failed: {score.failure}")
             continue
         low, high = score.goodput_range
         goodput = (f"{score.goodput:.2f}", f"{low:.2f} - {high:.2f}")
         probe = score.best_probe
         times = () if probe is None else (_ms(probe.ttft), _ms(probe.itl), f"{probe.output_tokens_per_s:.0f}")
-        table.add_row(name, str(score.candidate.threads), *goodput, *times)
+        table.add_row(name, *goodput, *times)
     return table
 
 
