@@ -23,6 +23,7 @@ from baton.bench.target import Request
 from baton.options import UserError
 from tests.support.api_server import serving_app
 from tests.support.fake_openai import FakeServer
+from tests.support.patience import undisturbed
 
 TOLERANCE = 0.06
 """Seconds, on a machine that does other things as well."""
@@ -35,6 +36,7 @@ async def run(server: FakeServer, count: int = 1, **options: object) -> ServeRes
         return await measure(ServeConfig(workload=load, url=url, **options))  # type: ignore[arg-type]
 
 
+@undisturbed
 async def test_the_clock_is_that_of_the_chunks() -> None:
     server = FakeServer([(0.15, 1), (0.1, 1), (0.3, 3), (0.05, 1)])
     result = await run(server)
@@ -54,6 +56,7 @@ async def test_the_clock_is_that_of_the_chunks() -> None:
     assert record.e2e - record.ttft == pytest.approx(sent[-1] - sent[0], abs=TOLERANCE)
 
 
+@undisturbed
 async def test_a_server_that_takes_only_text_and_tells_no_ids() -> None:
     server = FakeServer([(0.0, 2), (0.1, 4)], token_ids=False, takes_ids=False)
     result = await run(server)
@@ -128,6 +131,7 @@ async def test_a_closed_loop_keeps_so_many_open() -> None:
     assert [record.index for record in result.records] == list(range(20))
 
 
+@undisturbed
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     server = FakeServer([(0.5, 1)])
     result = await run(server, count=10, request_rate=100.0)
@@ -135,6 +139,7 @@ async def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert result.summary.duration < 1.5
 
 
+@undisturbed
 async def test_send_times_are_kept_when_the_client_is_late() -> None:
     server = FakeServer()
     async with serving_app(server.app()) as url:

@@ -25,6 +25,7 @@ from baton.options import ConfigError, StartError, UserError
 from baton.worker.config import WorkerConfig
 from tests.support.api_server import serving_app
 from tests.support.fake_openai import FakeServer
+from tests.support.patience import undisturbed
 
 DEFAULT = Candidate(Split(1, 1), 1, 4, 512, 256)
 QUICK = Candidate(Split(both=1), 2, 4, 512, 128)
@@ -64,6 +65,7 @@ def sweep_of(rings: FakeRings, *candidates: Candidate, seconds: float) -> Sweep:
     return Sweep(plan, rings, runner, lambda line: None)
 
 
+@undisturbed
 async def test_the_best_settings_win_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Fewer and longer probes than in earnest, as the whole has to be over soon.
     monkeypatch.setattr(halving, "REPEATS", 2)
