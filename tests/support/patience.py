@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import ParamSpec
 
 TRIES = 3
@@ -17,10 +18,9 @@ def undisturbed(test: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[Non
     @functools.wraps(test)
     async def tried(*args: P.args, **kwargs: P.kwargs) -> None:
         for _ in range(TRIES - 1):
-            try:
-                return await test(*args, **kwargs)
-            except AssertionError:
-                continue
+            with suppress(AssertionError):
+                await test(*args, **kwargs)
+                return
         await test(*args, **kwargs)
 
     return tried
