@@ -16,9 +16,15 @@ def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("command", ["up", "prefill", "decode", "both", "router", "generate", "version"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("up", "prefill", "decode", "both", "router", "generate", "version"),
+        *("bench", "bench latency", "bench throughput", "bench serve", "bench sweep"),
+    ],
+)
 def test_every_command_has_help(command: str) -> None:
-    result = baton(command, "--help")
+    result = baton(*command.split(), "--help")
     assert result.returncode == 0
     assert len(result.stdout) > 100
     assert not result.stderr
@@ -50,6 +56,12 @@ def test_version() -> None:
         (["up", "--log-level", "loud"], "--log-level: must be one of"),
         (["up", "--block-size", "0"], "--block-size: must be at least 1, not 0"),
         (["runn"], "No such command"),
+        (["bench", "serve", "--goodput", "speed:1"], "--goodput: 'speed:1' is no goal; allowed: ttft:MS"),
+        (["bench", "serve", "--request-rate", "0"], "--request-rate: must be above 0, or inf, not 0"),
+        (["bench", "serve", "--plot", "a.pdf"], "--plot: must end in .svg or .png, not 'a.pdf'"),
+        (["bench", "serve", "--json", "/nowhere/a"], "--json: /nowhere/a is no file in a directory"),
+        (["bench", "latency", "--batch-size", "0"], "--batch-size: must be at least 1, not 0"),
+        (["bench", "sweep"], "--goodput: is needed: say what a good answer is"),
     ],
 )
 def test_a_bad_value_is_one_line_and_exit_2(arguments: list[str], message: str) -> None:

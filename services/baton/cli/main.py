@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import fields
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from baton import __version__
 from baton.cli import arguments as arg
+from baton.cli.bench import bench
+from baton.cli.given import given
 from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice
 from baton.router.config import RouterConfig
 from baton.worker.config import RoleName, WorkerConfig
@@ -53,12 +54,6 @@ def _fail(message: str, status: int) -> None:
     if message:  # empty after the help that a call without a command prints
         print(f"error: {message}", file=sys.stderr)
     sys.exit(status)
-
-
-def _given(ctx: typer.Context, config: type[WorkerConfig | RouterConfig], *but: str) -> dict[str, Any]:
-    """The parameters of the command that are fields of ``config``; they are named alike."""
-    names = {field.name for field in fields(config)} - set(but)
-    return {name: value for name, value in ctx.params.items() if name in names}
 
 
 @commands.command(rich_help_panel="Run")
@@ -113,10 +108,10 @@ def up(
 
     check_choice("log_level", log_level, LOG_LEVELS)
     devices = device.split(",")
-    pattern = _given(ctx, WorkerConfig, "host", "port", "device", "log_level")
+    pattern = given(ctx, WorkerConfig, "host", "port", "device", "log_level")
     worker = WorkerConfig(role="both", device=devices[0], threads=threads_per_worker, **pattern)
     roles = ring.roles_wanted(prefill, decode, both)
-    planned = ring.plan(worker, roles, devices, _given(ctx, RouterConfig, "log_level"))
+    planned = ring.plan(worker, roles, devices, given(ctx, RouterConfig, "log_level"))
     question = Question(prompt=prompt, chat=chat, temperature=0) if prompt is not None else None
     return run_up(planned, UpOptions(question, logging.getLevelNamesMapping()[log_level.upper()]))
 
@@ -163,7 +158,7 @@ def _worker_command(role: RoleName, what: str) -> None:
         exit_with_parent: arg.ExitWithParent = None,
     ) -> None:
         _tie_to(exit_with_parent)
-        config = WorkerConfig(role=role, **_given(ctx, WorkerConfig))
+        config = WorkerConfig(role=role, **given(ctx, WorkerConfig))
         _run_worker(config)
 
     commands.command(role, help=what, rich_help_panel="One service")(worker)
@@ -209,7 +204,7 @@ def router(
     It needs the model only for its tokenizer and chat template, and never loads torch.
     """
     _tie_to(exit_with_parent)
-    config = RouterConfig(**{**_given(ctx, RouterConfig), "workers": tuple(workers)})
+    config = RouterConfig(**{**given(ctx, RouterConfig), "workers": tuple(workers)})
     return _run_router(config)
 
 
@@ -257,3 +252,6 @@ def generate(
 def version() -> None:
     """Print Baton's version."""
     print(f"baton {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")
+
+
+commands.add_typer(bench, rich_help_panel="Use")

@@ -74,7 +74,7 @@ class _Session:
 
     async def _serve(self, supervisor: Supervisor) -> None:
         messages = await supervisor.all_ready()
-        url = _url(messages["router"])
+        url = url_of(messages["router"])
         await self._meet(url)
         self._ready = True
         self._settle()
@@ -133,7 +133,8 @@ async def _first(*tasks: asyncio.Task[object]) -> None:
         task.result()
 
 
-def _url(message: ready.Message) -> str:
+def url_of(message: ready.Message) -> str:
+    """Where the router that said this is called."""
     if not isinstance(message, ready.RouterReady):
         raise StartError("the router is ready but did not say where")
     host, _, port = message.http.rpartition(":")

@@ -1,0 +1,1 @@
+"""Measures the engine in this process. Imports torch."""

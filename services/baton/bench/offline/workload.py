@@ -1,0 +1,26 @@
+"""A workload for `LLM`: token ids, and parameters that make answers as long as asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.bench.workload.items import Item
+from baton.bench.workload.vocabulary import Vocabulary
+from baton.engine.llm import LLM
+from baton.request.params import SamplingParams
+
+
+def prompts_for(vocabulary: Vocabulary, items: Sequence[Item]) -> list[list[int]]:
+    """The prompts as token ids."""
+    return [vocabulary.ids(item) for item in items]
+
+
+def params_for(items: Sequence[Item]) -> list[SamplingParams]:
+    """Greedy, and each answer exactly as long as its item says."""
+    return [SamplingParams(max_tokens=item.output_tokens, temperature=0, ignore_eos=True) for item in items]
+
+
+def generated(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], *, progress: bool) -> int:
+    """Answer all prompts; how many tokens there were."""
+    results = llm.generate(prompts, params, progress=progress)
+    return sum(len(output.token_ids) for result in results for output in result.outputs)

@@ -1,0 +1,125 @@
+"""Results as pictures. Needs matplotlib, which ``pip install 'baton[bench]'`` brings."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton.bench.document import check_writable
+from baton.bench.goals import Goals
+from baton.bench.record import Record
+from baton.bench.sweep.score import Probe, Score
+from baton.options import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".svg", ".png")
+_BINS = 60
+_MOST_BARS = 24
+
+
+def check_plot(option: str, path: Path | None) -> None:
+    """Say before a long run that its plot cannot be drawn. Raises ConfigError."""
+    if path is None:
+        return
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(option, f"must end in {' or '.join(SUFFIXES)}, not {path.name!r}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(option, "needs matplotlib; install it with: pip install 'baton[bench]'")
+    check_writable(option, path)
+
+
+def new_figure(panels: int, title: str) -> tuple[Figure, list[Axes]]:
+    """A row of panels. No display is needed, and no state is shared between figures."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * panels, 4.2), layout="constrained")
+    figure.suptitle(title)
+    return figure, [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
+
+
+def plot_serve(path: Path, records: Sequence[Record], goals: Goals, title: str) -> None:
+    """TTFT and ITL as cumulative distributions, and tokens per second over time."""
+    whole = [record for record in records if record.failure is None]
+    figure, (ttft, itl, rate) = new_figure(3, title)
+    _distribution(ttft, "time to first token", [record.ttft for record in whole], goals.ttft)
+    _distribution(itl, "inter-token latency", [gap for record in whole for gap in record.itl], goals.itl)
+    _throughput(rate, records)
+    figure.savefig(path)
+
+
+def _distribution(axes: Axes, what: str, seconds: Sequence[float], goal: float | None) -> None:
+    milliseconds = sorted(1e3 * value for value in seconds)
+    shares = [(place + 1) / len(milliseconds) for place in range(len(milliseconds))]
+    axes.step(milliseconds, shares, where="post")
+    if goal is not None:
+        axes.axvline(1e3 * goal, label=f"goal {1e3 * goal:g} ms", color="tab:red", linestyle="--")
+        axes.legend(loc="lower right")
+    axes.set(xlabel=f"{what}, ms", ylabel="share at most so long", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+
+
+def _throughput(axes: Axes, records: Sequence[Record]) -> None:
+    """Tokens of all arrivals, those of failed requests too: the server made them."""
+    arrivals = [(record.sent + one.at, one.tokens) for record in records for one in record.arrivals]
+    end = max((at for at, _ in arrivals), default=0.0)
+    width = max(end / _BINS, 1e-3)
+    counts = [0] * (_BINS + 1)
+    for at, tokens in arrivals:
+        counts[min(_BINS, int(at / width))] += tokens
+    edges = list(itertools.accumulate(itertools.repeat(width, _BINS + 1), initial=0.0))
+    axes.stairs([count / width for count in counts], edges, fill=True, alpha=0.7)
+    axes.set(xlabel="time, s", ylabel="output tokens/s", xlim=(0, edges[-1]))
+    axes.grid(alpha=0.3)
+
+
+def plot_sweep(path: Path, scores: Sequence[Score], goals: Goals, title: str) -> None:
+    """Goodput by setting, and the frontier of TTFT against throughput over all probes."""
+    figure, (bars, frontier) = new_figure(2, title)
+    shown = list(scores)[:_MOST_BARS][::-1]
+    names = [f"{score.candidate}" + (" (defaults)" if score.is_default else "") for score in shown]
+    colours = ["tab:orange" if score.is_default else "tab:blue" for score in shown]
+    bars.barh(names, [score.goodput for score in shown], color=colours)
+    bars.set(xlabel="goodput, requests/s")
+    bars.tick_params(axis="y", labelsize=7)
+    bars.grid(axis="x", alpha=0.3)
+    _frontier(frontier, scores, goals)
+    figure.savefig(path)
+
+
+def _frontier(axes: Axes, scores: Sequence[Score], goals: Goals) -> None:
+    for is_default, colour, label in ((False, "tab:blue", "candidates"), (True, "tab:orange", "defaults")):
+        points = [point for score in scores if score.is_default == is_default for point in _points(score)]
+        axes.scatter(*_columns(points), s=14, alpha=0.6, color=colour, label=label)
+    best = pareto([point for score in scores for point in _points(score)])
+    axes.plot(*_columns(best), color="black", linewidth=1.0, label="frontier")
+    if goals.ttft is not None:
+        axes.axvline(1e3 * goals.ttft, color="tab:red", linestyle="--", label="goal")
+    axes.set(xlabel="TTFT p90, ms", ylabel="output tokens/s", xscale="log")
+    axes.tick_params(axis="x", which="both", labelsize=7, rotation=45)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those (TTFT, throughput) that no other has both less and more of, by TTFT."""
+    best: list[tuple[float, float]] = []
+    for ttft, throughput in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or throughput > best[-1][1]:
+            best.append((ttft, throughput))
+    return best
+
+
+def _points(score: Score) -> list[tuple[float, float]]:
+    """TTFT in milliseconds and tokens/s of each probe."""
+    probes: list[Probe] = [probe for trial in score.trials for probe in trial.probes]
+    return [(1e3 * probe.ttft, probe.output_tokens_per_s) for probe in probes if probe.ttft is not None]
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]

@@ -1,0 +1,1 @@
+"""Looks for the settings of a ring with the highest goodput."""

@@ -1,0 +1,97 @@
+"""What was found of one candidate."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.bench.sweep.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rate, offered for a while. Times in seconds."""
+
+    rate: float
+    """Requests/s offered."""
+    requests: int
+    attainment: float
+    """Share of the requests that met all goals; one that had not ended in time did not."""
+    met: bool
+    """Whether that is enough."""
+    ttft: float | None
+    """90th percentile, of whole answers."""
+    itl: float | None
+    """90th percentile, of whole answers."""
+    output_tokens_per_s: float
+
+    @property
+    def goodput(self) -> float:
+        """Requests/s that met all goals."""
+        return self.rate * self.attainment
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One ring with the candidate's settings, from its start to its end."""
+
+    round: int
+    probes: tuple[Probe, ...]
+    failure: str | None = None
+
+    @property
+    def goodput(self) -> float:
+        """The highest at which enough requests met the goals; 0 if there is none."""
+        return max((probe.goodput for probe in self.probes if probe.met), default=0.0)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """To compare by. Among trials that never met the goals, how near they came counts."""
+        nearest = max((probe.attainment for probe in self.probes), default=-1.0)
+        return self.goodput, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A candidate with all its trials."""
+
+    candidate: Candidate
+    is_default: bool
+    trials: tuple[Trial, ...]
+
+    @property
+    def last_round(self) -> int:
+        return max(trial.round for trial in self.trials)
+
+    @property
+    def goodput(self) -> float:
+        """The median of the last round it was in, where it had most time."""
+        return statistics.median(trial.goodput for trial in self._last())
+
+    @property
+    def goodput_range(self) -> tuple[float, float]:
+        """The lowest and the highest of its last round."""
+        found = [trial.goodput for trial in self._last()]
+        return min(found), max(found)
+
+    @property
+    def rank(self) -> tuple[int, float, float]:
+        """To compare candidates by: those that came further are better."""
+        goodputs, nearest = zip(*(trial.rank for trial in self._last()), strict=True)
+        return self.last_round, statistics.median(goodputs), statistics.median(nearest)
+
+    @property
+    def best_probe(self) -> Probe | None:
+        """Of its last round: the one with the highest goodput that met the goals, or the nearest."""
+        probes = [probe for trial in self._last() for probe in trial.probes]
+        return max(probes, key=lambda probe: (probe.met, probe.goodput), default=None)
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing was measured in the last round; None if anything was."""
+        failures = [trial.failure for trial in self._last()]
+        return failures[0] if all(failures) else None
+
+    def _last(self) -> Sequence[Trial]:
+        return [trial for trial in self.trials if trial.round == self.last_round]
