@@ -1,0 +1,92 @@
+"""How large the tiles of the attention kernels are, by head size and type of the pool."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LARGEST_HEAD_DIM = 256
+LARGEST_GROUP = 64
+LEAST_ROWS = 16
+"""A tensor core multiplies 16 rows at a time, so fewer are padded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Rows of queries, keys per tile, and what the compiler is told."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the attention kernels are compiled for."""
+
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"a pool of {self.dtype}: allowed are float32, bfloat16 and float16")
+        if self.head_dim > LARGEST_HEAD_DIM:
+            raise ValueError(f"head_dim is {self.head_dim}: at most {LARGEST_HEAD_DIM}")
+
+    @classmethod
+    def of(cls, pool: Tensor) -> Shape:
+        block_size, head_dim = pool.shape[-2:]
+        if pool.stride(-1) != 1 or pool.stride(-2) != head_dim or pool.stride(-3) != block_size * head_dim:
+            raise ValueError(f"the K and V of a block must lie behind each other, not {pool.stride()} apart")
+        return cls(block_size, head_dim, pool.dtype)
+
+    @property
+    def dims(self) -> int:
+        """head_dim, padded to what a tile can have."""
+        return max(16, next_power_of_two(self.head_dim))
+
+    @property
+    def precision(self) -> str:
+        """Of products: three passes of tf32 are as exact as float32, and run on the tensor cores."""
+        return "tf32x3" if self.dtype == torch.float32 else "tf32"
+
+    @property
+    def decode_tile(self) -> int:
+        wide = self.dims * self.dtype.itemsize > 256
+        return 32 if wide else 64
+
+    def decode(self, group: int) -> Tiling:
+        """``group``: query heads for each KV head."""
+        _check_group(group)
+        rows = max(LEAST_ROWS, next_power_of_two(group))
+        return Tiling(rows, self.decode_tile, warps=4, stages=3)
+
+    def prefill(self, group: int, longest: int) -> Tiling:
+        """``longest``: queries of the longest chunk. Speculation sends chunks of a few."""
+        _check_group(group)
+        tile = self.decode_tile
+        if longest * group <= 16:
+            return Tiling(16, tile, warps=4, stages=2)
+        if longest * group <= 64 or self.dtype == torch.float32:
+            return Tiling(64, tile, warps=4 if self.dims <= 128 else 8, stages=2)
+        return Tiling(128, tile, warps=8, stages=3 if tile == 64 else 2)
+
+
+def _check_group(group: int) -> None:
+    if group > LARGEST_GROUP:
+        raise ValueError(f"{group} query heads for each KV head: at most {LARGEST_GROUP}")
+
+
+def next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def base_two(scale: float, softcap: float | None) -> tuple[float, float]:
+    """Scale and soft-cap with log2(e) in them, as ``tiles.accumulate`` wants them; no cap is 1, and unused."""
+    log2_e = math.log2(math.e)
+    return scale * log2_e, 1.0 if softcap is None else softcap * log2_e
