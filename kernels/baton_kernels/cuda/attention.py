@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton_kernels.cuda.decode import DecodePlan, decode_attention
 from baton_kernels.cuda.prefill import PrefillPlan, prefill_attention
-from baton_kernels.cuda.shapes import Shape
+from baton_kernels.cuda.shapes import Device, Shape
 from baton_kernels.paged import PagedBatch
 
 PROGRAMS_PER_PROCESSOR = 2
@@ -34,16 +34,15 @@ class CudaPlan:
         batch: PagedBatch,
         pool: Tensor,
         windows: Collection[int | None],
-        processors: int | None = None,
+        device: Device | None = None,
     ) -> CudaPlan:
-        """``processors``: multiprocessors to share the decoding rows out to; None: those of the device.
+        """``device``: what to plan for; None: the pool's.
 
         Decoding rows are planned on the device and nothing waits for it; chunks are described by the host.
         """
-        shape = Shape.of(pool)
-        if processors is None:
-            processors = torch.cuda.get_device_properties(pool.device).multi_processor_count
-        programs = max(1, PROGRAMS_PER_PROCESSOR * processors // pool.shape[1])
+        device = device or Device.of(pool.device)
+        shape = Shape.of(pool, device)
+        programs = max(1, PROGRAMS_PER_PROCESSOR * device.processors // pool.shape[1])
         tables, contexts = batch.decode_tables, batch.decode_contexts
         planned = windows if batch.num_decode else ()
         return cls(

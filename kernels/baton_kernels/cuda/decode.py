@@ -225,6 +225,7 @@ def decode_attention(
         PRECISION=shape.precision,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
+        enable_fp_fusion=True,
     )
     _merge[(rows, heads)](
         out,
@@ -237,4 +238,5 @@ def decode_attention(
         DIMS=shape.dims,
         SHARE=LEAST_SHARE,
         num_warps=1 if shape.dims <= 64 else 2,
+        enable_fp_fusion=True,
     )

@@ -224,4 +224,5 @@ def prefill_attention(
         PRECISION=shape.precision,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
+        enable_fp_fusion=True,
     )

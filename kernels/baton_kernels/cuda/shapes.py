@@ -10,6 +10,7 @@ from torch import Tensor
 
 LARGEST_HEAD_DIM = 256
 LARGEST_GROUP = 64
+LEAST_ARCH = 80
 LEAST_ROWS = 16
 """A tensor core multiplies 16 rows at a time, so fewer are padded."""
 
@@ -25,30 +26,58 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """What the kernels want to know of a device."""
+
+    processors: int
+    """Its multiprocessors."""
+    arch: int
+    """Compute capability: 80 is an A100, 90 an H100 or H200."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Device:
+        properties = torch.cuda.get_device_properties(device)
+        return cls(properties.multi_processor_count, properties.major * 10 + properties.minor)
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """What the attention kernels are compiled for."""
+    """What the attention kernels are compiled for.
+
+    Tiles are as large as registers and shared memory allow without spilling, which
+    ``python -m loadtest.kernels --compile`` shows. Of ``stages`` the compiler takes every second for the block
+    table, through which keys are found: 5 stages keep two tiles of keys and values under way, 3 one.
+    """
 
     block_size: int
     head_dim: int
     dtype: torch.dtype
+    arch: int
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(f"a pool of {self.dtype}: allowed are float32, bfloat16 and float16")
         if self.head_dim > LARGEST_HEAD_DIM:
             raise ValueError(f"head_dim is {self.head_dim}: at most {LARGEST_HEAD_DIM}")
+        if self.arch < LEAST_ARCH:
+            raise ValueError(f"compute capability is {self.arch / 10}: at least {LEAST_ARCH / 10}")
 
     @classmethod
-    def of(cls, pool: Tensor) -> Shape:
+    def of(cls, pool: Tensor, device: Device) -> Shape:
         block_size, head_dim = pool.shape[-2:]
-        if pool.stride(-1) != 1 or pool.stride(-2) != head_dim or pool.stride(-3) != block_size * head_dim:
+        if pool.stride()[-3:] != (block_size * head_dim, head_dim, 1):
             raise ValueError(f"the K and V of a block must lie behind each other, not {pool.stride()} apart")
-        return cls(block_size, head_dim, pool.dtype)
+        return cls(block_size, head_dim, pool.dtype, device.arch)
 
     @property
     def dims(self) -> int:
         """head_dim, padded to what a tile can have."""
         return max(16, next_power_of_two(self.head_dim))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a key in a tile."""
+        return self.dims * self.dtype.itemsize
 
     @property
     def precision(self) -> str:
@@ -57,24 +86,26 @@ class Shape:
 
     @property
     def decode_tile(self) -> int:
-        wide = self.dims * self.dtype.itemsize > 256
-        return 32 if wide else 64
+        """Keys per tile of the decoding rows."""
+        return 64 if self.row_bytes <= 256 else 32 if self.row_bytes <= 512 else 16
 
     def decode(self, group: int) -> Tiling:
         """``group``: query heads for each KV head."""
         _check_group(group)
         rows = max(LEAST_ROWS, next_power_of_two(group))
-        return Tiling(rows, self.decode_tile, warps=4, stages=3)
+        return Tiling(rows, self.decode_tile, warps=4, stages=5)
 
     def prefill(self, group: int, longest: int) -> Tiling:
         """``longest``: queries of the longest chunk. Speculation sends chunks of a few."""
         _check_group(group)
-        tile = self.decode_tile
         if longest * group <= 16:
-            return Tiling(16, tile, warps=4, stages=2)
-        if longest * group <= 64 or self.dtype == torch.float32:
-            return Tiling(64, tile, warps=4 if self.dims <= 128 else 8, stages=2)
-        return Tiling(128, tile, warps=8, stages=3 if tile == 64 else 2)
+            return Tiling(16, self.decode_tile, warps=4, stages=5)
+        # From 9.0 on the tensor cores read their operands from shared memory. Before, they take registers.
+        large = self.arch >= 90 and self.dtype.itemsize == 2
+        tile = 64 if large and self.dims <= 128 else 32 if self.row_bytes <= 512 else 16
+        if longest * group <= 64 or not (large or self.row_bytes <= 256):
+            return Tiling(64, tile, warps=4 if self.row_bytes <= 256 else 8, stages=3)
+        return Tiling(128, tile, warps=8, stages=5 if self.dims <= 128 else 3)
 
 
 def _check_group(group: int) -> None:
