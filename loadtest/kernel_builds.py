@@ -1,7 +1,7 @@
 """Build the Triton kernels for devices that are not there, and read what the assembler says of them.
 
-The kernels' own launching code runs, over tensors in host memory, up to the point where a binary would be loaded:
-so what is built is what a device of that kind would be given, down to the alignment of its arguments.
+The kernels' own launching code runs, over tensors in host memory, up to the point where a binary would be
+loaded: so what is built is what a device of that kind would be given, down to the alignment of its arguments.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Triton kernels for CUDA tensors. Importing this package needs triton; nothing outside imports it at the top."""
+"""Triton kernels for CUDA tensors. Importing them needs triton, which is only there where CUDA is."""

@@ -1,12 +1,12 @@
 """Attention of decoding rows: one query each, over contexts of any lengths, split evenly over the device.
 
-Each context is cut into tiles of keys. All tiles of a step, sequence behind sequence, are shared out evenly to a
-fixed number of programs, so that one long context among short ones keeps no program busy for longer than the
-others. A program's share may begin or end within a sequence: such parts go to a workspace, and ``_merge`` joins
-them. A program has two of these at most, the part it goes on with and the part that it leaves.
+Each context is cut into tiles of keys. All tiles of a step, sequence behind sequence, are shared out evenly
+to a fixed number of programs, so that one long context among short ones keeps no program busy for longer than
+the others. A program's share may begin or end within a sequence: such parts go to a workspace, and ``_merge``
+joins them. A program has two of these at most, the part it goes on with and the part that it leaves.
 
-Only the device reads lengths, and the grid depends on none of them: what is captured in a CUDA graph serves every
-mix of lengths. All query heads that share a KV head stand in one tile, so each K and V is read once.
+Only the device reads lengths, and the grid depends on none of them: what is captured in a CUDA graph serves
+every mix of lengths. All query heads that share a KV head stand in one tile, so each K and V is read once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention of prompt chunks of any lengths behind cached prefixes of any lengths.
 
 A program takes a run of queries of one chunk, with all query heads that share a KV head: a tile of
-(query, head) rows. Keys that all of its rows see are gone through without a mask, only the tiles at the edge of
-the window and on the diagonal with one.
+(query, head) rows. Keys that all of its rows see are gone through without a mask, only the tiles at the edge
+of the window and on the diagonal with one.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def _prefill(
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     heads = tl.num_programs(1) * GROUP
-    # A chunk of n queries has floor(n / QUERIES) + 1 programs or one less; that many are not looked up but
-    # computed, so that the plan depends on no tile size. What is too much ends here.
+    # The programs of chunk i begin at (queries before it) // QUERIES + i, which leaves enough for all before
+    # it, so that the plan depends on no tile size. What is too much ends here.
     columns = chunk_count + 1
     chunk = last_at_most(chunks, chunk_count, index, QUERIES)
     before = tl.load(chunks + chunk)
@@ -139,9 +139,7 @@ def _prefill(
     head = kv_head * GROUP + members % GROUP
     real = ((members < QUERIES * GROUP) & (number < length))[:, None] & (dims < HEAD_DIM)[None, :]
     row = (first_row + number).to(tl.int64)
-    query = tl.load(
-        q + (row * q_token + head * q_head)[:, None] + dims[None, :], mask=real, other=0.0
-    )
+    query = tl.load(q + (row * q_token + head * q_head)[:, None] + dims[None, :], mask=real, other=0.0)
     # Positions in the sequence: of every row, of the first query and of the last.
     cached = context - length
     position = cached + number

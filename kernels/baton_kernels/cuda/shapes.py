@@ -45,8 +45,8 @@ class Shape:
     """What the attention kernels are compiled for.
 
     Tiles are as large as registers and shared memory allow without spilling, which
-    ``python -m loadtest.kernels --compile`` shows. Of ``stages`` the compiler takes every second for the block
-    table, through which keys are found: 5 stages keep two tiles of keys and values under way, 3 one.
+    ``python -m loadtest.kernels --compile`` shows. Of ``stages`` the compiler takes every second for the
+    block table, through which keys are found: 5 stages keep two tiles of keys and values under way, 3 one.
     """
 
     block_size: int
@@ -75,36 +75,40 @@ class Shape:
         return max(16, next_power_of_two(self.head_dim))
 
     @property
-    def row_bytes(self) -> int:
-        """Of a key in a tile."""
-        return self.dims * self.dtype.itemsize
+    def exact(self) -> bool:
+        """Whether products are float32's own. They are computed outside of the tensor cores, for comparison
+        rather than for speed: three passes of tf32 would be as exact, but spill registers."""
+        return self.dtype == torch.float32
 
     @property
     def precision(self) -> str:
-        """Of products: three passes of tf32 are as exact as float32, and run on the tensor cores."""
-        return "tf32x3" if self.dtype == torch.float32 else "tf32"
+        return "ieee" if self.exact else "tf32"
 
     @property
     def decode_tile(self) -> int:
         """Keys per tile of the decoding rows."""
-        return 64 if self.row_bytes <= 256 else 32 if self.row_bytes <= 512 else 16
+        tile = 64 if self.dims <= 128 else 32
+        return tile // 2 if self.exact else tile
 
     def decode(self, group: int) -> Tiling:
         """``group``: query heads for each KV head."""
         _check_group(group)
         rows = max(LEAST_ROWS, next_power_of_two(group))
-        return Tiling(rows, self.decode_tile, warps=4, stages=5)
+        return Tiling(rows, self.decode_tile, warps=4, stages=3 if self.exact else 5)
 
     def prefill(self, group: int, longest: int) -> Tiling:
         """``longest``: queries of the longest chunk. Speculation sends chunks of a few."""
+        if longest * group <= LEAST_ROWS:
+            return self.decode(group)
         _check_group(group)
-        if longest * group <= 16:
-            return Tiling(16, self.decode_tile, warps=4, stages=5)
+        if self.exact:
+            rows = 64 if self.dims <= 64 or group > 32 else 32
+            return Tiling(rows, 32 if self.dims <= 64 else 16, warps=8, stages=3)
         # From 9.0 on the tensor cores read their operands from shared memory. Before, they take registers.
-        large = self.arch >= 90 and self.dtype.itemsize == 2
-        tile = 64 if large and self.dims <= 128 else 32 if self.row_bytes <= 512 else 16
-        if longest * group <= 64 or not (large or self.row_bytes <= 256):
-            return Tiling(64, tile, warps=4 if self.row_bytes <= 256 else 8, stages=3)
+        large = self.arch >= 90
+        tile = 64 if large and self.dims <= 128 else 32
+        if longest * group <= 64 or not (large or self.dims <= 128):
+            return Tiling(64, tile, warps=4 if self.dims <= 128 else 8, stages=3)
         return Tiling(128, tile, warps=8, stages=5 if self.dims <= 128 else 3)
 
 
@@ -118,6 +122,6 @@ def next_power_of_two(number: int) -> int:
 
 
 def base_two(scale: float, softcap: float | None) -> tuple[float, float]:
-    """Scale and soft-cap with log2(e) in them, as ``tiles.accumulate`` wants them; no cap is 1, and unused."""
+    """Scale and soft-cap with log2(e) in them, as ``tiles.accumulate`` wants them; no cap is an unused 1."""
     log2_e = math.log2(math.e)
     return scale * log2_e, 1.0 if softcap is None else softcap * log2_e

@@ -1,4 +1,4 @@
-"""What the attention kernels share: a tile of keys and values out of the pool, and the running softmax over it.
+"""What the attention kernels share: a tile of keys and values out of the pool, and the softmax over tiles.
 
 The softmax is the online one of FlashAttention (https://arxiv.org/abs/2205.14135), to the base 2: scores are
 multiplied by log2(e) with the scale, as the hardware has an instruction for 2**x but none for e**x.
