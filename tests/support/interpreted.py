@@ -21,11 +21,11 @@ try:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    from baton_kernels.cuda import attention, decode, shapes
+    from baton_kernels.cuda import attention, decode, rows, shapes
 finally:
     del os.environ["TRITON_INTERPRET"]
 
-__all__ = ["attention", "decode", "shapes"]
+__all__ = ["attention", "decode", "rows", "shapes"]
 
 
 def _widened(handle: Any) -> Any:

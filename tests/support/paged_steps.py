@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,11 +29,11 @@ class Case:
     softcap: float | None = None
 
 
-def lay_out(case: Case) -> tuple[Tensor, PagedBatch]:
+def lay_out(case: Case, layers: int = LAYERS) -> tuple[Tensor, PagedBatch]:
     """A pool of noise and a step over it, its sequences in shuffled blocks."""
     contexts = [*case.decode, *(cached + length for cached, length in case.chunks)]
     sizes = [-(-context // case.block_size) for context in contexts]
-    shape = (sum(sizes) + 1, case.kv_heads, LAYERS, case.block_size, case.head_dim)
+    shape = (sum(sizes) + 1, case.kv_heads, layers, case.block_size, case.head_dim)
     pool = new_pool(*shape, dtype=case.dtype, device=torch.device("cpu"))
     pool.normal_()
     tables = torch.split(torch.randperm(sum(sizes)) + 1, sizes) if sizes else ()
@@ -61,3 +61,11 @@ def lay_out(case: Case) -> tuple[Tensor, PagedBatch]:
         decode_contexts=torch.tensor(case.decode, dtype=torch.int64),
         chunks=chunks,
     )
+
+
+def moved(pool: Tensor, batch: PagedBatch, device: torch.device) -> tuple[Tensor, PagedBatch]:
+    """The same step on another device."""
+    chunks = tuple(replace(chunk, table=chunk.table.to(device)) for chunk in batch.chunks)
+    names = ("positions", "slot_blocks", "slot_offsets", "decode_tables", "decode_contexts")
+    tensors = {name: getattr(batch, name).to(device) for name in names}
+    return pool.to(device), replace(batch, chunks=chunks, **tensors)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton_kernels.cuda.decode import DecodePlan, decode_attention
 from baton_kernels.cuda.prefill import PrefillPlan, prefill_attention
+from baton_kernels.cuda.rows import write_kv
 from baton_kernels.cuda.shapes import Device, Shape
 from baton_kernels.paged import PagedBatch
 
@@ -53,9 +54,7 @@ class CudaPlan:
         )
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        blocks, offsets = self.batch.slot_blocks, self.batch.slot_offsets
-        pool[blocks, :, layer, 0, offsets] = k
-        pool[blocks, :, layer, 1, offsets] = v
+        write_kv(pool, layer, k, v, self.batch)
 
     def attend(
         self,

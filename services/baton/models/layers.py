@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from baton.models.config import ModelConfig
 from baton.models.rope import rotate
 from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
+from baton_kernels.rows import silu_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,5 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(inner, hidden, dtype, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        down: Tensor = self.down_proj(F.silu(gate) * up)
+        down: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
         return down
