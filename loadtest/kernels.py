@@ -4,9 +4,9 @@
     python -m loadtest.kernels --compile  # needs none
 
 The first measures each attention kernel (medians of triton's ``do_bench``, which empties the cache between
-runs), with the bytes it must read or the operations it must do as a share of the bandwidth of a copy and of the
-rate of a large matmul measured just before. torch's ``scaled_dot_product_attention`` stands beside it, over the
-same lengths, contiguous instead of paged.
+runs), with the bytes it must read or the operations it must do as a share of the bandwidth of a copy and of
+the rate of a large matmul measured just before. torch's ``scaled_dot_product_attention`` stands beside it,
+over the same lengths, contiguous instead of paged.
 
 ``--compile`` builds each for compute capability 8.0 and 9.0 and shows registers, shared memory and spills. It
 fails if one spills, or wants more shared memory than there is.
