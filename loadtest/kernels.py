@@ -168,7 +168,7 @@ def measure(dtype: torch.dtype) -> None:
         q = torch.randn(batch.positions.numel(), case.heads, case.head_dim, device="cuda").to(dtype)
         plan = AttentionPlan.build(batch, pool, {case.window})
         taken = seconds(
-            lambda pool=pool, q=q, plan=plan, case=case: paged_attention(  # type: ignore[misc]
+            lambda pool=pool, q=q, plan=plan, case=case: paged_attention(
                 pool, 0, q, plan, scale=case.head_dim**-0.5, window=case.window
             )
         )

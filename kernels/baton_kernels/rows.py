@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,7 +12,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if gate_up.device.type == "cuda":
         from baton_kernels.cuda import rows  # triton is only there where CUDA is
 
-        return rows.silu_mul(gate_up)
+        with torch.cuda.device_of(gate_up):  # triton launches on the current device
+            return rows.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -22,6 +24,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     if x.device.type == "cuda":
         from baton_kernels.cuda import rows
 
-        return rows.add_rms_norm(x, residual, weight, eps)
+        with torch.cuda.device_of(x):
+            return rows.add_rms_norm(x, residual, weight, eps)
     residual += x
     return F.rms_norm(residual, weight.shape, weight.to(residual.dtype), eps).to(weight.dtype)

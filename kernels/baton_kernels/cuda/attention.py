@@ -54,7 +54,8 @@ class CudaPlan:
         )
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        write_kv(pool, layer, k, v, self.batch)
+        with torch.cuda.device_of(pool):  # triton launches on the current device
+            write_kv(pool, layer, k, v, self.batch)
 
     def attend(
         self,
@@ -70,9 +71,10 @@ class CudaPlan:
             raise ValueError(f"each query must be contiguous, not strided by {q.stride(-1)}")
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         count = self.batch.num_decode
-        if count:
-            plan = self.decode[window]
-            decode_attention(pool, layer, q[:count], out, plan, self.shape, scale, softcap)
-        if self.prefill is not None:
-            prefill_attention(pool, layer, q, out, self.prefill, self.shape, scale, window, softcap)
+        with torch.cuda.device_of(pool):  # triton launches on the current device
+            if count:
+                plan = self.decode[window]
+                decode_attention(pool, layer, q[:count], out, plan, self.shape, scale, softcap)
+            if self.prefill is not None:
+                prefill_attention(pool, layer, q, out, self.prefill, self.shape, scale, window, softcap)
         return out
