@@ -20,10 +20,9 @@ from baton.speculation.speculator import Speculator
 
 CPU_KV_BYTES = 1 << 30
 
-
 CUDA_WARM_UP = (2, 8, 32, 128)
-"""Tokens of the prompts that are run before a device serves: among them is one for each kernel that prompts of
-any length need, whatever the model's number of heads. None is then built while a request waits."""
+"""Tokens of the prompts that are run before a device serves: among them is one for each kernel that prompts
+of any length need, whatever the model's number of heads. None is then built while a request waits."""
 
 
 @dataclass(frozen=True, slots=True)
