@@ -12,7 +12,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if gate_up.device.type == "cuda":
         from baton_kernels.cuda import rows  # triton is only there where CUDA is
 
-        with torch.cuda.device_of(gate_up):  # triton launches on the current device
+        with torch.cuda.device(gate_up.get_device()):  # triton launches on the current device
             return rows.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -24,7 +24,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     if x.device.type == "cuda":
         from baton_kernels.cuda import rows
 
-        with torch.cuda.device_of(x):
+        with torch.cuda.device(x.get_device()):
             return rows.add_rms_norm(x, residual, weight, eps)
     residual += x
     return F.rms_norm(residual, weight.shape, weight.to(residual.dtype), eps).to(weight.dtype)

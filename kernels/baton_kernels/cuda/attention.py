@@ -54,7 +54,7 @@ class CudaPlan:
         )
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        with torch.cuda.device_of(pool):  # triton launches on the current device
+        with torch.cuda.device(pool.get_device()):  # triton launches on the current device
             write_kv(pool, layer, k, v, self.batch)
 
     def attend(
@@ -71,7 +71,7 @@ class CudaPlan:
             raise ValueError(f"each query must be contiguous, not strided by {q.stride(-1)}")
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         count = self.batch.num_decode
-        with torch.cuda.device_of(pool):  # triton launches on the current device
+        with torch.cuda.device(pool.get_device()):  # triton launches on the current device
             if count:
                 plan = self.decode[window]
                 decode_attention(pool, layer, q[:count], out, plan, self.shape, scale, softcap)
