@@ -96,7 +96,7 @@ class Shape:
         rows = max(LEAST_ROWS, next_power_of_two(group))
         if self.exact:
             return Tiling(rows, self.decode_tile, warps=4 if self.dims <= 128 else 8, stages=3)
-        return Tiling(rows, self.decode_tile, warps=4 if rows * self.dims <= 4096 else 8, stages=5)
+        return Tiling(rows, self.decode_tile, warps=4 if rows == LEAST_ROWS else 8, stages=5)
 
     def prefill(self, group: int, longest: int) -> Tiling:
         """``longest``: queries of the longest chunk. Speculation sends chunks of a few."""
@@ -105,7 +105,7 @@ class Shape:
             rows = 64 if self.dims <= 64 or group > 32 else 32
             return Tiling(rows, 32 if self.dims <= 64 else 16, warps=8, stages=3)
         if longest * group <= LEAST_ROWS:
-            return self.decode(group)
+            return Tiling(LEAST_ROWS, self.decode_tile, warps=4 if self.dims <= 128 else 8, stages=5)
         # From 9.0 on the tensor cores read their operands from shared memory. Before, they take registers.
         large = self.arch >= 90
         tile = 64 if large and self.dims <= 128 else 32
