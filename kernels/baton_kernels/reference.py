@@ -17,7 +17,14 @@ def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: Pa
 
 
 def reference_attention(
-    pool: Tensor, layer: int, q: Tensor, batch: PagedBatch, *, scale: float, window: int | None
+    pool: Tensor,
+    layer: int,
+    q: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, head_dim] float64; rows of no sequence stay 0."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
@@ -26,8 +33,10 @@ def reference_attention(
         k, v = (_read(pool, layer, part, table, first, context) for part in (0, 1))
         for head in range(q.shape[1]):
             kv_head = head * pool.shape[1] // q.shape[1]
-            weights = torch.softmax(k[:, kv_head] @ q[row, head].double() * scale, dim=0)
-            out[row, head] = weights @ v[:, kv_head]
+            scores = k[:, kv_head] @ q[row, head].double() * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            out[row, head] = torch.softmax(scores, dim=0) @ v[:, kv_head]
     return out
 
 
@@ -46,5 +55,6 @@ def _rows(batch: PagedBatch) -> dict[int, tuple[list[int], int]]:
 def _read(pool: Tensor, layer: int, part: int, table: list[int], first: int, stop: int) -> Tensor:
     """K (part 0) or V (part 1) of tokens first..stop-1, [tokens, kv_heads, head_dim] float64."""
     block_size = pool.shape[4]
-    slots = [pool[table[t // block_size], :, layer, part, t % block_size] for t in range(first, stop)]
-    return torch.stack(slots).double()
+    tokens = torch.arange(first, stop, device=pool.device)
+    blocks = torch.tensor(table, device=pool.device)[tokens // block_size]
+    return pool[:, :, layer, part][blocks, :, tokens % block_size].double()

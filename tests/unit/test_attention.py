@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
 
-from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, write_kv
-from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
 from baton_kernels.reference import reference_attention, reference_write_kv
-
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-LAYERS = 3
-
-
-@dataclass(frozen=True)
-class Case:
-    heads: int
-    kv_heads: int
-    head_dim: int
-    block_size: int
-    window: int | None
-    decode: tuple[int, ...]
-    """Context of each decoding row."""
-    chunks: tuple[tuple[int, int], ...]
-    """(tokens cached before, length) of each chunk."""
-    dtype: torch.dtype = torch.float32
-
+from tests.support.paged_steps import TOLERANCE, Case, lay_out
 
 CASES = {
     "decode only": Case(4, 2, 64, 16, None, (1, 16, 17, 70), ()),
@@ -46,6 +26,8 @@ CASES = {
     "nothing": Case(4, 2, 64, 16, None, (), ()),
     "bfloat16": Case(4, 2, 128, 16, 30, (7, 50), ((0, 40), (21, 13)), torch.bfloat16),
     "float16": Case(4, 2, 64, 16, None, (7, 50), ((0, 40), (21, 13)), torch.float16),
+    "soft-cap": Case(4, 2, 64, 16, None, (7, 50), ((0, 40), (21, 13)), softcap=0.5),
+    "soft-cap, window": Case(4, 2, 64, 16, 9, (7, 50), ((0, 40), (21, 13)), softcap=0.5),
 }
 
 
@@ -74,40 +56,6 @@ def random_case(seed: int) -> Case:
     )
 
 
-def lay_out(case: Case) -> tuple[Tensor, PagedBatch]:
-    """A pool of noise and a step over it, its sequences in shuffled blocks."""
-    contexts = [*case.decode, *(cached + length for cached, length in case.chunks)]
-    sizes = [-(-context // case.block_size) for context in contexts]
-    shape = (sum(sizes) + 1, case.kv_heads, LAYERS, case.block_size, case.head_dim)
-    pool = new_pool(*shape, dtype=case.dtype, device=torch.device("cpu"))
-    pool.normal_()
-    tables = torch.split(torch.randperm(sum(sizes)) + 1, sizes) if sizes else ()
-    rows = [(context - 1, 1) for context in case.decode] + list(case.chunks)
-    positions = torch.cat(
-        [torch.arange(first, first + length) for first, length in rows] or [torch.empty(0, dtype=torch.int64)]
-    )
-    owners = [table for table, (_, length) in zip(tables, rows, strict=True) for _ in range(length)]
-    blocks = [int(table[p // case.block_size]) for table, p in zip(owners, positions.tolist(), strict=True)]
-    decode = len(case.decode)
-    padded = torch.zeros(decode, max(sizes[:decode], default=0), dtype=torch.int64)
-    for row, table in enumerate(tables[:decode]):
-        padded[row, : table.numel()] = table
-    starts = [decode + sum(length for _, length in case.chunks[:i]) for i in range(len(case.chunks))]
-    chunks = tuple(
-        Chunk(start, length, cached + length, table)
-        for start, (cached, length), table in zip(starts, case.chunks, tables[decode:], strict=True)
-    )
-    return pool, PagedBatch(
-        positions=positions,
-        slot_blocks=torch.tensor(blocks, dtype=torch.int64),
-        slot_offsets=positions % case.block_size,
-        num_decode=decode,
-        decode_tables=padded,
-        decode_contexts=torch.tensor(case.decode, dtype=torch.int64),
-        chunks=chunks,
-    )
-
-
 def check(case: Case) -> None:
     torch.manual_seed(0)
     pool, batch = lay_out(case)
@@ -121,8 +69,9 @@ def check(case: Case) -> None:
     write_kv(pool, layer, k, v, plan)
     assert torch.equal(pool, expected_pool)
 
-    out = paged_attention(pool, layer, q, plan, scale=scale, window=case.window)
-    expected = reference_attention(pool, layer, q, batch, scale=scale, window=case.window)
+    how = {"scale": scale, "window": case.window, "softcap": case.softcap}
+    out = paged_attention(pool, layer, q, plan, **how)
+    expected = reference_attention(pool, layer, q, batch, **how)
     assert out.shape == q.shape
     assert out.dtype == case.dtype
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])

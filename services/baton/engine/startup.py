@@ -20,6 +20,10 @@ from baton.speculation.speculator import Speculator
 
 CPU_KV_BYTES = 1 << 30
 
+CUDA_WARM_UP = (2, 8, 32, 128)
+"""Tokens of the prompts that are run before a device serves: among them is one for each kernel that prompts
+of any length need, whatever the model's number of heads. None is then built while a request waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -55,8 +59,10 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
     pool = new_kv_pool(model.config, num_blocks, config.block_size, model.dtype, device)
     with_lengths = model.config.rope.kind == "dynamic"
     runner = ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths)
-    if num_blocks * config.block_size > 2 and most > 2:
-        warm_up(runner, 2)
+    room = min(num_blocks * config.block_size, most)
+    for num_tokens in CUDA_WARM_UP if device.type == "cuda" else (2,):
+        if num_tokens < room:
+            warm_up(runner, num_tokens)
     speculator = None
     if plan is not None:
         drafter = plan.build(num_blocks)

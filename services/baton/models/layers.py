@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from baton.models.config import ModelConfig
 from baton.models.rope import rotate
 from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
+from baton_kernels.rows import add_rms_norm, silu_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,10 @@ class RMSNorm(nn.Module):
         if x.dtype == self.weight.dtype:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(self.weight.dtype)
+
+    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Add x to ``residual``, in place, and normalize the sum."""
+        return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class Linear(nn.Module):
@@ -124,6 +129,5 @@ class SwiGLU(nn.Module):
         self.down_proj = Linear(inner, hidden, dtype, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        down: Tensor = self.down_proj(F.silu(gate) * up)
+        down: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
         return down

@@ -27,8 +27,10 @@ class LlamaLayer(nn.Module):
         self.mlp = SwiGLU(config, dtype)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), step)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        """x [T, hidden] is the residual stream, which this may change."""
+        attended = self.self_attn(self.input_layernorm(x), step)
+        normed = self.post_attention_layernorm.after_adding(attended, x)
+        out: Tensor = x + self.mlp(normed)
         return out
 
 

@@ -1,0 +1,105 @@
+"""What the attention kernels share: a tile of keys and values out of the pool, and the softmax over tiles.
+
+The softmax is the online one of FlashAttention (https://arxiv.org/abs/2205.14135), to the base 2: scores are
+multiplied by log2(e) with the scale, as the hardware has an instruction for 2**x but none for e**x.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_tile(
+    head: tl.tensor,
+    table: tl.tensor,
+    tile: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    block_stride: tl.tensor,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    DIMS: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """K and V of tokens ``tile * TILE ...`` of one sequence, both [TILE, DIMS].
+
+    ``head`` points at the K of this layer and KV head in block 0; V lies one block's K behind it. If MASKED,
+    only tokens low..high-1 are read and the others are 0: what their slots hold may be NaN.
+    """
+    tokens = tile * TILE + tl.arange(0, TILE)
+    dims = tl.arange(0, DIMS)
+    if BLOCK_SIZE % TILE == 0:  # one block holds the whole tile
+        blocks = tl.load(table + tile * TILE // BLOCK_SIZE)
+    elif MASKED:
+        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=(tokens >= low) & (tokens < high), other=0)
+    else:
+        blocks = tl.load(table + tokens // BLOCK_SIZE)
+    slots = head + blocks * block_stride + tokens % BLOCK_SIZE * HEAD_DIM
+    keys = slots[:, None] + dims[None, :]
+    values = keys + BLOCK_SIZE * HEAD_DIM
+    if MASKED:
+        seen = ((tokens >= low) & (tokens < high))[:, None] & (dims < HEAD_DIM)[None, :]
+        return tl.load(keys, mask=seen, other=0.0), tl.load(values, mask=seen, other=0.0)
+    if DIMS != HEAD_DIM:
+        real = (dims < HEAD_DIM)[None, :]
+        return tl.load(keys, mask=real, other=0.0), tl.load(values, mask=real, other=0.0)
+    return tl.load(keys), tl.load(values)
+
+
+@triton.jit
+def accumulate(
+    acc: tl.tensor,
+    peak: tl.tensor,
+    total: tl.tensor,
+    q: tl.tensor,
+    k: tl.tensor,
+    v: tl.tensor,
+    seen: tl.tensor,
+    scale: tl.tensor,
+    softcap: tl.tensor,
+    HAS_SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """One tile's share of softmax(scores) v.
+
+    ``acc`` [ROWS, DIMS] is the sum of weights times values so far, ``total`` [ROWS] that of the weights, both
+    over 2**``peak``. ``scale`` and ``softcap`` carry log2(e) (see ``base_two``). ``seen`` is [ROWS, TILE].
+    """
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if HAS_SOFTCAP:
+        # tanh(x) = 1 - 2 / (1 + e^2x), which neither end overflows. With x = scores / softcap the two
+        # factors log2(e) cancel out, and the exponent needs one of its own.
+        scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.885390081777927 / softcap))))
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    # A row that has seen nothing yet has -inf for its peak, and -inf - -inf is NaN.
+    base = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
+    weights = tl.exp2(scores - base[:, None])
+    kept = tl.exp2(peak - base)
+    acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION)
+    return acc, higher, total * kept + tl.sum(weights, 1)
+
+
+@triton.jit
+def last_at_most(starts: tl.tensor, count: tl.tensor, value: tl.tensor, step: tl.constexpr) -> tl.tensor:
+    """The last i < count with starts[i] <= value, or with a step, starts[i] // step + i <= value.
+
+    ``starts`` ascends from 0.
+    """
+    low = 0
+    high = count
+    while high - low > 1:
+        middle = (low + high) // 2
+        start = tl.load(starts + middle)
+        if step > 0:
+            start = start // step + middle
+        if start <= value:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,226 @@
+"""Attention over the paged KV pool in plain torch, for any device and float type.
+
+Decoding rows go through a few batched sets of operations, prompt chunks one by one. What is the same in every
+layer (which pool rows to read and write, the masks) is worked out once per step, in ``PlainPlan``.
+
+The pool is only ever addressed through flat views, because gathering whole contiguous rows is a row copy,
+while indexing the six dimensions is not (14 times slower on CPU):
+
+- as [rows, block_size * head_dim], one row is the K or the V of a (block, kv_head, layer);
+- as [rows * block_size, head_dim], one row is a slot of these.
+
+In both, the rows of layer l lie ``l * 2`` rows (times block_size slots) after those of layer 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from baton_kernels.paged import Chunk, PagedBatch
+
+ROWS_PER_GROUP = 8
+MOST_GROUPS = 4
+"""A group of decoding rows is padded to its longest context. On a CPU, where every byte gathered counts, they
+are sorted by context into this many groups at most, of this many rows at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeView:
+    """What S decoding rows of similar contexts read, under one window."""
+
+    members: Tensor | None
+    """[S] int64: which of the step's decoding rows these are; None: all of them, in order."""
+    rows: Tensor
+    """[2, S, kv_heads, blocks] int64: rows of layer 0's K, then V."""
+    mask: Tensor
+    """[S, 1, 1, blocks * block_size] bool: which of the slots gathered each sequence sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkView:
+    """What one chunk reads, under one window."""
+
+    start: int
+    length: int
+    rows: Tensor
+    """[2, kv_heads, blocks] int64: rows of layer 0's K, then V."""
+    mask: Tensor | None
+    """[length, blocks * block_size] bool; None: plainly causal from the first slot on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPlan:
+    """One step's reads and writes of the pool, the same for all layers but for an offset."""
+
+    write_slots: Tensor
+    """[T * kv_heads] int64: the slot of layer 0's K of each (token, kv_head)."""
+    num_decode: int
+    decode: Mapping[int | None, tuple[DecodeView, ...]]
+    """By window; empty without decoding rows."""
+    chunks: Mapping[int | None, tuple[ChunkView, ...]]
+    """By window."""
+
+    @classmethod
+    def build(cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> PlainPlan:
+        """``windows``: the distinct sliding windows of the model's layers (None: no window)."""
+        _, kv_heads, layers, _, block_size, _ = pool.shape
+        head_rows = torch.arange(kv_heads, device=pool.device) * (layers * 2)
+        block_rows = kv_heads * layers * 2
+        token_rows = batch.slot_blocks[:, None] * block_rows + head_rows
+        write_slots = token_rows * block_size + batch.slot_offsets[:, None]
+        reader = _Reader(head_rows, block_rows, block_size)
+        groups = _groups(batch, block_size) if batch.num_decode else ()
+        return cls(
+            write_slots=write_slots.flatten(),
+            num_decode=batch.num_decode,
+            decode={w: tuple(reader.decode(group, w) for group in groups) for w in windows},
+            chunks={w: tuple(reader.chunk(chunk, w) for chunk in batch.chunks) for w in windows},
+        )
+
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
+        block_size, head_dim = pool.shape[-2:]
+        slots = pool.view(-1, head_dim)
+        keys = self.write_slots + layer * 2 * block_size
+        slots.index_copy_(0, keys, k.reshape(-1, head_dim))
+        slots.index_copy_(0, keys + block_size, v.reshape(-1, head_dim))
+
+    def attend(
+        self,
+        pool: Tensor,
+        layer: int,
+        q: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        tokens, heads, head_dim = q.shape
+        kv_heads = pool.shape[1]
+        groups = q.reshape(tokens, kv_heads, heads // kv_heads, head_dim)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        scores = Scores(scale, softcap)
+        for view in self.decode[window]:
+            members = slice(self.num_decode) if view.members is None else view.members
+            out[members] = _decode(pool, layer, groups[members], view, scores).flatten(1, 2)
+        for chunk in self.chunks[window]:
+            rows = slice(chunk.start, chunk.start + chunk.length)
+            out[rows] = _chunk(pool, layer, groups[rows], chunk, scores).flatten(1, 2)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Decoding rows that are computed together: the batch's tables and contexts, cut to what they need."""
+
+    members: Tensor | None
+    tables: Tensor
+    contexts: Tensor
+
+
+def _groups(batch: PagedBatch, block_size: int) -> tuple[_DecodeGroup, ...]:
+    """The decoding rows by context, shortest first; one group on a device, where a cut would need a sync."""
+    tables, contexts = batch.decode_tables, batch.decode_contexts
+    count = min(MOST_GROUPS, batch.num_decode // ROWS_PER_GROUP)
+    if count < 2 or tables.device.type != "cpu":
+        return (_DecodeGroup(None, tables, contexts),)
+    groups = []
+    for members in contexts.argsort().tensor_split(count):
+        own = contexts[members]
+        width = -(-int(own[-1]) // block_size)
+        groups.append(_DecodeGroup(members, tables[members, :width], own))
+    return tuple(groups)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Finds the rows that a query reads: under a window only the blocks that the window touches."""
+
+    head_rows: Tensor
+    block_rows: int
+    block_size: int
+
+    def decode(self, group: _DecodeGroup, window: int | None) -> DecodeView:
+        tables, contexts = group.tables, group.contexts
+        keys = torch.arange(tables.shape[1] * self.block_size, device=tables.device)
+        if window is None or window >= keys.numel():
+            mask = keys < contexts[:, None]
+            return DecodeView(group.members, self._rows(tables), mask[:, None, None])
+        # The last `window` tokens of a context straddle at most this many blocks.
+        blocks = min((window + self.block_size - 2) // self.block_size + 1, tables.shape[1])
+        first = (contexts - window).clamp(min=0) // self.block_size
+        columns = first[:, None] + torch.arange(blocks, device=tables.device)
+        tables = tables.gather(1, columns.clamp(max=tables.shape[1] - 1))
+        keys = first[:, None] * self.block_size + keys[: blocks * self.block_size]
+        mask = (keys < contexts[:, None]) & (keys >= contexts[:, None] - window)
+        return DecodeView(group.members, self._rows(tables), mask[:, None, None])
+
+    def chunk(self, chunk: Chunk, window: int | None) -> ChunkView:
+        cached = chunk.context - chunk.length
+        windowed = window is not None and window < chunk.context
+        first = max(0, cached + 1 - window) // self.block_size if windowed and window is not None else 0
+        rows = self._rows(chunk.table[first:])
+        if cached == 0 and not windowed:
+            return ChunkView(chunk.start, chunk.length, rows, None)
+        device = chunk.table.device
+        queries = torch.arange(cached, chunk.context, device=device)[:, None]
+        keys = torch.arange(first * self.block_size, chunk.table.numel() * self.block_size, device=device)
+        mask = keys <= queries
+        if window is not None:
+            mask &= keys > queries - window
+        return ChunkView(chunk.start, chunk.length, rows, mask)
+
+    def _rows(self, tables: Tensor) -> Tensor:
+        """tables [..., blocks] -> [2, ..., kv_heads, blocks]."""
+        keys = tables.unsqueeze(-2) * self.block_rows + self.head_rows[:, None]
+        return torch.stack((keys, keys + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores are made of queries and keys."""
+
+    scale: float
+    softcap: float | None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """q [..., queries, head_dim], k and v [..., keys, head_dim] -> q's shape; without a mask, query i
+        sees keys 0..i."""
+        if self.softcap is None:
+            causal = mask is None
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale)
+        if mask is None:
+            mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        scores = (q @ k.transpose(-2, -1)).float() * self.scale
+        scores = torch.tanh(scores / self.softcap) * self.softcap
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        return weights.to(v.dtype) @ v
+
+
+def _gather(pool: Tensor, layer: int, rows: Tensor) -> Tensor:
+    """rows [2, ..., blocks] -> K and V, [2, ..., blocks * block_size, head_dim]."""
+    block_size, head_dim = pool.shape[-2:]
+    gathered = pool.view(-1, block_size * head_dim).index_select(0, (rows + layer * 2).flatten())
+    return gathered.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim)
+
+
+def _decode(pool: Tensor, layer: int, q: Tensor, view: DecodeView, scores: Scores) -> Tensor:
+    """q [S, kv_heads, group, head_dim] -> the same shape.
+
+    The query heads that share a kv head stand where the queries of one sequence usually do, so K and V are
+    read once and never repeated.
+    """
+    k, v = _gather(pool, layer, view.rows)
+    return scores.attend(q, k, v, view.mask)
+
+
+def _chunk(pool: Tensor, layer: int, q: Tensor, view: ChunkView, scores: Scores) -> Tensor:
+    """q [length, kv_heads, group, head_dim] -> the same shape. Repeated K and V are strides, not copies."""
+    k, v = _gather(pool, layer, view.rows).unsqueeze(2)
+    q = q.permute(1, 2, 0, 3)
+    shape = (*q.shape[:2], *k.shape[2:])
+    return scores.attend(q, k.expand(shape), v.expand(shape), view.mask).permute(2, 0, 1, 3)

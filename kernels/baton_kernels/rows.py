@@ -1,0 +1,30 @@
+"""What is computed row by row: Triton kernels on CUDA tensors, plain torch on all others."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [T, 2 * size] -> silu(gate) * up, [T, size]."""
+    if gate_up.device.type == "cuda":
+        from baton_kernels.cuda import rows  # triton is only there where CUDA is
+
+        with torch.cuda.device(gate_up.get_device()):  # triton launches on the current device
+            return rows.silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x, residual [T, size] -> [T, size], of the weight's type: ``residual`` becomes the sum of both, and the
+    result is that sum / sqrt(mean(sum^2) + eps) * weight."""
+    if x.device.type == "cuda":
+        from baton_kernels.cuda import rows
+
+        with torch.cuda.device(x.get_device()):
+            return rows.add_rms_norm(x, residual, weight, eps)
+    residual += x
+    return F.rms_norm(residual, weight.shape, weight.to(residual.dtype), eps).to(weight.dtype)

@@ -1,0 +1,44 @@
+"""The Triton kernels under triton's interpreter, which runs them on the CPU with numpy.
+
+triton decides when it is imported, so this must be the first to import it: nothing else does where there is
+no CUDA device. Child processes do not inherit the choice.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+if "triton" in sys.modules:
+    raise RuntimeError("triton was imported before its interpreter was chosen")
+os.environ["TRITON_INTERPRET"] = "1"
+try:
+    # triton imports this at the first launch, when it looks at the choice again.
+    import triton.experimental.gluon  # noqa: F401
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    from baton_kernels.cuda import attention, decode, rows, shapes
+finally:
+    del os.environ["TRITON_INTERPRET"]
+
+__all__ = ["attention", "decode", "rows", "shapes"]
+
+
+def _widened(handle: Any) -> Any:
+    """The interpreter holds bfloat16 as its bits."""
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle.data
+    return (handle.data.astype(np.uint32) << 16).view(np.float32)
+
+
+def _dot(self: object, a: Any, b: Any, d: Any, input_precision: object, max_num_imprecise_acc: object) -> Any:
+    """Its own multiplies those bits as integers."""
+    product = np.matmul(_widened(a), _widened(b), dtype=d.data.dtype)
+    return TensorHandle(product + d.data, d.dtype.scalar)
+
+
+InterpreterBuilder.create_dot = _dot

@@ -1,0 +1,157 @@
+"""The Triton attention kernels against the float64 reference, under triton's interpreter."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton_kernels.paged import PagedBatch
+from baton_kernels.reference import reference_attention
+from tests.support.paged_steps import TOLERANCE, Case, lay_out
+
+if find_spec("triton") is None:
+    pytest.skip("triton has no build for this machine", allow_module_level=True)
+if torch.cuda.is_available():
+    pytest.skip("tests/gpu runs them on the device", allow_module_level=True)
+
+from tests.support.interpreted import attention, shapes
+
+FEW = shapes.Device(processors=3, arch=90)
+
+CASES = {
+    "decode only": Case(4, 2, 64, 16, None, (1, 16, 17, 70, 64, 65), ()),
+    "one long context among short ones": Case(4, 2, 64, 32, None, (3, 4000, 1, 900), ()),
+    "the same, window": Case(4, 2, 64, 32, 700, (3, 4000, 1, 900), ()),
+    "one context, every program": Case(2, 1, 128, 64, None, (3000,), ()),
+    "more rows than programs": Case(2, 2, 64, 16, None, tuple(range(1, 60, 3)), ()),
+    "chunk behind a long prefix": Case(4, 1, 64, 64, None, (), ((3900, 70),)),
+    "chunk behind a long prefix, window": Case(4, 1, 64, 64, 1000, (), ((3900, 70),)),
+    "mixed": Case(6, 2, 96, 32, None, (40, 3, 129), ((0, 5), (31, 64), (100, 1))),
+    "mixed, window": Case(8, 2, 64, 16, 20, (1, 19, 20, 21, 90), ((0, 50), (33, 40), (0, 20))),
+    "window of one": Case(2, 2, 64, 16, 1, (1, 40), ((7, 20),)),
+    "window of a tile": Case(4, 2, 64, 16, 64, (63, 64, 65, 200), ((0, 150), (64, 64))),
+    "head_dim 256": Case(4, 2, 256, 16, 70, (7, 150), ((0, 40), (121, 13)), torch.float16),
+    "head_dim 24": Case(4, 2, 24, 16, None, (7, 50), ((0, 40), (21, 13))),
+    "sixteen heads to one": Case(16, 1, 128, 16, None, (7, 300), ((0, 70), (21, 3)), torch.float16),
+    "seventeen heads to one": Case(17, 1, 64, 16, None, (7, 300), ((0, 70), (21, 3))),
+    "bfloat16": Case(4, 2, 128, 16, 30, (7, 50), ((0, 40), (21, 13)), torch.bfloat16),
+    "soft-cap": Case(4, 2, 64, 16, None, (7, 500), ((0, 40), (21, 13)), softcap=0.5),
+    "soft-cap, window": Case(4, 2, 64, 16, 50, (7, 500), ((0, 140), (21, 13)), softcap=0.5),
+    "drafts of two sequences": Case(8, 2, 64, 16, None, (30,), ((60, 2), (29, 2))),
+    "nothing": Case(4, 2, 64, 16, None, (), ()),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors this small only wait for other threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def spoil_unused(pool: Tensor, batch: PagedBatch, layer: int) -> Tensor:
+    """The pool with NaN wherever no token of the step's sequences is, and infinity in other layers."""
+    spoilt = torch.full_like(pool, torch.nan)
+    spoilt[:, :, torch.arange(pool.shape[2]) != layer] = torch.inf
+    size = pool.shape[4]
+    tables = [(batch.decode_tables[i], int(n)) for i, n in enumerate(batch.decode_contexts)]
+    for table, context in tables + [(chunk.table, chunk.context) for chunk in batch.chunks]:
+        tokens = torch.arange(context)
+        blocks, offsets = table[tokens // size], tokens % size
+        spoilt[blocks, :, layer, :, offsets] = pool[blocks, :, layer, :, offsets]
+    return spoilt
+
+
+def check(case: Case, device: shapes.Device = FEW) -> None:
+    torch.manual_seed(0)
+    pool, batch = lay_out(case)
+    layer, scale = 1, 2 * case.head_dim**-0.5
+    fused = torch.randn(batch.positions.numel(), case.heads + 2, case.head_dim).to(case.dtype)
+    q = fused[:, : case.heads]
+    how = {"scale": scale, "window": case.window, "softcap": case.softcap}
+    plan = attention.CudaPlan.build(batch, pool, {case.window}, device)
+    out = plan.attend(spoil_unused(pool, batch, layer), layer, q, **how)
+    expected = reference_attention(pool, layer, q, batch, **how)
+    assert out.shape == q.shape
+    assert out.dtype == case.dtype
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matches_the_reference(name: str) -> None:
+    check(CASES[name])
+
+
+def random_case(seed: int) -> Case:
+    rng = random.Random(seed)
+    kv_heads = rng.choice([1, 2, 3])
+    return Case(
+        heads=kv_heads * rng.choice([1, 2, 3, 4, 5, 8, 16]),
+        kv_heads=kv_heads,
+        head_dim=rng.choice([64, 96, 128, 256]),
+        block_size=rng.choice([16, 32, 64]),
+        window=rng.choice([None, rng.randint(1, 300)]),
+        decode=tuple(rng.randint(1, 400) for _ in range(rng.choice([0, 1, 3, 6]))),
+        chunks=tuple(
+            (rng.choice([0, rng.randint(0, 200)]), rng.randint(1, 90)) for _ in range(rng.randint(0, 3))
+        ),
+        dtype=rng.choice([torch.float32, torch.float16, torch.bfloat16]),
+        softcap=rng.choice([None, None, 0.5, 20.0]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_matches_the_reference_on_random_shapes(seed: int) -> None:
+    rng = random.Random(seed)
+    check(random_case(seed), shapes.Device(processors=rng.randint(1, 40), arch=rng.choice([80, 90])))
+
+
+def test_rows_without_a_context_get_zeros() -> None:
+    """As those have that pad a batch to the size of a captured graph."""
+    pool, batch = lay_out(Case(4, 2, 64, 16, None, (5, 300, 9), ()))
+    batch.decode_contexts[1] = 0
+    plan = attention.CudaPlan.build(batch, pool, {None, 7}, FEW)
+    q = torch.randn(3, 4, 64)
+    for window in (None, 7):
+        out = plan.attend(pool, 0, q, scale=0.1, window=window, softcap=None)
+        assert torch.equal(out[1], torch.zeros(4, 64))
+        for row, context in ((0, 5), (2, 9)):
+            assert batch.decode_contexts[row] == context
+            assert out[row].isfinite().all()
+            assert out[row].any()
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "dtype", "arch", "says"),
+    [
+        (4, 512, torch.float16, 90, "head_dim is 512: at most 256"),
+        (4, 64, torch.float64, 90, "a pool of torch.float64"),
+        (130, 64, torch.float16, 90, "65 query heads for each KV head: at most 64"),
+        (4, 64, torch.float16, 75, "compute capability is 7.5: at least 8.0"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_an_error(
+    heads: int, head_dim: int, dtype: torch.dtype, arch: int, says: str
+) -> None:
+    pool, batch = lay_out(Case(heads, 2, head_dim, 16, None, (5,), (), dtype))
+    q = torch.randn(1, heads, head_dim).to(dtype)
+    with pytest.raises(ValueError, match=says):
+        plan = attention.CudaPlan.build(batch, pool, {None}, shapes.Device(3, arch))
+        plan.attend(pool, 0, q, scale=0.1, window=None, softcap=None)
+
+
+def test_the_grid_and_the_workspace_depend_on_no_length() -> None:
+    """Or a captured graph would hold only for the lengths it was captured with."""
+    plans = []
+    for contexts in ((5, 5, 5), (300, 1, 2000)):
+        pool, batch = lay_out(Case(4, 2, 64, 16, None, contexts, ()))
+        plans.append(attention.CudaPlan.build(batch, pool, {None}, FEW).decode[None])
+    assert plans[0].programs == plans[1].programs
+    assert plans[0].starts.shape == plans[1].starts.shape

@@ -1,0 +1,24 @@
+"""Every Triton kernel builds for the devices it is meant for, without one, and keeps its registers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton has no build for this machine")
+def test_they_build_and_do_not_spill() -> None:
+    """In a process of its own: here, triton may have been told to interpret."""
+    command = [sys.executable, "-m", "loadtest.kernels", "--compile", "--quick"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    built = [[cell.strip() for cell in line.split("│")] for line in result.stdout.splitlines() if "│" in line]
+    sizes = [(kernel, head_dim) for _, kernel, head_dim, *_ in built]
+    assert sizes == [(kernel, size) for size in ("64", "128", "256") for kernel in ("decode", "prefill")]
+    assert "wgmma" in result.stdout
