@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
+
+if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
+    # Before anything else imports triton: transformers does.
+    import tests.support.interpreted  # noqa: F401
 
 # The models here are tiny: handing their operations to more threads costs more than computing them.
 torch.set_num_threads(1)
