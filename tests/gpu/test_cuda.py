@@ -108,7 +108,7 @@ def test_blocks_come_back_from_the_host_tier(tmp_path: Path) -> None:
     for _ in range(2):
         for answer, (expected, margin) in zip(run(on, prompts, 60), oracle, strict=True):
             assert answer == expected or margin < LEAST_MARGIN
-    host = on.load().host
+    host = on.load().host_tier
     assert host.saved_blocks > 0
     assert host.hit_blocks > 0
 

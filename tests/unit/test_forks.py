@@ -202,17 +202,17 @@ def test_a_copy_takes_the_place_of_what_the_host_tier_saved(fails: bool) -> None
                 engine.step()
             fails, model.hook = False, lambda: None
             assert engine.load().copied_blocks == 0
-            assert engine.load().host.saved_blocks > before.host.saved_blocks
+            assert engine.load().host_tier.saved_blocks > before.host_tier.saved_blocks
         for output in engine.step():
             if output.new_tokens:
                 told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
     assert told == alone("r", prompt(5), 3)
     assert engine.load().copied_blocks == 2
-    assert engine.load().host.saved_blocks > 0
+    assert engine.load().host_tier.saved_blocks > 0
     again = Sequence("again", 1, prompt(24, 9), old.params)
     assert run(engine, again) == [first] == [run_alone(old.prompt_ids, old.params)]
     assert again.num_cached == 20
-    assert engine.load().host.hit_blocks > 0
+    assert engine.load().host_tier.hit_blocks > 0
 
 
 def test_a_fork_gives_its_seat_to_whom_is_more_urgent_and_keeps_its_blocks() -> None:

@@ -46,15 +46,15 @@ class TestEngine:
         assert run(engine, again) == [first] == [run_alone(prompt(1), PARAMS)]
         assert again.num_cached == 32
         load = engine.load()
-        assert load.host.hit_blocks == 8
-        assert load.host.restored_bytes == 8 * engine.runner.pool[0].nbytes
-        assert load.host.saved_bytes == load.host.saved_blocks * engine.runner.pool[0].nbytes
-        assert load.host.blocks_used == load.host.saved_blocks <= load.host.blocks == 100
+        assert load.host_tier.hit_blocks == 8
+        assert load.host_tier.restored_bytes == 8 * engine.runner.pool[0].nbytes
+        assert load.host_tier.saved_bytes == load.host_tier.saved_blocks * engine.runner.pool[0].nbytes
+        assert load.host_tier.blocks_used == load.host_tier.saved_blocks <= load.host_tier.blocks == 100
         assert load.prefix_hit_tokens == 32
         # It is in the pool again, for others to find.
         once_more = Sequence("c", 1, prompt(1), PARAMS)
         assert run(engine, once_more) == [first]
-        assert (once_more.num_cached, engine.load().host.hit_blocks) == (32, 8)
+        assert (once_more.num_cached, engine.load().host_tier.hit_blocks) == (32, 8)
 
     def test_and_is_computed_where_that_is_cheaper(self) -> None:
         engine = fake_engine(num_blocks=20, host_blocks=100, break_even=Never(4))
@@ -62,7 +62,7 @@ class TestEngine:
         push_out(engine)
         again = Sequence("b", 1, prompt(1), PARAMS)
         assert run(engine, again) == [first]
-        assert (again.num_cached, engine.load().host.hit_blocks) == (0, 0)
+        assert (again.num_cached, engine.load().host_tier.hit_blocks) == (0, 0)
 
     def test_a_block_that_was_kept_once_is_not_copied_again(self) -> None:
         engine = fake_engine(num_blocks=20, host_blocks=100)
@@ -70,8 +70,8 @@ class TestEngine:
             run(engine, Sequence(f"a{round_}", 1, prompt(1), PARAMS))
             push_out(engine)
             if round_ == 1:
-                saved = engine.load().host.saved_blocks
-        assert engine.load().host.saved_blocks == saved
+                saved = engine.load().host_tier.saved_blocks
+        assert engine.load().host_tier.saved_blocks == saved
 
     @pytest.mark.parametrize("host_blocks", [1, 5, 300])
     def test_preempted_sequences_come_back_by_copy(self, host_blocks: int) -> None:
@@ -82,9 +82,13 @@ class TestEngine:
         assert outputs == [run_alone(p, params) for p in prompts]
         load = engine.load()
         assert load.preemptions > 0
-        assert host_blocks < 300 or load.host.swapped_in > 0
+        assert host_blocks < 300 or load.host_tier.swapped_in > 0
         assert load.blocks_held == 0
-        assert load.host.saved_blocks - load.host.evicted_blocks == load.host.blocks_used <= host_blocks
+        assert (
+            load.host_tier.saved_blocks - load.host_tier.evicted_blocks
+            == load.host_tier.blocks_used
+            <= host_blocks
+        )
 
     def test_salted_sequences_find_their_own_only(self) -> None:
         engine = fake_engine(num_blocks=20, host_blocks=100)
@@ -120,7 +124,7 @@ class TestEngine:
         ]
         pool.free([*kept, *tail])
         assert run(engine, seq) == [first]
-        assert (seq.num_cached, engine.load().host.hit_blocks) == (32, 3)
+        assert (seq.num_cached, engine.load().host_tier.hit_blocks) == (32, 3)
 
 
 class TestBreakEven:
@@ -195,7 +199,7 @@ class TestSettings:
             outputs = run(engine, *(Sequence(f"{turn}-{i}", 1, p, params) for i, p in enumerate(prompts)))
             for output, (expected, margin) in zip(outputs, oracle, strict=True):
                 assert output == expected or margin < 1e-3
-        host = engine.load().host
+        host = engine.load().host_tier
         assert host.hit_blocks > 0
         assert host.swapped_in > 0
 
@@ -212,7 +216,7 @@ async def test_small_pools_answer_as_large_ones_do(roles: list[str]) -> None:
             answers = [answer(ring, f"r{turn}-{n}", *request) for n, request in enumerate(asked)]
             assert await asyncio.gather(*answers) == expected
         loads = [worker.engine.load() for worker in workers]
-        assert all(load.host.hit_blocks > 0 for load in loads)
+        assert all(load.host_tier.hit_blocks > 0 for load in loads)
         assert loads[-1].preemptions > 0
-        assert loads[-1].host.swapped_in > 0
+        assert loads[-1].host_tier.swapped_in > 0
         await until(lambda: all(worker.held == 0 for worker in workers))

@@ -20,7 +20,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.guidance import Guide
 from baton.engine.host_memory import HostMemory
 from baton.engine.host_tier import HostTier
-from baton.engine.load import HostLoad, Load
+from baton.engine.load import Load
 from baton.engine.logits import LogitRules
 from baton.engine.runner import ModelRunner, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
@@ -35,7 +35,7 @@ from baton.logprobs import Logprobs, TokenDetails
 from baton.models.loader import Progress
 from baton.sampling_params import SamplingParams
 from baton.speculation.speculator import Speculator
-from baton.telemetry.worker import SpeculationStats
+from baton.telemetry.worker import HostTierStats, SpeculationStats
 from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -339,16 +339,16 @@ class Engine:
                 prefix_queried_tokens=scheduler.prefix_queried_tokens,
                 prefix_hit_tokens=scheduler.prefix_hit_tokens,
                 generated_tokens=self.generated_tokens,
-                host=self._host_load(),
+                host_tier=self._host_tier(),
                 speculation=self.speculator.stats if self.speculator else SpeculationStats(),
             )
 
-    def _host_load(self) -> HostLoad:
+    def _host_tier(self) -> HostTierStats:
         tier, host = self.scheduler.tier, self.host
         if tier is None or host is None:
-            return HostLoad()
+            return HostTierStats()
         counters = tier.counters
-        return HostLoad(
+        return HostTierStats(
             blocks_used=tier.num_used,
             blocks=tier.num_slots,
             hit_blocks=counters.restored,

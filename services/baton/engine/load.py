@@ -4,22 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.telemetry.worker import SpeculationStats
-
-
-@dataclass(frozen=True, slots=True)
-class HostLoad:
-    """The host tier; blocks and bytes that moved are since the start. All zero without one."""
-
-    blocks_used: int = 0
-    blocks: int = 0
-    hit_blocks: int = 0
-    saved_blocks: int = 0
-    evicted_blocks: int = 0
-    dropped_blocks: int = 0
-    saved_bytes: int = 0
-    restored_bytes: int = 0
-    swapped_in: int = 0
+from baton.telemetry.worker import HostTierStats, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +26,5 @@ class Load:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     generated_tokens: int
-    host: HostLoad
+    host_tier: HostTierStats
     speculation: SpeculationStats

@@ -16,17 +16,18 @@ from baton.telemetry.handoff import Holds
 
 @dataclass(frozen=True, slots=True)
 class HostTierStats:
-    """Where evicted KV blocks are kept; all zero where there is no such place."""
+    """Where evicted KV blocks are kept; blocks and bytes that moved are since the start. All zero where there
+    is no such place."""
 
-    blocks_used: int
-    blocks: int
-    hit_blocks: int
-    saved_blocks: int
-    evicted_blocks: int
-    dropped_blocks: int
-    saved_bytes: int
-    restored_bytes: int
-    swapped_in: int
+    blocks_used: int = 0
+    blocks: int = 0
+    hit_blocks: int = 0
+    saved_blocks: int = 0
+    evicted_blocks: int = 0
+    dropped_blocks: int = 0
+    saved_bytes: int = 0
+    restored_bytes: int = 0
+    swapped_in: int = 0
 
 
 @dataclass(frozen=True, slots=True)

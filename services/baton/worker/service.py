@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 
 import grpc
 
@@ -20,7 +20,7 @@ from baton.engine.wire import sequence_from
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
-from baton.telemetry.worker import HostTierStats, WorkerStats
+from baton.telemetry.worker import WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.worker.routers import Routers, RouterStream
@@ -282,7 +282,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             handoff_stale_messages=prefill.stale + decode.stale,
             handoff_fences=decode.fences,
             handoff_holds=(self._prefill.holds(), self._decode.holds()),
-            host_tier=HostTierStats(**asdict(load.host)),
+            host_tier=load.host_tier,
             speculation=load.speculation,
         )
 
