@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
@@ -56,8 +57,8 @@ class AttentionPlan:
     @classmethod
     def build(cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> AttentionPlan:
         """``windows``: the distinct sliding windows of the model's layers (None: no window)."""
-        if pool.device.type != "cuda":
-            return cls(PlainPlan.build(batch, pool, windows))
+        if pool.device.type == "cpu":
+            return cls(CpuPlan.build(batch, pool) or PlainPlan.build(batch, pool, windows))
         from baton_kernels.cuda.attention import CudaPlan  # triton is only there where CUDA is
 
         return cls(CudaPlan.build(batch, pool, windows))

@@ -1,10 +1,12 @@
-"""What is computed row by row: Triton kernels on CUDA tensors, plain torch on all others."""
+"""What is computed row by row: by the kernels of the tensors' device, by plain torch where there are none."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from baton_kernels.cpu import rows as cpu_rows
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -18,13 +20,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x, residual [T, size] -> [T, size], of the weight's type: ``residual`` becomes the sum of both, and the
-    result is that sum / sqrt(mean(sum^2) + eps) * weight."""
-    if x.device.type == "cuda":
+def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x, residual [T, size] -> [T, size], of the weight's type: ``residual`` becomes the sum of both (x None:
+    stays), and the result is that sum / sqrt(mean(sum^2) + eps) * weight."""
+    if residual.device.type == "cuda" and x is not None:
         from baton_kernels.cuda import rows
 
         with torch.cuda.device(x.get_device()):
             return rows.add_rms_norm(x, residual, weight, eps)
-    residual += x
+    if residual.device.type == "cpu":
+        normed = cpu_rows.add_rms_norm(x, residual, weight, eps)
+        if normed is not None:
+            return normed
+    if x is not None:
+        residual += x
     return F.rms_norm(residual, weight.shape, weight.to(residual.dtype), eps).to(weight.dtype)

@@ -36,5 +36,10 @@ class CausalLM(nn.Module):
         """hidden [R, hidden_size], the rows that need a next token -> [R, vocab_size] float32."""
 
     @abstractmethod
+    def pack(self) -> None:
+        """Lay weights out as the kernels of their device read them, once they are filled. Their plain form,
+        ``checkpoint_tensors`` included, may be gone afterwards."""
+
+    @abstractmethod
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         """Name in the checkpoint -> the slice of a parameter that it fills. Together they fill all, once."""

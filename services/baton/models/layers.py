@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
+from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.rows import add_rms_norm, silu_mul
 
@@ -59,21 +61,30 @@ class RMSNorm(nn.Module):
 
     def after_adding(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """Add x (None: nothing) to ``residual``, in place, and normalize the sum."""
-        if x is None:
-            normed: Tensor = self(residual)
-            return normed
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
 class Linear(nn.Module):
     """[T, inputs] -> [T, outputs]."""
 
+    gated: ClassVar[bool] = False
+
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = _empty(outputs, inputs, dtype=dtype)
         self.bias = _empty(outputs, dtype=dtype) if bias else None
+        self.packed: PackedWeight | None = None
+
+    def pack(self) -> None:
+        """Lay the weight out as the kernels of a CPU read it, and give the plain one up. Nothing happens
+        elsewhere."""
+        self.packed = PackedWeight.of(self.weight, self.bias, gated=self.gated)
+        if self.packed is not None:
+            self.weight = _empty(0, dtype=self.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            return self.packed.multiply(x)
         return F.linear(x, self.weight, self.bias)
 
 
@@ -89,6 +100,19 @@ class FusedLinear(Linear):
             name: slice(stop - size, stop) for (name, size), stop in zip(parts.items(), stops, strict=True)
         }
         """Name of each projection in the checkpoint -> its rows of the weight and bias."""
+
+
+class GatedLinear(FusedLinear):
+    """silu(gate(x)) * up(x): [T, inputs] -> [T, size]."""
+
+    gated: ClassVar[bool] = True
+
+    def __init__(self, inputs: int, size: int, dtype: torch.dtype, *, bias: bool = False) -> None:
+        super().__init__(inputs, {"gate_proj": size, "up_proj": size}, dtype, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = super().forward(x)
+        return product if self.packed is not None else silu_mul(product)
 
 
 class Attention(nn.Module):
@@ -127,9 +151,9 @@ class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = FusedLinear(hidden, {"gate_proj": inner, "up_proj": inner}, dtype, bias=bias)
+        self.gate_up_proj = GatedLinear(hidden, inner, dtype, bias=bias)
         self.down_proj = Linear(inner, hidden, dtype, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
+        down: Tensor = self.down_proj(self.gate_up_proj(x))
         return down

@@ -13,6 +13,7 @@ from baton.models.config import ModelConfig
 from baton.models.layers import Attention, Embedding, FusedLinear, Linear, RMSNorm, Step, SwiGLU
 from baton.models.rope import RotaryEmbedding
 from baton_kernels.attention import AttentionPlan
+from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.paged import PagedBatch
 
 
@@ -51,6 +52,7 @@ class LlamaForCausalLM(CausalLM):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         tied = config.tie_word_embeddings
         self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, dtype)
+        self._packed_head: PackedWeight | None = None
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         cos, sin = self.rope(batch.positions, batch.lengths)
@@ -69,8 +71,20 @@ class LlamaForCausalLM(CausalLM):
         return embedded
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if self._packed_head is not None:
+            return self._packed_head.multiply(hidden, torch.float32)
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return F.linear(hidden, head.weight).float()
+
+    def pack(self) -> None:
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+        # A tied head is there twice from now on: an embedding is looked up row by row.
+        if self.lm_head is None:
+            self._packed_head = PackedWeight.of(self.embed_tokens.weight)
+        else:
+            self._packed_head = self.lm_head.packed
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

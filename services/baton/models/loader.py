@@ -58,6 +58,7 @@ def load_model(
             harmless=lambda name: _harmless(name, config),
             progress=progress or (lambda done, total: None),
         )
+    model.pack()
     return model.eval()
 
 

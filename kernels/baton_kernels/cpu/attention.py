@@ -1,0 +1,118 @@
+"""One step's attention by the CPU's kernels, which read and write the pool's pages in place."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton_kernels.cpu.library import KINDS, Native, native, pointer
+from baton_kernels.paged import PagedBatch
+from baton_kernels.rotary import HeadNorm
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """One step's reads and writes of the pool, the same for all layers."""
+
+    kernels: Native
+    batch: PagedBatch
+    shape: ctypes.Array[ctypes.c_int64]
+    kind: int
+    threads: int
+
+    @classmethod
+    def build(cls, batch: PagedBatch, pool: Tensor) -> CpuPlan | None:
+        """None if plain torch has to do it: for another type, for heads that are no whole vectors, without
+        kernels."""
+        kind = KINDS.get(pool.dtype)
+        if kind is None or pool.shape[-1] * pool.itemsize % 64 or not pool.is_contiguous():
+            return None
+        kernels = native()
+        if kernels is None:
+            return None
+        shape = (ctypes.c_int64 * 6)(*pool.shape)
+        return cls(kernels, batch, shape, kind, torch.get_num_threads())
+
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
+        places = self.batch.slot_blocks, slice(None), layer
+        offsets = self.batch.slot_offsets
+        pool[places[0], :, layer, 0, offsets] = k
+        pool[places[0], :, layer, 1, offsets] = v
+
+    def rotate_and_store(
+        self,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        *,
+        cos: Tensor,
+        sin: Tensor,
+        norm: HeadNorm | None,
+    ) -> Tensor:
+        tokens, heads, dim = qkv.shape[0], qkv.shape[1] - 2 * pool.shape[1], qkv.shape[2]
+        qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
+        q = torch.empty((tokens, heads, dim), dtype=qkv.dtype)
+        self.kernels.rotate_and_store(
+            self.kind,
+            pool.data_ptr(),
+            self.shape,
+            layer,
+            qkv.data_ptr(),
+            q.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            pointer(norm.q if norm else None),
+            pointer(norm.k if norm else None),
+            norm.eps if norm else 0.0,
+            self.batch.slot_blocks.data_ptr(),
+            self.batch.slot_offsets.data_ptr(),
+            tokens,
+            heads,
+            self.threads,
+        )
+        return q
+
+    def attend(
+        self,
+        pool: Tensor,
+        layer: int,
+        q: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        how = (scale, softcap or 0.0, window or 0, self.threads)
+        place = (self.kind, pool.data_ptr(), self.shape, layer)
+        batch, heads = self.batch, q.shape[1]
+        if batch.num_decode:
+            self.kernels.decode(
+                *place,
+                q.data_ptr(),
+                out.data_ptr(),
+                batch.decode_tables.data_ptr(),
+                batch.decode_contexts.data_ptr(),
+                batch.num_decode,
+                heads,
+                batch.decode_tables.shape[1],
+                *how,
+            )
+        row_bytes = heads * q.shape[2] * q.itemsize
+        for chunk in batch.chunks:
+            offset = chunk.start * row_bytes
+            self.kernels.prefill(
+                *place,
+                q.data_ptr() + offset,
+                out.data_ptr() + offset,
+                chunk.table.data_ptr(),
+                chunk.length,
+                chunk.context,
+                heads,
+                *how,
+            )
+        return out

@@ -1,0 +1,92 @@
+"""Compiles the kernels for the machine they run on.
+
+    python -m baton_kernels.cpu.build      # builds them now and prints where they are
+
+A library is kept in the cache directory (``BATON_CACHE_DIR``, or ``baton`` in ``XDG_CACHE_HOME`` or
+``~/.cache``) under a name that tells its source, compiler and processor, so another of any of these gets a
+library of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("native.cpp")
+COMPILE_S = 300.0
+_TUNE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}
+# -ffast-math only for compiling: linked with it, a library makes the whole process flush denormal numbers.
+_FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fopenmp", "-fPIC")
+
+
+class BuildError(Exception):
+    """There is no library to be had: why, in a line for a person."""
+
+
+def library() -> Path:
+    """The library for this machine, built unless it is there. BuildError without a compiler that can."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise BuildError("no C++ compiler (g++, or another one named by CXX)")
+    if platform.machine() not in _TUNE:
+        raise BuildError(f"not written for {platform.machine()}")
+    flags = (*_FLAGS, _TUNE[platform.machine()])
+    place = _cache() / f"cpu-{_key(compiler, flags)}.so"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # Several workers start at once; one of them builds.
+        with place.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists():
+                _build(compiler, flags, place)
+    except OSError as error:
+        raise BuildError(f"{place.parent} cannot be written: {error}") from error
+    return place
+
+
+def _cache() -> Path:
+    if own := os.environ.get("BATON_CACHE_DIR"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
+
+
+def _key(compiler: str, flags: tuple[str, ...]) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    told = (SOURCE.read_text(), version, *flags, _processor())
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:20]
+
+
+def _processor() -> str:
+    """What the processor can do: a home directory may be shared by machines that differ."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _build(compiler: str, flags: tuple[str, ...], place: Path) -> None:
+    scratch = place.with_suffix(f".{os.getpid()}")
+    built, linked = scratch.with_suffix(".o"), scratch.with_suffix(".tmp")
+    try:
+        _run(compiler, *flags, "-c", str(SOURCE), "-o", str(built))
+        _run(compiler, "-shared", "-fopenmp", str(built), "-o", str(linked))
+        linked.rename(place)
+    finally:
+        built.unlink(missing_ok=True)
+        linked.unlink(missing_ok=True)
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_S)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{' '.join(command)} failed: {error.stderr[-2000:]}") from error
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} took more than {COMPILE_S:.0f} s") from error
+
+
+if __name__ == "__main__":
+    print(library())

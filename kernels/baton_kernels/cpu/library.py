@@ -1,0 +1,77 @@
+"""The built library as Python calls it. Pointers are ``Tensor.data_ptr()``; calls let other threads run."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+
+import torch
+from torch import Tensor
+
+from baton_kernels.cpu.build import BuildError, library
+
+log = logging.getLogger(__name__)
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+SWITCH = "BATON_CPU_KERNELS"
+CHOICES = ("auto", "native", "plain")
+
+_I, _L, _F, _P = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_SIGNATURES = {
+    "baton_advise": (_P, _L),
+    "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
+    "baton_linear": (_I, _I, _P, _P, _P, _P, _L, _L, _L, _I, _I),
+    "baton_add_norm": (_I, _I, _P, _P, _P, _F, _L, _L, _P, _I),
+    "baton_rotate_and_store": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _F, _P, _P, _L, _L, _I),
+    "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _I),
+    "baton_prefill": (_I, _P, _P, _L, _P, _P, _P, _L, _L, _L, _F, _F, _L, _I),
+}
+
+
+class Native:
+    """The kernels, one attribute each."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.advise = library.baton_advise
+        self.pack = library.baton_pack
+        self.linear = library.baton_linear
+        self.add_norm = library.baton_add_norm
+        self.rotate_and_store = library.baton_rotate_and_store
+        self.decode = library.baton_decode
+        self.prefill = library.baton_prefill
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+
+
+@functools.cache
+def native() -> Native | None:
+    """The kernels, built at the first call. None: plain torch computes on CPUs, as
+    ``BATON_CPU_KERNELS=plain`` wants, or because (with ``auto``, the default) there is no compiler, which is
+    logged.
+
+    Raises RuntimeError if ``BATON_CPU_KERNELS=native`` cannot be had, ValueError for another value.
+    """
+    wanted = os.environ.get(SWITCH, "auto")
+    if wanted not in CHOICES:
+        raise ValueError(f"{SWITCH} is {wanted!r}; allowed: {', '.join(CHOICES)}")
+    if wanted == "plain":
+        return None
+    try:
+        return Native(ctypes.CDLL(str(library())))
+    except (BuildError, OSError) as error:
+        if wanted == "native":
+            raise RuntimeError(f"{SWITCH} is native, but the kernels cannot be built: {error}") from error
+        log.warning(
+            "the CPU kernels cannot be built: %s. Plain torch computes, several times slower; %s=plain says "
+            "that this is meant",
+            error,
+            SWITCH,
+        )
+        return None
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,747 @@
+// Baton's kernels for CPUs: matmul with packed weights, attention over the paged pool, and what is done row by
+// row. Written once for every machine, in vectors of sixteen 32-bit lanes that the compiler maps to what the
+// machine has; only the dot product of two bfloat16 pairs has an instruction of its own where there is one.
+//
+// Numbers are float or bfloat16 (kinds 0 and 1). Both are handled as 32-bit *words*: one float, or two adjacent
+// bfloat16, the first in the lower half. A *step* multiplies one word of each row by one of each column and adds
+// to a float, so both kinds share every loop. Each sum runs over its words in one order, whatever else is in the
+// batch: a row's result does not depend on its neighbours.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <type_traits>
+
+#include <omp.h>
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+struct bf16 {
+    uint16_t bits;
+};
+
+constexpr int LANES = 16;
+constexpr int PANEL = 64;  // columns of a packed panel
+constexpr int VECS = PANEL / LANES;
+// Rows of a register tile, and the vectors of a panel it takes at once: 24 sums fit in 32 registers, 8 in 16.
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 6, TILE_VECS = 4;
+#else
+constexpr int TILE_ROWS = 4, TILE_VECS = 1;
+#endif
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+
+inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
+inline vi load(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return v; }
+inline void store(float* p, vf v) { std::memcpy(p, &v, sizeof v); }
+inline void store(int32_t* p, vi v) { std::memcpy(p, &v, sizeof v); }
+inline vf splat(float x) { return x - vf{}; }
+inline vi splat(int32_t x) { return x - vi{}; }
+
+template <class T> constexpr int PER_WORD = 4 / sizeof(T);
+template <class T> inline const int32_t* words(const T* p) { return reinterpret_cast<const int32_t*>(p); }
+
+inline vf low(vi w) { return (vf)((vu)w << 16); }
+inline vf high(vi w) { return (vf)((vu)w & 0xffff0000u); }
+
+// acc + a · b, word by word.
+template <class T> inline vf step(vf acc, vi a, vi b);
+template <> inline vf step<float>(vf acc, vi a, vi b) { return acc + (vf)a * (vf)b; }
+template <> inline vf step<bf16>(vf acc, vi a, vi b) {
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    return acc + low(a) * low(b) + high(a) * high(b);
+#endif
+}
+
+// Two floats, each rounded to the nearest bfloat16 (ties to even), as one word.
+inline vi pair(vf first, vf second) {
+    vu a = (vu)first, b = (vu)second;
+    a = (a + 0x7fffu + ((a >> 16) & 1u)) >> 16;
+    b = (b + 0x7fffu + ((b >> 16) & 1u)) & 0xffff0000u;
+    return (vi)(a | b);
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+    uint32_t bits = uint32_t(x.bits) << 16;
+    float value;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    p->bits = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+// e^x to within 2 units in the last place for x in [-87, 0]; what is below counts as -87.
+// (Cody and Waite's reduction to [-ln2/2, ln2/2], then a polynomial of degree 6.)
+inline vf exp_of_negative(vf x) {
+    x = x > -87.0f ? x : splat(-87.0f);
+    vf scaled = x * 1.44269504088896341f;
+    vi whole = __builtin_convertvector(scaled - 0.5f, vi);  // truncation: scaled <= 0
+    vf n = __builtin_convertvector(whole, vf);
+    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (vf)((whole + 127) << 23);
+}
+
+inline vf exp_of(vf x) {  // any x: e^x is at most 2^126
+    vf positive = x > 87.0f ? splat(87.0f) : x;
+    vf small = exp_of_negative(x > 0.0f ? -positive : positive);
+    return x > 0.0f ? 1.0f / small : small;
+}
+
+inline vf silu(vf x) { return x / (1.0f + exp_of(-x)); }
+inline vf tanh_of(vf x) {
+    vf e = exp_of(-2.0f * (x < 0.0f ? -x : x));
+    vf t = (1.0f - e) / (1.0f + e);
+    return x < 0.0f ? -t : t;
+}
+
+inline float sum_of(vf v) {
+    float total = 0;
+    for (int i = 0; i < LANES; ++i) total += v[i];
+    return total;
+}
+
+// ---- matmul ---------------------------------------------------------------------------------------------------
+
+// acc[r] = row r of a (its words lie lda apart from the next row's) times ``vectors`` of a panel.
+template <class T, int R>
+inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, vf (&acc)[R][TILE_VECS]) {
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < TILE_VECS; ++j) acc[r][j] = vf{};
+    for (int64_t s = 0; s < steps; ++s, b += PANEL) {
+        __builtin_prefetch(b + 12 * PANEL);
+        __builtin_prefetch(b + 12 * PANEL + 16);
+        __builtin_prefetch(b + 12 * PANEL + 32);
+        __builtin_prefetch(b + 12 * PANEL + 48);
+        vi column[TILE_VECS];
+#pragma GCC unroll 4
+        for (int j = 0; j < TILE_VECS; ++j) column[j] = load(b + j * LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+            vi row = splat(a[r * lda + s]);
+#pragma GCC unroll 4
+            for (int j = 0; j < TILE_VECS; ++j) acc[r][j] = step<T>(acc[r][j], column[j], row);
+        }
+    }
+}
+
+// Rows of a times one panel, R rows at a time: sums [rows, 64] with a stride of ``stride`` floats.
+template <class T, int R>
+inline void tile_to(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums, int64_t stride) {
+    for (int j = 0; j < VECS; j += TILE_VECS) {
+        vf acc[R][TILE_VECS];
+        tile<T, R>(a, lda, b + j * LANES, steps, acc);
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < TILE_VECS; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
+    }
+}
+
+template <class T>
+inline void rows_to(int rows, const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums,
+                    int64_t stride) {
+    switch (rows) {
+        case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride);
+        case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride);
+        case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride);
+        case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride);
+#if defined(__AVX512F__)
+        case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride);
+        default: return tile_to<T, 6>(a, lda, b, steps, sums, stride);
+#endif
+    }
+}
+
+// Rows in tiles of nearly equal height: f(first, count).
+template <class F> inline void in_tiles(int64_t rows, F f) {
+    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    for (int64_t t = 0, first = 0; t < tiles; ++t) {
+        int64_t count = (rows - first + (tiles - t) - 1) / (tiles - t);
+        f(first, count);
+        first += count;
+    }
+}
+
+template <class Out> inline void put_vec(Out* out, int64_t at, int64_t limit, const float* values);
+template <> inline void put_vec<float>(float* out, int64_t at, int64_t limit, const float* values) {
+    if (at + LANES <= limit) store(out + at, load(values));
+    else for (int64_t i = at; i < limit; ++i) out[i] = values[i - at];
+}
+template <> inline void put_vec<bf16>(bf16* out, int64_t at, int64_t limit, const float* values) {
+    for (int64_t i = at; i < std::min(limit, at + LANES); ++i) put(out + i, values[i - at]);
+}
+
+struct Linear {
+    const void* x;
+    const int32_t* packed;
+    const float* bias;
+    void* out;
+    int64_t rows, inputs, outputs;
+    int gated;
+};
+
+template <class T, class Out> void linear(const Linear& l, int threads) {
+    const int64_t width = l.gated ? PANEL / 2 : PANEL;  // outputs of a panel
+    const int64_t panels = (l.outputs + width - 1) / width, steps = l.inputs / PER_WORD<T>;
+    const int32_t* a = words(static_cast<const T*>(l.x));
+    Out* out = static_cast<Out*>(l.out);
+    // A prompt's rows are taken in runs, so that there are tasks for many threads.
+    const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? l.rows : 16 * TILE_ROWS;
+    const int64_t runs = (l.rows + run - 1) / run;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+    for (int64_t task = 0; task < panels * runs; ++task) {
+        const int64_t panel = task / runs, start = task % runs * run;
+        const int64_t column = panel * width, limit = std::min(l.outputs, column + width);
+        const int32_t* b = l.packed + panel * steps * PANEL;
+        in_tiles(std::min(run, l.rows - start), [&](int64_t first, int64_t count) {
+            alignas(64) float sums[TILE_ROWS * PANEL];
+            rows_to<T>(int(count), a + (start + first) * steps, steps, b, steps, sums, PANEL);
+            for (int64_t r = 0; r < count; ++r) {
+                float* row = sums + r * PANEL;
+                if (l.bias)
+                    for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
+                if (l.gated)
+                    for (int j = 0; j < PANEL / 2; j += LANES)
+                        store(row + j, silu(load(row + j)) * load(row + PANEL / 2 + j));
+                Out* to = out + (start + first + r) * l.outputs;
+                for (int64_t j = 0; j < width && column + j < limit; j += LANES)
+                    put_vec<Out>(to, column + j, limit, row + j);
+            }
+        });
+    }
+}
+
+// weight [outputs, inputs] -> panels of words [steps, 64]; with ``gated`` a panel has 32 rows of each half.
+template <class T>
+void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* packed, int threads) {
+    const int64_t steps = inputs / PER_WORD<T>;
+    const int64_t half = outputs / 2, panels = gated ? (half + 31) / 32 : (outputs + PANEL - 1) / PANEL;
+    const int32_t* rows = words(weight);
+#pragma omp parallel for num_threads(threads)
+    for (int64_t panel = 0; panel < panels; ++panel)
+        for (int c = 0; c < PANEL; ++c) {
+            int64_t row = panel * PANEL + c;
+            bool there = row < outputs;
+            if (gated) {
+                int64_t of_half = panel * 32 + c % 32;
+                there = of_half < half;
+                row = of_half + (c < 32 ? 0 : half);
+            }
+            int32_t* to = packed + panel * steps * PANEL + c;
+            for (int64_t s = 0; s < steps; ++s) to[s * PANEL] = there ? rows[row * steps + s] : 0;
+        }
+}
+
+// ---- attention --------------------------------------------------------------------------------------------------
+
+// The pool, and which of its layers: one (block, kv head) holds ``page`` elements of K, then as many of V.
+template <class T> struct Pool {
+    const T* data;
+    int64_t kv_heads, layers, layer, block_size, dim;
+    const T* keys(int64_t block, int64_t head) const {
+        return data + (((block * kv_heads + head) * layers + layer) * 2) * block_size * dim;
+    }
+    const T* values(int64_t block, int64_t head) const { return keys(block, head) + block_size * dim; }
+};
+
+struct Scores {
+    float scale, softcap;  // softcap 0: none
+    int64_t window;        // 0: none
+};
+
+// The sums of sixteen vectors, one in each lane.
+inline vf sums_of(vf (&v)[LANES]) {
+    for (int n = LANES; n > 1; n /= 2)
+        for (int i = 0; i < n / 2; ++i) {
+            vf a = v[2 * i], b = v[2 * i + 1];
+            vi even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+            v[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
+        }
+    return v[0];
+}
+
+// Turns scores in place into weights relative to their maximum. Returns their sum.
+inline float softmax(float* scores, int64_t count, float softcap, float* maximum) {
+    const int64_t whole = count / LANES * LANES, padded = whole + (whole < count ? LANES : 0);
+    for (int64_t i = count; i < padded; ++i) scores[i] = -1e30f;
+    vf most = splat(-1e30f);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vf s = load(scores + i);
+        if (softcap != 0) {
+            s = softcap * tanh_of(s * (1 / softcap));
+            if (i == whole) for (int64_t j = count; j < padded; ++j) s[j - i] = -1e30f;
+            store(scores + i, s);
+        }
+        most = s > most ? s : most;
+    }
+    float top = most[0];
+    for (int i = 1; i < LANES; ++i) top = std::max(top, most[i]);
+    vf total = vf{};
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vf p = exp_of_negative(load(scores + i) - top);
+        if (i == whole) for (int64_t j = count; j < padded; ++j) p[j - i] = 0;
+        store(scores + i, p);
+        total += p;
+    }
+    *maximum = top;
+    return sum_of(total);
+}
+
+// sums [dim] += weights · values of ``count`` slots.
+template <class T>
+inline void add_values(const T* values, const float* weights, int64_t count, int64_t dim, float* sums) {
+    const int64_t row = dim / PER_WORD<T>;
+    for (int64_t w = 0; w < row; w += LANES) {
+        const int32_t* v = words(values) + w;
+        if constexpr (std::is_same_v<T, float>) {
+            vf acc = load(sums + w);
+            for (int64_t t = 0; t < count; ++t) acc += weights[t] * (vf)load(v + t * row);
+            store(sums + w, acc);
+        } else {  // the even ones of 32 numbers, then the odd ones
+            vf even = load(sums + 2 * w), odd = load(sums + 2 * w + LANES);
+            for (int64_t t = 0; t < count; ++t) {
+                vi word = load(v + t * row);
+                even += weights[t] * low(word);
+                odd += weights[t] * high(word);
+            }
+            store(sums + 2 * w, even);
+            store(sums + 2 * w + LANES, odd);
+        }
+    }
+}
+
+// out [dim] = sums as add_values leaves them, times ``factor``.
+template <class T> inline void put_sums(const float* sums, float factor, int64_t dim, T* out) {
+    if constexpr (std::is_same_v<T, float>)
+        for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(sums + d) * factor);
+    else
+        for (int64_t d = 0; d < dim; d += 2 * LANES)
+            store(reinterpret_cast<int32_t*>(out + d),
+                  pair(load(sums + d) * factor, load(sums + d + LANES) * factor));
+}
+
+constexpr int64_t SHARE = 512;  // tokens of one task: always the same ones, so that a sum has one order
+
+struct Decode {
+    const void* q;
+    void* out;
+    const int64_t* tables;
+    const int64_t* contexts;
+    int64_t rows, heads, width;
+};
+
+// One row, one kv head, the tokens from first to stop: group × (maximum, sum, sums [dim]).
+template <class T>
+void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t head, int64_t group, int64_t first,
+                 int64_t stop, const Scores& how, float* scores, float* results) {
+    const int64_t row = pool.dim / PER_WORD<T>, length = stop - first, size = pool.block_size;
+    const int64_t stride = (length + LANES - 1) / LANES * LANES;
+    for (int64_t t = first; t < stop;) {
+        const int64_t offset = t % size, count = std::min({size - offset, stop - t, int64_t(LANES)});
+        const int32_t* k = words(pool.keys(table[t / size], head)) + offset * row;
+        for (int64_t g = 0; g < group; ++g) {
+            const int32_t* query = words(q + g * pool.dim);
+            vf acc[LANES];
+            for (int i = 0; i < LANES; ++i) {
+                acc[i] = vf{};
+                if (i < count)
+                    for (int64_t w = 0; w < row; w += LANES)
+                        acc[i] = step<T>(acc[i], load(k + i * row + w), load(query + w));
+            }
+            vf s = sums_of(acc) * how.scale;
+            float* to = scores + g * stride + (t - first);
+            if (count == LANES) store(to, s);
+            else for (int i = 0; i < count; ++i) to[i] = s[i];
+        }
+        t += count;
+    }
+    for (int64_t g = 0; g < group; ++g) {
+        float* result = results + g * (2 + pool.dim);
+        result[1] = softmax(scores + g * stride, length, how.softcap, result);
+        std::fill(result + 2, result + 2 + pool.dim, 0.0f);
+    }
+    for (int64_t t = first; t < stop;) {
+        const int64_t offset = t % size, count = std::min(size - offset, stop - t);
+        const T* v = pool.values(table[t / size], head) + offset * pool.dim;
+        for (int64_t g = 0; g < group; ++g)
+            add_values<T>(v, scores + g * stride + (t - first), count, pool.dim, results + g * (2 + pool.dim) + 2);
+        t += count;
+    }
+}
+
+template <class T> void decode(const Decode& d, const Pool<T>& pool, const Scores& how, int threads) {
+    const int64_t group = d.heads / pool.kv_heads, result = 2 + pool.dim;
+    const T* q = static_cast<const T*>(d.q);
+    T* out = static_cast<T*>(d.out);
+    int64_t shares = 1;
+    for (int64_t r = 0; r < d.rows; ++r) {
+        const int64_t seen = how.window ? std::min(how.window, d.contexts[r]) : d.contexts[r];
+        shares = std::max(shares, (seen + SHARE - 1) / SHARE);
+    }
+    // [rows, heads, shares, (maximum, sum, sums [dim])]
+    std::unique_ptr<float[]> parts(new float[shares == 1 ? 0 : d.rows * d.heads * shares * result]);
+#pragma omp parallel num_threads(threads)
+    {
+        std::unique_ptr<float[]> scores(new float[group * (SHARE + LANES)]);
+        std::unique_ptr<float[]> own(new float[group * result]);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < d.rows * pool.kv_heads * shares; ++task) {
+            const int64_t share = task % shares, head = task / shares % pool.kv_heads;
+            const int64_t r = task / shares / pool.kv_heads, context = d.contexts[r];
+            const int64_t begin = how.window ? std::max<int64_t>(0, context - how.window) : 0;
+            const int64_t first = begin + share * SHARE, stop = std::min(context, first + SHARE);
+            if (first >= stop) continue;
+            const int64_t h = r * d.heads + head * group;
+            decode_part<T>(q + h * pool.dim, pool, d.tables + r * d.width, head, group, first, stop, how,
+                           scores.get(), own.get());
+            for (int64_t g = 0; g < group; ++g)
+                if (shares == 1)
+                    put_sums<T>(own.get() + g * result + 2, 1 / own[g * result + 1], pool.dim,
+                                out + (h + g) * pool.dim);
+                else
+                    std::copy_n(own.get() + g * result, result, parts.get() + ((h + g) * shares + share) * result);
+        }
+        if (shares > 1) {
+#pragma omp for schedule(static)
+            for (int64_t h = 0; h < d.rows * d.heads; ++h) {
+                const int64_t context = d.contexts[h / d.heads];
+                const int64_t seen = how.window ? std::min(how.window, context) : context;
+                const int64_t count = (seen + SHARE - 1) / SHARE;
+                const float* of_head = parts.get() + h * shares * result;
+                float most = -1e30f, total = 0;
+                for (int64_t s = 0; s < count; ++s) most = std::max(most, of_head[s * result]);
+                std::fill_n(own.get(), pool.dim, 0.0f);
+                for (int64_t s = 0; s < count; ++s) {
+                    const float* part = of_head + s * result;
+                    const float factor = std::exp(part[0] - most);
+                    total += factor * part[1];
+                    for (int64_t i = 0; i < pool.dim; ++i) own[i] += factor * part[2 + i];
+                }
+                put_sums<T>(own.get(), 1 / total, pool.dim, out + h * pool.dim);
+            }
+        }
+    }
+}
+
+constexpr int64_t QUERIES = 8 * TILE_ROWS;  // of a tile of scores
+constexpr int64_t KEYS = 4 * PANEL;
+
+struct Chunk {
+    const void* q;  // of the chunk's first row, [length, heads, dim]
+    void* out;
+    const int64_t* table;
+    int64_t length, context, heads;
+};
+
+// What one task of a chunk's attention needs beside its inputs.
+template <class T> struct Workspace {
+    std::unique_ptr<int32_t[]> keys, values;  // packed, for every block of KEYS keys
+    alignas(64) float scores[QUERIES * KEYS];
+    alignas(64) T weights[QUERIES * KEYS];
+    std::unique_ptr<float[]> sums;  // [QUERIES, dim in whole panels]
+    alignas(64) float part[QUERIES * PANEL];
+    float most[QUERIES], total[QUERIES];
+};
+
+// Keys and values of the tokens from first to stop as packed operands, in blocks of KEYS tokens: keys
+// [4 panels, dim in words, 64 keys], values [panels of dim, KEYS in words, 64].
+template <class T>
+void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64_t first, int64_t stop,
+                  Workspace<T>& work) {
+    const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size;
+    const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL;
+    const int64_t blocks = (stop - first + KEYS - 1) / KEYS;
+    const int64_t key_words = KEYS * row, value_words = KEYS / PER_WORD<T> * wide;
+    work.keys.reset(new int32_t[blocks * key_words]());
+    work.values.reset(new int32_t[blocks * value_words]());
+    for (int64_t t = first; t < stop; ++t) {
+        const int64_t block = (t - first) / KEYS, at = (t - first) % KEYS;
+        const int32_t* k = words(pool.keys(table[t / size], head)) + t % size * row;
+        int32_t* key = work.keys.get() + block * key_words + at / PANEL * row * PANEL + at % PANEL;
+        for (int64_t w = 0; w < row; ++w) key[w * PANEL] = k[w];
+        const T* v = pool.values(table[t / size], head) + t % size * pool.dim;
+        int32_t* value = work.values.get() + block * value_words + at / PER_WORD<T> * PANEL;
+        for (int64_t d = 0; d < pool.dim; d += PANEL) {
+            T* to = reinterpret_cast<T*>(value + d * (KEYS / PER_WORD<T>)) + at % PER_WORD<T>;
+            const int64_t count = std::min<int64_t>(PANEL, pool.dim - d);
+            for (int64_t c = 0; c < count; ++c) to[c * PER_WORD<T>] = v[d + c];
+        }
+    }
+}
+
+inline void to_weights(const float* from, int64_t count, float* to) { std::copy_n(from, count, to); }
+inline void to_weights(const float* from, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; ++i) put(to + i, from[i]);
+}
+
+// One tile of queries against one block of keys, which begins at the token ``at``.
+template <class T>
+void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int64_t at, int64_t block,
+                 const Pool<T>& pool, const Scores& how, Workspace<T>& work) {
+    const int64_t row = pool.dim / PER_WORD<T>, wide = (pool.dim + PANEL - 1) / PANEL * PANEL;
+    const int64_t count = std::min(KEYS, position + rows - at);  // keys that the last row sees
+    const int64_t panels = (count + PANEL - 1) / PANEL, padded = panels * PANEL;
+    for (int64_t p = 0; p < panels; ++p)
+        in_tiles(rows, [&](int64_t r, int64_t n) {
+            rows_to<T>(int(n), words(q + r * stride), stride / PER_WORD<T>,
+                       work.keys.get() + block * KEYS * row + p * row * PANEL, row,
+                       work.scores + r * KEYS + p * PANEL, KEYS);
+        });
+    for (int64_t r = 0; r < rows; ++r) {
+        float* s = work.scores + r * KEYS;
+        const int64_t sees = position + r + 1 - at;  // keys of this block up to the row's own
+        const int64_t stop = std::clamp<int64_t>(sees, 0, padded);
+        const int64_t begin = how.window ? std::clamp<int64_t>(sees - how.window, 0, padded) : 0;
+        vf most = splat(work.most[r]);
+        for (int64_t i = 0; i < padded; i += LANES) {
+            vf v = load(s + i) * how.scale;
+            if (how.softcap != 0) v = how.softcap * tanh_of(v * (1 / how.softcap));
+            if (i < begin || i + LANES > stop)
+                for (int j = 0; j < LANES; ++j)
+                    if (i + j < begin || i + j >= stop) v[j] = -1e30f;
+            store(s + i, v);
+            most = v > most ? v : most;
+        }
+        float top = most[0];
+        for (int i = 1; i < LANES; ++i) top = std::max(top, most[i]);
+        vf total = vf{};
+        for (int64_t i = 0; i < padded; i += LANES) {
+            vf v = load(s + i);
+            vf p = v > -1e29f ? exp_of_negative(v - top) : vf{};
+            total += p;
+            store(s + i, p);
+        }
+        to_weights(s, padded, work.weights + r * KEYS);
+        const float factor = top > work.most[r] ? std::exp(work.most[r] - top) : 1.0f;
+        if (factor != 1.0f)
+            for (int64_t d = 0; d < wide; d += LANES)
+                store(work.sums.get() + r * wide + d, load(work.sums.get() + r * wide + d) * factor);
+        work.total[r] = work.total[r] * factor + sum_of(total);
+        work.most[r] = top;
+    }
+    for (int64_t d = 0; d < wide; d += PANEL) {
+        const int32_t* values = work.values.get() + block * (KEYS / PER_WORD<T>) * wide + d * (KEYS / PER_WORD<T>);
+        in_tiles(rows, [&](int64_t r, int64_t n) {
+            rows_to<T>(int(n), words(work.weights + r * KEYS), KEYS / PER_WORD<T>, values, padded / PER_WORD<T>,
+                       work.part, PANEL);
+            for (int64_t i = 0; i < n; ++i) {
+                float* sums = work.sums.get() + (r + i) * wide + d;
+                for (int j = 0; j < PANEL; j += LANES)
+                    store(sums + j, load(sums + j) + load(work.part + i * PANEL + j));
+            }
+        });
+    }
+}
+
+template <class T>
+void chunk_part(const Chunk& c, const Pool<T>& pool, const Scores& how, int64_t head, int64_t from, int64_t to,
+                Workspace<T>& work) {
+    const int64_t group = c.heads / pool.kv_heads, cached = c.context - c.length;
+    const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL, stride = c.heads * pool.dim;
+    const int64_t oldest = how.window ? std::max<int64_t>(0, cached + from + 1 - how.window) : 0;
+    pack_context<T>(pool, c.table, head, oldest, cached + to, work);
+    work.sums.reset(new float[QUERIES * wide]);
+    for (int64_t g = 0; g < group; ++g)
+        for (int64_t first = from; first < to; first += QUERIES) {
+            const int64_t rows = std::min(QUERIES, to - first), position = cached + first;
+            const T* q = static_cast<const T*>(c.q) + first * stride + (head * group + g) * pool.dim;
+            std::fill_n(work.most, rows, -1e30f);
+            std::fill_n(work.total, rows, 0.0f);
+            std::fill_n(work.sums.get(), rows * wide, 0.0f);
+            const int64_t begin = how.window ? std::max(oldest, position + 1 - how.window) : oldest;
+            for (int64_t block = (begin - oldest) / KEYS; oldest + block * KEYS < position + rows; ++block)
+                attend_tile<T>(q, stride, rows, position, oldest + block * KEYS, block, pool, how, work);
+            for (int64_t r = 0; r < rows; ++r) {
+                T* out = static_cast<T*>(c.out) + (first + r) * stride + (head * group + g) * pool.dim;
+                const float* sums = work.sums.get() + r * wide;
+                for (int64_t d = 0; d < pool.dim; ++d) put(out + d, sums[d] / work.total[r]);
+            }
+        }
+}
+
+template <class T> void prefill(const Chunk& c, const Pool<T>& pool, const Scores& how, int threads) {
+    // Heads are enough tasks unless there are fewer of them than threads: then each has its runs of queries, and
+    // packs what those see for itself.
+    const int64_t runs = std::min<int64_t>((c.length + QUERIES - 1) / QUERIES,
+                                           pool.kv_heads % threads == 0 ? 1 : (2 * threads) / pool.kv_heads + 1);
+#pragma omp parallel num_threads(threads)
+    {
+        std::unique_ptr<Workspace<T>> work(new Workspace<T>);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < pool.kv_heads * runs; ++task) {
+            const int64_t part = runs - 1 - task / pool.kv_heads;  // the last see most: they come first
+            chunk_part<T>(c, pool, how, task % pool.kv_heads, c.length * part / runs, c.length * (part + 1) / runs,
+                          *work);
+        }
+    }
+}
+
+// ---- row by row -------------------------------------------------------------------------------------------------
+
+inline float inverse_rms(float squares, int64_t size, float eps) { return 1 / std::sqrt(squares / size + eps); }
+
+template <class In, class Out>
+void add_norm(const In* x, float* residual, const Out* weight, float eps, int64_t rows, int64_t size, Out* out,
+              int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 16)
+    for (int64_t r = 0; r < rows; ++r) {
+        float* sum = residual + r * size;
+        float squares = 0;
+        if (x)
+            for (int64_t i = 0; i < size; ++i) sum[i] += to_float(x[r * size + i]);
+        for (int64_t i = 0; i < size; ++i) squares += sum[i] * sum[i];
+        const float factor = inverse_rms(squares, size, eps);
+        for (int64_t i = 0; i < size; ++i) put(out + r * size + i, sum[i] * factor * to_float(weight[i]));
+    }
+}
+
+struct Rotate {
+    const void* qkv;  // [tokens, heads + 2 kv_heads, dim]
+    void* q;          // [tokens, heads, dim]
+    const float *cos, *sin;  // [tokens, dim]
+    const void *q_norm, *k_norm;
+    const int64_t *blocks, *offsets;
+    float eps;
+    int64_t tokens, heads;
+};
+
+template <class T> inline void rotate_head(const T* x, const T* norm, const Rotate& r, int64_t token, int64_t dim, T* out) {
+    const float *cos = r.cos + token * dim, *sin = r.sin + token * dim;
+    const int64_t half = dim / 2;
+    float factor = 1;
+    if (norm) {
+        float squares = 0;
+        for (int64_t i = 0; i < dim; ++i) squares += to_float(x[i]) * to_float(x[i]);
+        factor = inverse_rms(squares, dim, r.eps);
+    }
+    for (int64_t i = 0; i < half; ++i) {
+        float a = to_float(x[i]) * factor, b = to_float(x[i + half]) * factor;
+        if (norm) a *= to_float(norm[i]), b *= to_float(norm[i + half]);
+        put(out + i, a * cos[i] + b * sin[i]);
+        put(out + i + half, b * cos[i + half] + a * sin[i + half]);
+    }
+}
+
+template <class T> void rotate_and_store(const Rotate& r, const Pool<T>& pool, int threads) {
+    const int64_t dim = pool.dim, all = r.heads + 2 * pool.kv_heads;
+#pragma omp parallel for num_threads(threads) if (r.tokens > 8)
+    for (int64_t t = 0; t < r.tokens; ++t) {
+        const T* token = static_cast<const T*>(r.qkv) + t * all * dim;
+        for (int64_t h = 0; h < r.heads; ++h)
+            rotate_head<T>(token + h * dim, static_cast<const T*>(r.q_norm), r, t, dim,
+                           static_cast<T*>(r.q) + (t * r.heads + h) * dim);
+        for (int64_t h = 0; h < pool.kv_heads; ++h) {
+            T* k = const_cast<T*>(pool.keys(r.blocks[t], h)) + r.offsets[t] * dim;
+            T* v = const_cast<T*>(pool.values(r.blocks[t], h)) + r.offsets[t] * dim;
+            rotate_head<T>(token + (r.heads + h) * dim, static_cast<const T*>(r.k_norm), r, t, dim, k);
+            std::copy_n(token + (r.heads + pool.kv_heads + h) * dim, dim, v);
+        }
+    }
+}
+
+template <class T> Pool<T> pool_of(const void* data, const int64_t* shape, int64_t layer) {
+    return {static_cast<const T*>(data), shape[1], shape[2], layer, shape[4], shape[5]};
+}
+
+}  // namespace
+
+// ---- what Python calls: kinds are 0 for float and 1 for bfloat16 ------------------------------------------------
+
+extern "C" {
+
+// Whether the machine multiplies bfloat16 by itself; the register tile's rows.
+int baton_has_bf16() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// A hint, before the memory is first written: fewer and larger pages.
+void baton_advise(void* start, int64_t size) {
+#if defined(__linux__)
+    const uintptr_t page = 2 << 20, from = (uintptr_t(start) + page - 1) / page * page;
+    const uintptr_t to = (uintptr_t(start) + size) / page * page;
+    if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+}
+
+void baton_pack(int kind, const void* weight, int64_t outputs, int64_t inputs, int gated, int32_t* packed,
+                int threads) {
+    if (kind) pack(static_cast<const bf16*>(weight), outputs, inputs, gated, packed, threads);
+    else pack(static_cast<const float*>(weight), outputs, inputs, gated, packed, threads);
+}
+
+void baton_linear(int kind, int out_kind, const void* x, const int32_t* packed, const float* bias, void* out,
+                  int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
+    const Linear l{x, packed, bias, out, rows, inputs, outputs, gated};
+    if (!kind) linear<float, float>(l, threads);
+    else if (out_kind) linear<bf16, bf16>(l, threads);
+    else linear<bf16, float>(l, threads);
+}
+
+void baton_add_norm(int kind, int out_kind, const void* x, float* residual, const void* weight, float eps,
+                    int64_t rows, int64_t size, void* out, int threads) {
+    if (out_kind) {
+        const auto* w = static_cast<const bf16*>(weight);
+        auto* o = static_cast<bf16*>(out);
+        if (kind) add_norm(static_cast<const bf16*>(x), residual, w, eps, rows, size, o, threads);
+        else add_norm(static_cast<const float*>(x), residual, w, eps, rows, size, o, threads);
+    } else {
+        add_norm(static_cast<const float*>(x), residual, static_cast<const float*>(weight), eps, rows, size,
+                 static_cast<float*>(out), threads);
+    }
+}
+
+void baton_rotate_and_store(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* qkv, void* q,
+                            const float* cos, const float* sin, const void* q_norm, const void* k_norm, float eps,
+                            const int64_t* blocks, const int64_t* offsets, int64_t tokens, int64_t heads,
+                            int threads) {
+    const Rotate r{qkv, q, cos, sin, q_norm, k_norm, blocks, offsets, eps, tokens, heads};
+    if (kind) rotate_and_store(r, pool_of<bf16>(pool, shape, layer), threads);
+    else rotate_and_store(r, pool_of<float>(pool, shape, layer), threads);
+}
+
+void baton_decode(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
+                  const int64_t* tables, const int64_t* contexts, int64_t rows, int64_t heads, int64_t width,
+                  float scale, float softcap, int64_t window, int threads) {
+    const Decode d{q, out, tables, contexts, rows, heads, width};
+    const Scores how{scale, softcap, window};
+    if (kind) decode(d, pool_of<bf16>(pool, shape, layer), how, threads);
+    else decode(d, pool_of<float>(pool, shape, layer), how, threads);
+}
+
+void baton_prefill(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
+                   const int64_t* table, int64_t length, int64_t context, int64_t heads, float scale, float softcap,
+                   int64_t window, int threads) {
+    const Chunk c{q, out, table, length, context, heads};
+    const Scores how{scale, softcap, window};
+    if (kind) prefill(c, pool_of<bf16>(pool, shape, layer), how, threads);
+    else prefill(c, pool_of<float>(pool, shape, layer), how, threads);
+}
+}
