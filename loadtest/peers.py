@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -143,13 +144,16 @@ def ask(url: str, model: Path, load: Load, seed: int) -> Summary:
 def rounds(urls: Mapping[str, str], model: Path, loads: Sequence[Load], repeats: int) -> Iterator[Round]:
     """Each load ``repeats`` times, the engines in turns, and the first of them another each time."""
     names = list(urls)
+    seeds = count(1)  # one for each round: what a prefix cache knows is of no use to the next
     for load in loads:
+        warm_up = Load(load.input_len, 4, load.concurrency, load.concurrency)
+        seed = next(seeds)
         for url in urls.values():
-            ask(url, model, Load(load.input_len, 4, load.concurrency, load.concurrency), seed=10_000)
+            ask(url, model, warm_up, seed)
         for repeat in range(repeats):
             order = names[repeat % len(names) :] + names[: repeat % len(names)]
-            figures = {name: ask(urls[name], model, load, seed=1 + repeat * 100_000) for name in order}
-            yield Round(load, figures)
+            seed = next(seeds)
+            yield Round(load, {name: ask(urls[name], model, load, seed) for name in order})
 
 
 def table(title: str, rounds: Sequence[Round], engines: Sequence[str]) -> Table:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.library import advise_large_pages
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
@@ -75,7 +76,10 @@ def new_pool(
     device: torch.device,
 ) -> Tensor:
     """A pool in the layout of ``baton_kernels.paged``, zeroed: plain torch multiplies masked slots by 0."""
-    return torch.zeros((num_blocks, kv_heads, layers, 2, block_size, head_dim), dtype=dtype, device=device)
+    pool = torch.empty((num_blocks, kv_heads, layers, 2, block_size, head_dim), dtype=dtype, device=device)
+    if device.type == "cpu":
+        advise_large_pages(pool)
+    return pool.zero_()
 
 
 def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:

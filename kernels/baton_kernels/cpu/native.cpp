@@ -82,12 +82,13 @@ inline float to_float(bf16 x) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
-inline void put(float* p, float x) { *p = x; }
-inline void put(bf16* p, float x) {
+inline uint16_t rounded(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
-    p->bits = uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) { p->bits = rounded(x); }
 
 // e^x to within 2 units in the last place for x in [-87, 0]; what is below counts as -87.
 // (Cody and Waite's reduction to [-ln2/2, ln2/2], then a polynomial of degree 6.)
@@ -311,29 +312,6 @@ inline float softmax(float* scores, int64_t count, float softcap, float* maximum
     return sum_of(total);
 }
 
-// sums [dim] += weights · values of ``count`` slots.
-template <class T>
-inline void add_values(const T* values, const float* weights, int64_t count, int64_t dim, float* sums) {
-    const int64_t row = dim / PER_WORD<T>;
-    for (int64_t w = 0; w < row; w += LANES) {
-        const int32_t* v = words(values) + w;
-        if constexpr (std::is_same_v<T, float>) {
-            vf acc = load(sums + w);
-            for (int64_t t = 0; t < count; ++t) acc += weights[t] * (vf)load(v + t * row);
-            store(sums + w, acc);
-        } else {  // the even ones of 32 numbers, then the odd ones
-            vf even = load(sums + 2 * w), odd = load(sums + 2 * w + LANES);
-            for (int64_t t = 0; t < count; ++t) {
-                vi word = load(v + t * row);
-                even += weights[t] * low(word);
-                odd += weights[t] * high(word);
-            }
-            store(sums + 2 * w, even);
-            store(sums + 2 * w + LANES, odd);
-        }
-    }
-}
-
 // out [dim] = sums as add_values leaves them, times ``factor``.
 template <class T> inline void put_sums(const float* sums, float factor, int64_t dim, T* out) {
     if constexpr (std::is_same_v<T, float>)
@@ -344,7 +322,6 @@ template <class T> inline void put_sums(const float* sums, float factor, int64_t
                   pair(load(sums + d) * factor, load(sums + d + LANES) * factor));
 }
 
-constexpr int64_t SHARE = 512;  // tokens of one task: always the same ones, so that a sum has one order
 
 struct Decode {
     const void* q;
@@ -354,41 +331,178 @@ struct Decode {
     int64_t rows, heads, width;
 };
 
+constexpr int64_t AHEAD = 32;  // tokens
+constexpr int64_t SHARE = 512;  // tokens of one task: always the same ones, so that a sum has one order
+constexpr int64_t STRIDE = SHARE + LANES;
+
+// Swaps, in each pair of rows N apart, what is off the diagonal of their 2 x 2 matrices of N-wide pieces.
+template <int N> inline void swap_pieces(vi (&m)[LANES]) {
+    vi first{}, second{};
+    if constexpr (N == 1)
+        first = vi{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+        second = vi{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
+    if constexpr (N == 2)
+        first = vi{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+        second = vi{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
+    if constexpr (N == 4)
+        first = vi{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+        second = vi{4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
+    if constexpr (N == 8)
+        first = vi{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
+        second = vi{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i)
+        if (!(i & N)) {
+            vi a = m[i], b = m[i + N];
+            m[i] = __builtin_shuffle(a, b, first);
+            m[i + N] = __builtin_shuffle(a, b, second);
+        }
+}
+
+// Row i of a 16 x 16 matrix of words becomes column i.
+inline void transpose(vi (&m)[LANES]) {
+    swap_pieces<1>(m);
+    swap_pieces<2>(m);
+    swap_pieces<4>(m);
+    swap_pieces<8>(m);
+}
+
+// The products of H queries with up to sixteen keys, each key's words times a query's: scores [H, stride].
+template <class T, int H>
+inline void scores_of(const int32_t* query, int64_t row, const int32_t* columns, float scale, int64_t stride,
+                      float* scores) {
+    vf acc[H];
+    for (int h = 0; h < H; ++h) acc[h] = vf{};
+    for (int64_t w = 0; w < row; ++w) {
+        vi column = load(columns + w * LANES);
+#pragma GCC unroll 8
+        for (int h = 0; h < H; ++h) acc[h] = step<T>(acc[h], column, splat(query[h * row + w]));
+    }
+    for (int h = 0; h < H; ++h) store(scores + h * stride, acc[h] * scale);
+}
+
+inline void to_weights(const float* from, int64_t count, float* to) { std::copy_n(from, count, to); }
+inline void to_weights(const float* from, int64_t count, bf16* to) {
+    for (int64_t i = 0; i < count; ++i) put(to + i, from[i]);
+}
+
+// sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once.
+template <class T, int H>
+inline void add_values(const T* values, const T* weights, int64_t stride, int64_t count, int64_t dim,
+                       int64_t result, float* sums) {
+    const int64_t row = dim / PER_WORD<T>;
+    for (int64_t w = 0; w < row; w += LANES) {
+        const int32_t* v = words(values) + w;
+        vf acc[H][PER_WORD<T>];
+        for (int h = 0; h < H; ++h)
+            for (int i = 0; i < PER_WORD<T>; ++i) acc[h][i] = load(sums + h * result + PER_WORD<T> * w + i * LANES);
+        if constexpr (std::is_same_v<T, float>) {
+            for (int64_t t = 0; t < count; ++t) {
+                vf value = (vf)load(v + t * row);
+#pragma GCC unroll 8
+                for (int h = 0; h < H; ++h) acc[h][0] += weights[h * stride + t] * value;
+            }
+        } else {
+            // Two slots at a time make words of their even numbers, and of their odd ones.
+            for (int64_t t = 0; t < count; t += 2) {
+                const bool two = t + 1 < count;
+                vu a = (vu)load(v + t * row), b = two ? (vu)load(v + (t + 1) * row) : vu{};
+                vi even = (vi)((a & 0xffffu) | (b << 16)), odd = (vi)((a >> 16) | (b & 0xffff0000u));
+#pragma GCC unroll 8
+                for (int h = 0; h < H; ++h) {
+                    int32_t word;
+                    std::memcpy(&word, weights + h * stride + t, sizeof word);
+                    acc[h][0] = step<T>(acc[h][0], even, splat(word));
+                    acc[h][1] = step<T>(acc[h][1], odd, splat(word));
+                }
+            }
+        }
+        for (int h = 0; h < H; ++h)
+            for (int i = 0; i < PER_WORD<T>; ++i) store(sums + h * result + PER_WORD<T> * w + i * LANES, acc[h][i]);
+    }
+}
+
+// f(integral constant H, first) for heads in runs of at most HEADS.
+constexpr int HEADS = 8;
+template <class F> inline void in_heads(int64_t group, F f) {
+    for (int64_t g = 0; g < group; g += HEADS) {
+        switch (std::min<int64_t>(HEADS, group - g)) {
+            case 1: f(std::integral_constant<int, 1>{}, g); break;
+            case 2: f(std::integral_constant<int, 2>{}, g); break;
+            case 3: f(std::integral_constant<int, 3>{}, g); break;
+            case 4: f(std::integral_constant<int, 4>{}, g); break;
+            case 5: f(std::integral_constant<int, 5>{}, g); break;
+            case 6: f(std::integral_constant<int, 6>{}, g); break;
+            case 7: f(std::integral_constant<int, 7>{}, g); break;
+            default: f(std::integral_constant<int, 8>{}, g);
+        }
+    }
+}
+
+constexpr int64_t SHARED = 3;  // query heads of a kv head from which on it pays to turn the keys round
+constexpr int64_t MOST_WORDS = 256;
+
+// The next pages lie anywhere, so no prefetcher of the machine's finds them: their keys, and with them their
+// values for the pass after this, are asked for now.
+template <class T>
+inline void ask_for(const Pool<T>& pool, const int64_t* table, int64_t head, int64_t token, int64_t count) {
+    const int64_t block = table[token / pool.block_size], offset = token % pool.block_size * pool.dim;
+    const T *keys = pool.keys(block, head) + offset, *values = pool.values(block, head) + offset;
+    for (int64_t d = 0; d < count * pool.dim; d += 64 / int64_t(sizeof(T))) {
+        __builtin_prefetch(keys + d, 0, 2);
+        __builtin_prefetch(values + d, 0, 2);
+    }
+}
+
 // One row, one kv head, the tokens from first to stop: group × (maximum, sum, sums [dim]).
 template <class T>
 void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t head, int64_t group, int64_t first,
-                 int64_t stop, const Scores& how, float* scores, float* results) {
-    const int64_t row = pool.dim / PER_WORD<T>, length = stop - first, size = pool.block_size;
-    const int64_t stride = (length + LANES - 1) / LANES * LANES;
+                 int64_t stop, const Scores& how, float* scores, T* weights, float* results) {
+    const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size, result = 2 + pool.dim;
+    alignas(64) int32_t columns[MOST_WORDS * LANES];
     for (int64_t t = first; t < stop;) {
         const int64_t offset = t % size, count = std::min({size - offset, stop - t, int64_t(LANES)});
         const int32_t* k = words(pool.keys(table[t / size], head)) + offset * row;
-        for (int64_t g = 0; g < group; ++g) {
-            const int32_t* query = words(q + g * pool.dim);
-            vf acc[LANES];
-            for (int i = 0; i < LANES; ++i) {
-                acc[i] = vf{};
-                if (i < count)
-                    for (int64_t w = 0; w < row; w += LANES)
-                        acc[i] = step<T>(acc[i], load(k + i * row + w), load(query + w));
+        if (t + AHEAD < stop) ask_for(pool, table, head, t + AHEAD, count);
+        float* to = scores + (t - first);  // what is written beyond ``count`` is written again, or not read
+        if (group >= SHARED) {
+            for (int64_t w = 0; w < row; w += LANES) {
+                vi key[LANES];
+                for (int i = 0; i < LANES; ++i) key[i] = i < count ? load(k + i * row + w) : vi{};
+                transpose(key);
+                for (int i = 0; i < LANES; ++i) store(columns + (w + i) * LANES, key[i]);
             }
-            vf s = sums_of(acc) * how.scale;
-            float* to = scores + g * stride + (t - first);
-            if (count == LANES) store(to, s);
-            else for (int i = 0; i < count; ++i) to[i] = s[i];
+            in_heads(group, [&](auto heads, int64_t g) {
+                scores_of<T, heads>(words(q + g * pool.dim), row, columns, how.scale, STRIDE, to + g * STRIDE);
+            });
+        } else {
+            for (int64_t g = 0; g < group; ++g) {
+                const int32_t* query = words(q + g * pool.dim);
+                vf acc[LANES];
+                for (int i = 0; i < LANES; ++i) {
+                    acc[i] = vf{};
+                    if (i < count)
+                        for (int64_t w = 0; w < row; w += LANES)
+                            acc[i] = step<T>(acc[i], load(k + i * row + w), load(query + w));
+                }
+                store(to + g * STRIDE, sums_of(acc) * how.scale);
+            }
         }
         t += count;
     }
     for (int64_t g = 0; g < group; ++g) {
-        float* result = results + g * (2 + pool.dim);
-        result[1] = softmax(scores + g * stride, length, how.softcap, result);
-        std::fill(result + 2, result + 2 + pool.dim, 0.0f);
+        float* of_head = results + g * result;
+        of_head[1] = softmax(scores + g * STRIDE, stop - first, how.softcap, of_head);
+        to_weights(scores + g * STRIDE, stop - first, weights + g * STRIDE);
+        std::fill(of_head + 2, of_head + result, 0.0f);
     }
     for (int64_t t = first; t < stop;) {
         const int64_t offset = t % size, count = std::min(size - offset, stop - t);
         const T* v = pool.values(table[t / size], head) + offset * pool.dim;
-        for (int64_t g = 0; g < group; ++g)
-            add_values<T>(v, scores + g * stride + (t - first), count, pool.dim, results + g * (2 + pool.dim) + 2);
+        in_heads(group, [&](auto heads, int64_t g) {
+            add_values<T, heads>(v, weights + g * STRIDE + (t - first), STRIDE, count, pool.dim, result,
+                                 results + g * result + 2);
+        });
         t += count;
     }
 }
@@ -406,7 +520,8 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
     std::unique_ptr<float[]> parts(new float[shares == 1 ? 0 : d.rows * d.heads * shares * result]);
 #pragma omp parallel num_threads(threads)
     {
-        std::unique_ptr<float[]> scores(new float[group * (SHARE + LANES)]);
+        std::unique_ptr<float[]> scores(new float[group * STRIDE]);
+        std::unique_ptr<T[]> weights(new T[group * STRIDE]);
         std::unique_ptr<float[]> own(new float[group * result]);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < d.rows * pool.kv_heads * shares; ++task) {
@@ -417,7 +532,7 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
             if (first >= stop) continue;
             const int64_t h = r * d.heads + head * group;
             decode_part<T>(q + h * pool.dim, pool, d.tables + r * d.width, head, group, first, stop, how,
-                           scores.get(), own.get());
+                           scores.get(), weights.get(), own.get());
             for (int64_t g = 0; g < group; ++g)
                 if (shares == 1)
                     put_sums<T>(own.get() + g * result + 2, 1 / own[g * result + 1], pool.dim,
@@ -491,11 +606,6 @@ void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64
             for (int64_t c = 0; c < count; ++c) to[c * PER_WORD<T>] = v[d + c];
         }
     }
-}
-
-inline void to_weights(const float* from, int64_t count, float* to) { std::copy_n(from, count, to); }
-inline void to_weights(const float* from, int64_t count, bf16* to) {
-    for (int64_t i = 0; i < count; ++i) put(to + i, from[i]);
 }
 
 // One tile of queries against one block of keys, which begins at the token ``at``.
