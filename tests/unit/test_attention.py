@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
+from baton_kernels.attention import AttentionPlan, StepAttention, paged_attention, write_kv
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.paged import PagedBatch
+from baton_kernels.plain import PlainPlan
 from baton_kernels.reference import reference_attention, reference_write_kv
 from tests.support.paged_steps import TOLERANCE, Case, lay_out
 
@@ -27,8 +32,27 @@ CASES = {
     "bfloat16": Case(4, 2, 128, 16, 30, (7, 50), ((0, 40), (21, 13)), torch.bfloat16),
     "float16": Case(4, 2, 64, 16, None, (7, 50), ((0, 40), (21, 13)), torch.float16),
     "soft-cap": Case(4, 2, 64, 16, None, (7, 50), ((0, 40), (21, 13)), softcap=0.5),
+    "longer than a share of decode and a block of keys": Case(
+        6, 2, 64, 16, None, (513, 1100), ((0, 300), (511, 30)), torch.bfloat16
+    ),
+    "the same in float32, window": Case(4, 4, 32, 16, 600, (513, 1100), ((0, 300), (700, 30))),
     "soft-cap, window": Case(4, 2, 64, 16, 9, (7, 50), ((0, 40), (21, 13)), softcap=0.5),
 }
+
+
+class Kernels:
+    """Plain torch, and the CPU's own kernels where they take the case."""
+
+    @staticmethod
+    def plain(batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> StepAttention:
+        return PlainPlan.build(batch, pool, windows)
+
+    @staticmethod
+    def native(batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> StepAttention:
+        plan = CpuPlan.build(batch, pool)
+        if plan is None:
+            pytest.skip(f"left to plain torch: {pool.dtype}, heads of {pool.shape[-1]}")
+        return plan
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +80,7 @@ def random_case(seed: int) -> Case:
     )
 
 
-def check(case: Case) -> None:
+def check(case: Case, kernels: str) -> None:
     torch.manual_seed(0)
     pool, batch = lay_out(case)
     tokens, layer, scale = batch.positions.numel(), 1, case.head_dim**-0.5
@@ -65,7 +89,7 @@ def check(case: Case) -> None:
 
     expected_pool = pool.clone()
     reference_write_kv(expected_pool, layer, k, v, batch)
-    plan = AttentionPlan.build(batch, pool, {case.window})
+    plan = AttentionPlan(getattr(Kernels, kernels)(batch, pool, {case.window}))
     write_kv(pool, layer, k, v, plan)
     assert torch.equal(pool, expected_pool)
 
@@ -77,14 +101,21 @@ def check(case: Case) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])
 
 
+@pytest.mark.parametrize("kernels", ["plain", "native"])
 @pytest.mark.parametrize("name", CASES)
-def test_matches_the_reference(name: str) -> None:
-    check(CASES[name])
+def test_matches_the_reference(name: str, kernels: str) -> None:
+    check(CASES[name], kernels)
 
 
+@pytest.mark.parametrize("kernels", ["plain", "native"])
 @pytest.mark.parametrize("seed", range(40))
-def test_matches_the_reference_on_random_shapes(seed: int) -> None:
-    check(random_case(seed))
+def test_matches_the_reference_on_random_shapes(seed: int, kernels: str) -> None:
+    check(random_case(seed), kernels)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_native_kernels_in_bfloat16(seed: int) -> None:
+    check(replace(random_case(seed), dtype=torch.bfloat16), "native")
 
 
 def test_one_plan_serves_layers_with_different_windows() -> None:

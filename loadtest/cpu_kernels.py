@@ -1,0 +1,134 @@
+"""The CPU's kernels against what bounds them, and against the library's.
+
+    python -m loadtest.cpu_kernels [--threads N]
+
+Matmul: bfloat16, weights packed, against oneDNN's (torch's library) with weights packed for that number of
+rows, in turns; few rows are bound by reading the weight once, many by the multiplications. Decode attention:
+pages lie anywhere in the pool; bytes of K and V read over time. Weights and pools are larger than the caches.
+Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from baton_kernels.attention import AttentionPlan, new_pool, paged_attention
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.paged import PagedBatch
+
+BEYOND_CACHES = 300 << 20
+SHAPES = ((768, 2304), (768, 4096), (2048, 768), (896, 9728), (4864, 896), (896, 151_936))
+"""(inputs, outputs) of the projections of loadtest.shapes' models."""
+ROWS = (1, 8, 32, 512)
+CONTEXTS = ((12, 12, 64, 8, 544), (12, 12, 64, 32, 544), (14, 2, 64, 32, 544), (32, 8, 128, 8, 2048))
+"""(heads, KV heads, head size, sequences, tokens of each)."""
+
+
+def timed(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+    """Median seconds of each, called in turns."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds + 1):
+        for call, own in zip(calls, times, strict=True):
+            began = time.perf_counter()
+            call()
+            own.append(time.perf_counter() - began)
+    return [statistics.median(own[1:]) for own in times]
+
+
+def read_bandwidth() -> float:
+    """Bytes/s of summing memory."""
+    memory = torch.ones(BEYOND_CACHES // 8, dtype=torch.int64)
+    [seconds] = timed([memory.sum], 7)
+    return memory.nbytes / seconds
+
+
+def matmul(inputs: int, outputs: int, rows: int) -> tuple[float, float]:
+    """Seconds of ours and of oneDNN's."""
+    count = max(1, BEYOND_CACHES // (inputs * outputs * 2))
+    weights = [torch.randn(outputs, inputs).bfloat16() for _ in range(count)]
+    x = torch.randn(rows, inputs).bfloat16()
+    ours = cycle([packed for weight in weights if (packed := PackedWeight.of(weight)) is not None])
+    theirs = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights])
+
+    def multiply_theirs() -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, next(theirs), None, "none", [], "")
+        return product
+
+    own, other = timed([lambda: next(ours).multiply(x), multiply_theirs], max(7, count))
+    return own, other
+
+
+def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int) -> float:
+    """Bytes/s of K and V read."""
+    layers, block_size = 12, 16
+    blocks = -(-context // block_size)
+    pool = new_pool(
+        blocks * rows,
+        kv_heads,
+        layers,
+        block_size,
+        dim,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    pool.normal_()
+    tables = torch.randperm(blocks * rows).view(rows, blocks)
+    positions = torch.full((rows,), context - 1)
+    batch = PagedBatch(
+        positions, tables[:, -1], positions % block_size, rows, tables, positions + 1, chunks=()
+    )
+    plan = CpuPlan.build(batch, pool)
+    assert plan is not None
+    whole, layer = AttentionPlan(plan), cycle(range(layers))
+    q = torch.randn(rows, heads, dim).bfloat16()
+    [seconds] = timed(
+        [lambda: paged_attention(pool, next(layer), q, whole, scale=dim**-0.5, window=None)], 4 * layers
+    )
+    return rows * context * kv_heads * dim * 4 / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    torch.set_num_threads(parser.parse_args().threads)
+    console = Console(width=120)
+    console.print(f"memory read: {read_bandwidth() / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
+    table = Table(title="matmul, bfloat16", title_justify="left")
+    for column in ("inputs x outputs", "rows", "us", "GB/s", "GFLOP/s", "oneDNN us", "ratio"):
+        table.add_column(column, justify="right")
+    with torch.inference_mode():
+        for inputs, outputs in SHAPES:
+            for rows in ROWS:
+                own, other = matmul(inputs, outputs, rows)
+                table.add_row(
+                    f"{inputs} x {outputs}",
+                    str(rows),
+                    f"{own * 1e6:.0f}",
+                    f"{inputs * outputs * 2 / own / 1e9:.1f}",
+                    f"{2 * rows * inputs * outputs / own / 1e9:.0f}",
+                    f"{other * 1e6:.0f}",
+                    f"{own / other:.2f}",
+                )
+    console.print(table)
+    table = Table(title="decode attention, bfloat16, blocks of 16", title_justify="left")
+    for column in ("heads/KV heads/size", "sequences", "tokens of each", "GB/s"):
+        table.add_column(column, justify="right")
+    for heads, kv_heads, dim, rows, context in CONTEXTS:
+        rate = decode(heads, kv_heads, dim, rows, context)
+        table.add_row(f"{heads}/{kv_heads}/{dim}", str(rows), str(context), f"{rate / 1e9:.1f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The CPU's kernels against float64: matmul with packed weights, norms, rotation; and how they are built."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton_kernels.attention import AttentionPlan
+from baton_kernels.cpu import build, library
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.cpu.rows import add_rms_norm
+from baton_kernels.plain import PlainPlan
+from baton_kernels.rotary import HeadNorm
+from tests.support.paged_steps import Case, lay_out
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+TYPES = list(TOLERANCE)
+
+
+def packed(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> PackedWeight:
+    made = PackedWeight.of(weight, bias, gated=gated)
+    assert made is not None, "this machine has no compiler, which the README asks for"
+    return made
+
+
+def close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Within the tolerance of the largest value: sums of many products round as their largest parts do."""
+    assert (out.double() - expected).abs().max() <= TOLERANCE[dtype] * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 8, 13, 64, 200])
+@pytest.mark.parametrize("outputs", [1, 63, 64, 200])
+def test_matmul(rows: int, outputs: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows * outputs)
+    x, weight = torch.randn(rows, 48).to(dtype), torch.randn(outputs, 48).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if rows % 2 else None
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    out = packed(weight, bias).multiply(x)
+    assert out.dtype == dtype
+    close(out, expected, dtype)
+    close(packed(weight, bias).multiply(x, torch.float32), expected, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [1, 31, 32, 100])
+def test_gated_matmul(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x, weight = torch.randn(9, 40).to(dtype), torch.randn(2 * size, 40).to(dtype)
+    bias = torch.randn(2 * size).to(dtype)
+    gate, up = (x.double() @ weight.double().T + bias.double()).chunk(2, dim=-1)
+    out = packed(weight, bias, gated=True).multiply(x)
+    close(out, torch.nn.functional.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(37, 64).to(dtype), packed(torch.randn(130, 64).to(dtype), None)
+    together = weight.multiply(x)
+    for row in range(37):
+        assert torch.equal(weight.multiply(x[row : row + 1])[0], together[row])
+
+
+def test_matmul_refuses_what_it_would_misread() -> None:
+    weight = packed(torch.randn(8, 16), None)
+    for x in (torch.randn(2, 15), torch.randn(2, 16).bfloat16(), torch.randn(16, 2).T):
+        with pytest.raises(ValueError, match=r"contiguous rows of 16 torch\.float32 are allowed"):
+            weight.multiply(x)
+
+
+def test_what_is_left_to_plain_torch() -> None:
+    assert PackedWeight.of(torch.randn(8, 16).half()) is None
+    assert PackedWeight.of(torch.randn(8, 15)) is None
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [16, 100, 896])
+def test_add_norm(size: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x, residual, weight = torch.randn(20, size).to(dtype), torch.randn(20, size), torch.rand(size).to(dtype)
+    total = residual.double() + x.double()
+    expected = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    kept = residual.clone()
+    out = add_rms_norm(x, kept, weight, 1e-5)
+    assert out is not None
+    close(out, expected, dtype)
+    close(kept, total, torch.float32)
+    again = add_rms_norm(None, kept, weight, 1e-5)
+    assert again is not None
+    assert torch.equal(again, out)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotate_and_store(normed: bool, dtype: torch.dtype) -> None:
+    """As plain torch does it in float64."""
+    torch.manual_seed(0)
+    pool, batch = lay_out(Case(6, 2, 64, 16, None, (5, 40), ((0, 20),), dtype))
+    tokens = batch.positions.numel()
+    qkv, (cos, sin) = torch.randn(tokens, 10, 64).to(dtype), torch.randn(2, tokens, 1, 64)
+    weights = torch.rand(2, 64).to(dtype)
+    exact_pool = pool.double()
+    exact = AttentionPlan(PlainPlan.build(batch, exact_pool, {None})).step.rotate_and_store(
+        exact_pool,
+        1,
+        qkv.double(),
+        cos=cos.double(),
+        sin=sin.double(),
+        norm=HeadNorm(weights[0].double(), weights[1].double(), 1e-6) if normed else None,
+    )
+    plan = CpuPlan.build(batch, pool)
+    assert plan is not None
+    norm = HeadNorm(weights[0], weights[1], 1e-6) if normed else None
+    q = plan.rotate_and_store(pool, 1, qkv, cos=cos, sin=sin, norm=norm)
+    close(q, exact, dtype)
+    close(pool, exact_pool, dtype)
+
+
+def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    first = build.library()
+    written = first.stat().st_mtime_ns
+    assert build.library() == first
+    assert first.stat().st_mtime_ns == written
+    assert {path.suffix for path in tmp_path.iterdir()} == {".so", ".lock"}
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    choose = library.native.__wrapped__
+    monkeypatch.setenv(library.SWITCH, "auto")
+    assert choose() is None
+    assert "Plain torch computes" in caplog.text
+    monkeypatch.setenv(library.SWITCH, "native")
+    with pytest.raises(RuntimeError, match=re.escape("no C++ compiler")):
+        choose()
+    monkeypatch.setenv(library.SWITCH, "plain")
+    assert choose() is None
+    monkeypatch.setenv(library.SWITCH, "fast")
+    with pytest.raises(ValueError, match="BATON_CPU_KERNELS is 'fast'; allowed: auto, native, plain"):
+        choose()
