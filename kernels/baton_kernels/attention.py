@@ -15,12 +15,24 @@ from torch import Tensor
 
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
+from baton_kernels.rotary import HeadNorm
 
 
 class StepAttention(Protocol):
     """One step's reads and writes of the pool, the same for all layers."""
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None: ...
+
+    def rotate_and_store(
+        self,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        *,
+        cos: Tensor,
+        sin: Tensor,
+        norm: HeadNorm | None,
+    ) -> Tensor: ...
 
     def attend(
         self,
@@ -68,6 +80,24 @@ def new_pool(
 def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
     """Store the step's k and v, both [T, kv_heads, head_dim], in the slots their tokens were given."""
     plan.step.write_kv(pool, layer, k, v)
+
+
+def rotate_and_store(
+    pool: Tensor,
+    layer: int,
+    qkv: Tensor,
+    plan: AttentionPlan,
+    *,
+    cos: Tensor,
+    sin: Tensor,
+    norm: HeadNorm | None = None,
+) -> Tensor:
+    """qkv [T, heads + 2 * kv_heads, head_dim], as the fused projection yields it -> q [T, heads, head_dim].
+
+    Queries and keys are normed (unless ``norm`` is None) and turned by cos and sin, both [T, 1, head_dim]
+    float32 as ``baton_kernels.rotary.rotate`` takes them; keys and values go to their tokens' slots.
+    """
+    return plan.step.rotate_and_store(pool, layer, qkv, cos=cos, sin=sin, norm=norm)
 
 
 def paged_attention(

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.rotary import HeadNorm, normed_and_rotated
 
 ROWS_PER_GROUP = 8
 MOST_GROUPS = 4
@@ -88,6 +89,21 @@ class PlainPlan:
         keys = self.write_slots + layer * 2 * block_size
         slots.index_copy_(0, keys, k.reshape(-1, head_dim))
         slots.index_copy_(0, keys + block_size, v.reshape(-1, head_dim))
+
+    def rotate_and_store(
+        self,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        *,
+        cos: Tensor,
+        sin: Tensor,
+        norm: HeadNorm | None,
+    ) -> Tensor:
+        kv_heads = pool.shape[1]
+        q, k, v = normed_and_rotated(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, cos, sin, norm)
+        self.write_kv(pool, layer, k, v)
+        return q
 
     def attend(
         self,

@@ -165,9 +165,11 @@ def _randomize(model: PreTrainedModel, seed: int = 0) -> None:
                 parameter.copy_(1.3 * parameter.shape[1] ** -0.5 * noise(parameter))
 
 
-def save_byte_tokenizer(path: Path) -> None:
-    """A tokenizer whose ids are byte values, plus ``SPECIALS``, with a chat template."""
-    tokenizer = Tokenizer(models.BPE({char: byte for byte, char in enumerate(_byte_alphabet())}, []))
+def save_byte_tokenizer(path: Path, words: int = 0) -> None:
+    """A tokenizer whose ids are byte values, then ``words`` numbers (which text never becomes), then
+    ``SPECIALS``, with a chat template."""
+    tokens = [*_byte_alphabet(), *(f"Ġ{number}" for number in range(words))]
+    tokenizer = Tokenizer(models.BPE({token: id_ for id_, token in enumerate(tokens)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(

@@ -13,6 +13,7 @@ from baton_kernels.cuda.prefill import PrefillPlan, prefill_attention
 from baton_kernels.cuda.rows import write_kv
 from baton_kernels.cuda.shapes import Device, Shape
 from baton_kernels.paged import PagedBatch
+from baton_kernels.rotary import HeadNorm, normed_and_rotated
 
 PROGRAMS_PER_PROCESSOR = 2
 """Decoding programs for each multiprocessor: while one waits for its first keys, the other computes."""
@@ -56,6 +57,21 @@ class CudaPlan:
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
         with torch.cuda.device(pool.get_device()):  # triton launches on the current device
             write_kv(pool, layer, k, v, self.batch)
+
+    def rotate_and_store(
+        self,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        *,
+        cos: Tensor,
+        sin: Tensor,
+        norm: HeadNorm | None,
+    ) -> Tensor:
+        kv_heads = pool.shape[1]
+        q, k, v = normed_and_rotated(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, cos, sin, norm)
+        self.write_kv(pool, layer, k, v)
+        return q
 
     def attend(
         self,

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
-from baton.models.rope import rotate
-from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
+from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
+from baton_kernels.rotary import HeadNorm
 from baton_kernels.rows import add_rms_norm, silu_mul
 
 
@@ -25,7 +25,7 @@ class Step:
     cos: Tensor
     """[T, 1, head_dim]"""
     sin: Tensor
-    """[T, 1, head_dim], the first half negated: see ``rotate``."""
+    """[T, 1, head_dim], the first half negated: see ``baton_kernels.rotary.rotate``."""
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -57,8 +57,11 @@ class RMSNorm(nn.Module):
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(self.weight.dtype)
 
-    def after_adding(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x to ``residual``, in place, and normalize the sum."""
+    def after_adding(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        """Add x (None: nothing) to ``residual``, in place, and normalize the sum."""
+        if x is None:
+            normed: Tensor = self(residual)
+            return normed
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
@@ -104,19 +107,18 @@ class Attention(nn.Module):
         self.o_proj = Linear(query, config.hidden_size, dtype, bias=config.o_bias)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
-        rotated = self.heads + self.kv_heads
-        heads = self.qkv_proj(x).view(x.shape[0], rotated + self.kv_heads, -1)
-        # Queries and keys turn by the same angles, so they turn together.
-        qk, v = rotate(self.normalize(heads[:, :rotated]), step.cos, step.sin), heads[:, rotated:]
-        q, k = qk[:, : self.heads], qk[:, self.heads :]
-        write_kv(step.pool, self.layer, k, v, step.plan)
+        qkv = self.qkv_proj(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
+        q = rotate_and_store(
+            step.pool, self.layer, qkv, step.plan, cos=step.cos, sin=step.sin, norm=self.head_norm
+        )
         out = paged_attention(step.pool, self.layer, q, step.plan, scale=self.scale, window=self.window)
         projected: Tensor = self.o_proj(out.flatten(1))
         return projected
 
-    def normalize(self, qk: Tensor) -> Tensor:
-        """What a family does to queries and keys [T, heads + kv_heads, head_dim] before they are rotated."""
-        return qk
+    @property
+    def head_norm(self) -> HeadNorm | None:
+        """What a family does to queries and keys before they are rotated."""
+        return None
 
 
 class SwiGLU(nn.Module):

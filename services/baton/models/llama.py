@@ -26,12 +26,12 @@ class LlamaLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = SwiGLU(config, dtype)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
-        """x [T, hidden] is the residual stream, which this may change."""
-        attended = self.self_attn(self.input_layernorm(x), step)
-        normed = self.post_attention_layernorm.after_adding(attended, x)
-        out: Tensor = x + self.mlp(normed)
-        return out
+    def forward(self, delta: Tensor | None, x: Tensor, step: Step) -> Tensor:
+        """What this layer's MLP adds to x [T, hidden], the residual stream, which this changes. ``delta`` is
+        what the layer before adds; None: nothing."""
+        attended = self.self_attn(self.input_layernorm.after_adding(delta, x), step)
+        added: Tensor = self.mlp(self.post_attention_layernorm.after_adding(attended, x))
+        return added
 
 
 class LlamaForCausalLM(CausalLM):
@@ -58,9 +58,10 @@ class LlamaForCausalLM(CausalLM):
         # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
         # all that came before (transformers does; it costs up to half as much again in accuracy).
         x = self.embed(token_ids).float()
+        delta = None
         for layer in self.layers:
-            x = layer(x, step)
-        hidden: Tensor = self.norm(x)
+            delta = layer(delta, x, step)
+        hidden: Tensor = self.norm.after_adding(delta, x)
         return hidden
 
     def embed(self, token_ids: Tensor) -> Tensor:

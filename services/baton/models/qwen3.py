@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from baton.models.config import ModelConfig
 from baton.models.layers import Attention, RMSNorm
 from baton.models.llama import LlamaForCausalLM
+from baton_kernels.rotary import HeadNorm
 
 
 class Qwen3Attention(Attention):
@@ -18,9 +18,9 @@ class Qwen3Attention(Attention):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
 
-    def normalize(self, qk: Tensor) -> Tensor:
-        q, k = qk[:, : self.heads], qk[:, self.heads :]
-        return torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
+    @property
+    def head_norm(self) -> HeadNorm:
+        return HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
 class Qwen3ForCausalLM(LlamaForCausalLM):

@@ -45,7 +45,8 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and signed sin, both [T, 1, head_dim], as ``rotate`` takes them.
+        """positions [T] -> cos and signed sin, both [T, 1, head_dim], as
+        ``baton_kernels.rotary.rotate`` takes them.
 
         ``lengths`` [T] are ``PagedBatch.lengths``; without them, every sequence ends at its token.
         """
@@ -54,15 +55,6 @@ class RotaryEmbedding(nn.Module):
         last = positions if lengths is None else lengths - 1
         cos, sin = cos_and_signed_sin(positions[:, None] * self.frequencies[last])
         return cos.unsqueeze(1), sin.unsqueeze(1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + head_dim / 2) of x [T, heads, head_dim] by its position's angle.
-
-    ``sin`` carries the minus of the first half, so that rotate-half is a roll. Computed in float32, rounded
-    once to the type of x.
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
 
 
 def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:

@@ -22,10 +22,11 @@ from baton.models.base import CausalLM
 from baton.models.config import Fields, ModelConfig, read_object
 from baton.models.layers import FusedLinear, Linear, RMSNorm, SwiGLU
 from baton.models.loader import fill, weight_files
-from baton.models.rope import cos_and_signed_sin, inverse_frequencies, rotate
+from baton.models.rope import cos_and_signed_sin, inverse_frequencies
 from baton.speculation.drafter import TokenSequence
 from baton.speculation.fit import check_fit
 from baton.speculation.kv_ring import KvRing
+from baton_kernels.rotary import rotate
 
 WINDOW = 256
 """Positions of each sequence that a row sees, its own included. Drafts need what is near, and with a bound a

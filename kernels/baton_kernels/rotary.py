@@ -1,0 +1,45 @@
+"""What queries and keys go through between their projection and the pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """An RMS norm over each head of the queries and of the keys."""
+
+    q: Tensor
+    """[head_dim]: the weight."""
+    k: Tensor
+    """[head_dim]"""
+    eps: float
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + head_dim / 2) of x [T, heads, head_dim] by its position's angle.
+
+    cos and sin are [T, 1, head_dim] in float32. ``sin`` carries the minus of the first half, so that
+    rotate-half is a roll. Computed in float32, rounded once to the type of x.
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)
+
+
+def normed_and_rotated(
+    qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor, norm: HeadNorm | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """qkv [T, heads + 2 * kv_heads, head_dim] -> q [T, heads, head_dim] and k [T, kv_heads, head_dim], both
+    normed and rotated, and v."""
+    rotated = heads + kv_heads
+    qk, v = qkv[:, :rotated], qkv[:, rotated:]
+    if norm is not None:
+        size = (qkv.shape[-1],)
+        q, k = qk[:, :heads], qk[:, heads:]
+        q, k = F.rms_norm(q, size, norm.q, norm.eps), F.rms_norm(k, size, norm.k, norm.eps)
+        qk = torch.cat((q, k), dim=1)
+    qk = rotate(qk, cos, sin)  # both turn by the same angles
+    return qk[:, :heads], qk[:, heads:], v
