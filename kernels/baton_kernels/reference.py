@@ -18,6 +18,16 @@ def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: Pa
         pool[block, :, layer, 1, offset] = v[token]
 
 
+def reference_turned(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x [T, heads, head_dim] normed (with a weight) and rotated, float64."""
+    out = x.double()
+    if weight is not None:
+        out = out / (out.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    half = x.shape[-1] // 2
+    swapped = torch.cat((out[..., half:], out[..., :half]), dim=-1)
+    return out * cos.double() + swapped * sin.double()
+
+
 def reference_attention(
     pool: Tensor,
     layer: int,

@@ -12,9 +12,10 @@ from baton.engine.logits import LogitRules, Row, adjust, allowed_words
 from baton.engine.sampler import choose
 from baton.sampling_params import SamplingParams
 from baton_kernels import rows
-from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
+from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store, write_kv
 from baton_kernels.blocks import copy_blocks
 from baton_kernels.reference import reference_attention, reference_write_kv
+from baton_kernels.rotary import HeadNorm
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, moved
 from tests.support.sampling_cases import Rows
 
@@ -152,3 +153,24 @@ def test_blocks_to_and_from_pinned_memory(to_host: bool) -> None:
     copy_blocks(target, moved_ids[0], source, moved_ids[1])
     torch.cuda.synchronize()
     assert torch.equal(target.cpu(), expected)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_rotate_and_store(dtype: torch.dtype, normed: bool) -> None:
+    torch.manual_seed(0)
+    pool, batch = lay_out(Case(8, 2, 128, 64, None, (40, 3, 129), ((0, 5), (31, 64)), dtype))
+    tokens = batch.positions.numel()
+    qkv = torch.randn(tokens, 12, 128).to(dtype)
+    cos, sin = torch.randn(2, tokens, 1, 128)
+    weights = torch.randn(2, 128).to(dtype)
+    results = []
+    for device in (torch.device("cpu"), CUDA):
+        own, step = moved(pool.clone(), batch, device)
+        plan = AttentionPlan.build(step, own, {None})
+        norm = HeadNorm(*weights.to(device), 1e-5) if normed else None
+        angles = {"cos": cos.to(device), "sin": sin.to(device)}
+        q = rotate_and_store(own, 1, qkv.to(device), plan, **angles, norm=norm)
+        results.append((q.cpu(), own.cpu()))
+    tolerance = {"rtol": 4 * TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
+    torch.testing.assert_close(results[1], results[0], **tolerance)

@@ -21,11 +21,11 @@ try:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    from baton_kernels.cuda import attention, blocks, decode, logits, rows, sampling, shapes
+    from baton_kernels.cuda import attention, blocks, decode, logits, rotary, rows, sampling, shapes
 finally:
     del os.environ["TRITON_INTERPRET"]
 
-__all__ = ["attention", "blocks", "decode", "logits", "rows", "sampling", "shapes"]
+__all__ = ["attention", "blocks", "decode", "logits", "rotary", "rows", "sampling", "shapes"]
 
 
 def _widened(handle: Any) -> Any:
