@@ -1,4 +1,4 @@
-"""The first shapes of `python -m loadtest.kernels --check` for each kernel, and that its shapes hold all pairs."""
+"""The first shapes of ``loadtest.kernels --check`` for each kernel, and that its shapes hold all pairs."""
 
 from __future__ import annotations
 
