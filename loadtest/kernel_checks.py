@@ -86,7 +86,7 @@ MASKS: Mapping[str, Sequence[object]] = MappingProxyType(
     {"vocab": (1, 31, 32, 33, 4096, 9001), "rows": (1, 2, 7), "allowed": (0.0, 0.01, 0.5, 1.0)}
 )
 VOCABS = (7, 320, 4096, 9001)
-ROUNDS = 3
+ROUNDS = 2
 """How often the pairs are gone through, in other company each time."""
 
 
