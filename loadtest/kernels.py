@@ -260,7 +260,7 @@ def work(case: Case) -> tuple[int, int]:
     return bytes_read, 4 * pairs * case.heads * case.head_dim
 
 
-def contiguous(case: Case) -> Callable[[], Tensor] | None:
+def contiguous(case: Case, device: torch.device) -> Callable[[], Tensor] | None:
     """torch's attention over the same lengths without pages; None where it would need a mask."""
     lengths = {(n - 1, 1) for n in case.decode} | set(case.chunks)
     if len(lengths) != 1 or case.window is not None:
@@ -270,9 +270,9 @@ def contiguous(case: Case) -> Callable[[], Tensor] | None:
         return None
     count = len(case.decode) + len(case.chunks)
     shape = (count, case.heads, length, case.head_dim)
-    q = torch.randn(shape, device="cuda").to(case.dtype)
+    q = torch.randn(shape, device=device).to(case.dtype)
     shape = (2, count, case.kv_heads, cached + length, case.head_dim)
-    k, v = torch.randn(shape, device="cuda").to(case.dtype)
+    k, v = torch.randn(shape, device=device).to(case.dtype)
     return lambda: scaled_dot_product_attention(q, k, v, is_causal=length > 1, enable_gqa=True)
 
 
@@ -294,7 +294,7 @@ def measure(dtype: torch.dtype) -> None:
                 pool, 0, q, plan, scale=case.head_dim**-0.5, window=case.window
             )
         )
-        beside = contiguous(case)
+        beside = contiguous(case, torch.device("cuda"))
         table.add_row(
             label,
             f"{taken * 1e3:.3f}",

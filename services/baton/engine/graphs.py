@@ -116,7 +116,7 @@ class GraphedModel:
         sequence can have. Steps of wider tables, of more rows, with a prompt's chunks or with
         ``PagedBatch.lengths`` are not replayed.
         """
-        self._model = model
+        self.model = model
         self._sizes = sizes
         self._buffers = DecodeBuffers.allocate(sizes[-1], width, pool.shape[0] - 1, pool.device)
         self._hidden: Tensor | None = None
@@ -129,7 +129,7 @@ class GraphedModel:
         token_ids, batch = self._buffers.step(size)
 
         def run() -> None:
-            hidden = self._model.forward(token_ids, batch, pool)
+            hidden = self.model.forward(token_ids, batch, pool)
             if self._hidden is None:
                 self._hidden = torch.empty_like(hidden)
             self._hidden[:size] = hidden
@@ -141,14 +141,14 @@ class GraphedModel:
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         size = self.size_for(batch)
         if size is None or self._hidden is None:
-            return self._model.forward(token_ids, batch, pool)
+            return self.model.forward(token_ids, batch, pool)
         self._buffers.fill(token_ids, batch, size)
         self._recordings[size].replay()
         # A copy, since who keeps it must not see the next step's.
         return self._hidden[: batch.num_decode].clone()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._model.logits(hidden)
+        return self.model.logits(hidden)
 
     def size_for(self, batch: PagedBatch) -> int | None:
         """Rows of the recording that a step is padded to; None: it is not replayed."""
