@@ -12,6 +12,9 @@ over the same lengths, contiguous instead of paged.
 ``--compile`` builds each for compute capability 8.0 and 9.0 and shows registers, shared memory and spills. It
 fails if one spills, or wants more shared memory than there is.
 
+``--tune`` needs a CUDA device as well. It finds the best tile sizes for common shapes and keeps them where
+the kernels look for them (``baton_kernels.cuda.tuned``).
+
 ``--check`` does the same, and beside it runs each kernel under triton's interpreter against its float64
 reference, over shapes that hold every pair of values of what a shape is made of: minutes, on two cores.
 """
@@ -307,10 +310,24 @@ def measure(dtype: torch.dtype) -> None:
     Console(width=120).print(table)
 
 
+def keep_tuned(dtype: torch.dtype) -> None:
+    """Tunes the attention kernels on this device, and keeps what is better than the defaults."""
+    from baton_kernels.cuda import tuned
+    from loadtest.kernel_tuning import tune
+
+    device = torch.device("cuda")
+    name = torch.cuda.get_device_name(device)
+    path = tuned.cache_directory() / tuned.file_name(name)
+    found = tune(device, dtype, seconds)
+    tuned.write(path, name, {**(tuned.read(path, name) if path.is_file() else {}), **found})
+    print(f"{len(found)} shapes written to {path}; to ship them, copy it to {tuned.SHIPPED}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--compile", action="store_true", help="build the kernels, run nothing")
     parser.add_argument("--check", action="store_true", help="against the reference, and build them")
+    parser.add_argument("--tune", action="store_true", help="find the best tile sizes and keep them")
     parser.add_argument("--quick", action="store_true", help="build only the largest of bfloat16")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="what to measure with")
     args = parser.parse_args()
@@ -322,6 +339,8 @@ def main() -> None:
             sys.exit("a kernel spills registers or wants more shared memory than there is")
     elif not torch.cuda.is_available():
         sys.exit("loadtest.kernels: NOTHING MEASURED. It needs a CUDA device, and torch finds none here.")
+    elif args.tune:
+        keep_tuned(DTYPES[args.dtype])
     else:
         measure(DTYPES[args.dtype])
 

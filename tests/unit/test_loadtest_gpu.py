@@ -40,7 +40,7 @@ def test_a_dry_run_fills_every_table(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_it_refuses_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["loadtest.gpu"])
-    with pytest.raises(SystemExit, match="NOTHING MEASURED. It needs a CUDA device"):
+    with pytest.raises(SystemExit, match=r"NOTHING MEASURED\. It needs a CUDA device"):
         main()
 
 
