@@ -44,7 +44,7 @@ def test_heads_are_normed_rotated_and_stored(
     heads: int, kv_heads: int, head_dim: int, normed: bool, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
-    case = Case(heads, kv_heads, head_dim, 16, None, (40, 3, 129), ((0, 5), (31, 64)), dtype)
+    case = Case(heads, kv_heads, head_dim, 16, None, (40, 3, 129), ((0, 5), (31, 20)), dtype)
     pool, batch = lay_out(case)
     tokens = batch.positions.numel()
     qkv = torch.randn(tokens, heads + 2 * kv_heads + 1, head_dim).to(dtype)[:, :-1]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.logits import LogitRules, PackedRules, Row, adjust, allowed_words
-from baton.engine.sampler import packed, sample
+from baton.engine.logits import LogitRules, PackedRules, Row, adjust, adjust_by_kernels, allowed_words
+from baton.engine.sampler import choose, choose_by_kernel, packed, sample
 from baton.sampling_params import SamplingParams
 from baton_kernels import rows as entry
 from baton_kernels.reference import reference_adjust
@@ -39,11 +39,11 @@ def drawn(rows: Rows) -> list[int]:
 class TestDraw:
     @pytest.mark.parametrize("vocab", [7, 320, 4096, 9001])
     def test_is_the_reference(self, vocab: int) -> None:
-        rows = Rows.random(vocab, 40, vocab)
+        rows = Rows.random(vocab, 24, vocab)
         expected = rows.expected()
         tokens = drawn(rows)
         sure = [at for at, token in enumerate(expected) if token is not None]
-        assert len(sure) > 30
+        assert len(sure) > 17
         assert [tokens[at] for at in sure] == [expected[at] for at in sure]
         plain = sample(rows.logits, rows.params, rows.positions)
         assert [tokens[at] for at in sure] == [plain[at] for at in sure]
@@ -103,6 +103,37 @@ class TestMasks:
     def test_that_are_too_short_are_refused(self) -> None:
         with pytest.raises(ValueError, match="masks of 32 tokens for logits of 33"):
             entry.bar_tokens(torch.zeros(1, 33), torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32))
+
+
+class TestTheEngine:
+    def test_adjusts_by_kernels_as_it_does_without(self) -> None:
+        rng = random.Random(4)
+        logits = 3 * torch.randn(6, 200, generator=torch.Generator().manual_seed(4))
+
+        def rows() -> list[Row]:
+            rng.seed(4)
+            found = []
+            for at in (4, 1, 3):
+                params = replace(random_rules(rng, 200), stop_token_ids=frozenset({3, 9}), min_tokens=at)
+                if at != 1:
+                    params = replace(params, allowed_token_ids=tuple(rng.sample(range(200), 50)))
+                tokens = [rng.randrange(200) for _ in range(40)]
+                rules = LogitRules(params, tokens[:38], frozenset({0}))
+                found.append(Row(at, rules, tokens, num_drafts=1))
+            return found
+
+        by_kernels, without = logits.clone(), logits.clone()
+        adjust_by_kernels(by_kernels, rows())
+        adjust(without, rows())
+        assert torch.equal(by_kernels, without)
+        assert not torch.equal(without, logits)
+
+    def test_chooses_by_a_kernel_as_it_does_without(self) -> None:
+        rows = Rows.random(9, 10, 300)
+        chosen = choose_by_kernel(rows.logits.clone(), rows.params, rows.positions)
+        expected = choose(rows.logits, rows.params, rows.positions)
+        sure = [at for at, token in enumerate(rows.expected()) if token is not None]
+        assert torch.equal(chosen[sure], expected[sure])
 
 
 def random_rules(rng: random.Random, vocab: int) -> SamplingParams:

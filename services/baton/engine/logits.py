@@ -147,7 +147,7 @@ class Row(NamedTuple):
 def adjust(logits: Tensor, rows: Sequence[Row]) -> None:
     """Applies the rules of ``rows`` to ``logits`` ([R, V] float32, any device), in place."""
     if rows and logits.device.type == "cuda":
-        _adjust_on_cuda(logits, rows)
+        adjust_by_kernels(logits, rows)
     elif rows:
         _keep_allowed(logits, [row for row in rows if len(row.rules.allowed)])
         _bar(logits, rows)
@@ -203,8 +203,8 @@ def allowed_words(allowed: Ids, vocab: int) -> NDArray[np.int32]:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def _adjust_on_cuda(logits: Tensor, rows: Sequence[Row]) -> None:
-    """One launch for the rows that allow a few tokens only, and one for all other rules."""
+def adjust_by_kernels(logits: Tensor, rows: Sequence[Row]) -> None:
+    """As :func:`adjust`, for logits on CUDA: a launch for what allows few tokens only, one for all else."""
     from baton_kernels.cuda import logits as kernels  # triton is only there where CUDA is
 
     device = logits.device

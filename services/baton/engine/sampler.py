@@ -33,10 +33,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
 def choose(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
     """As :func:`sample`, [R] int64: on CUDA one launch, and nothing waits for it."""
     if logits.device.type == "cuda":
-        from baton_kernels.cuda import sampling  # triton is only there where CUDA is
-
-        with torch.cuda.device(logits.get_device()):  # triton launches on the current device
-            return sampling.draw(logits, *packed(params, positions, logits.device))
+        return choose_by_kernel(logits, params, positions)
     drawn = [row for row, p in enumerate(params) if not p.greedy]
     if not drawn:
         return logits.argmax(dim=-1)
@@ -46,6 +43,14 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
     rows = torch.tensor(drawn, device=logits.device)
     tokens[rows] = _draw(logits[rows], [params[i] for i in drawn], [positions[i] for i in drawn])
     return tokens
+
+
+def choose_by_kernel(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+    """As :func:`choose`, for logits on CUDA."""
+    from baton_kernels.cuda import sampling  # triton is only there where CUDA is
+
+    with torch.cuda.device(logits.get_device()):  # triton launches on the current device
+        return sampling.draw(logits, *packed(params, positions, logits.device))
 
 
 def packed(
