@@ -28,6 +28,9 @@ finally:
 __all__ = ["attention", "blocks", "decode", "logits", "rotary", "rows", "sampling", "shapes"]
 
 
+sampling.TILE = 1024  # or the rows of small vocabularies would be one tile, and mostly nothing
+
+
 def _widened(handle: Any) -> Any:
     """The interpreter holds bfloat16 as its bits."""
     if handle.dtype.scalar != tl.bfloat16:

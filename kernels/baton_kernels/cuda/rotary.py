@@ -136,7 +136,7 @@ def rotate_and_store(
             HAS_NORM=norm is not None,
             HEADS=HEADS,
             DIMS=max(16, next_power_of_two(head_dim // 2)),
-            num_warps=4 if head_dim > 64 else 2,
+            num_warps=max(2, next_power_of_two(head_dim) // 32),
             enable_fp_fusion=True,
         )
     return out

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 4096
+TILE = 8192
 WARPS = 16
 LARGEST_VOCAB = 1 << 18
 """So that the weights of a row, 2**44 at most, add up to less than 2**63."""

@@ -125,7 +125,9 @@ class Shape:
         _check_group(group)
         if self.exact:
             rows = 64 if self.dims <= 64 or group > 32 else 32
-            return Tiling(rows, 32 if self.dims <= 64 else 16, warps=8, stages=3)
+            if self.dims <= 64:
+                return Tiling(rows, 32, warps=8, stages=3)
+            return Tiling(rows, 16, warps=8, stages=2)
         if longest * group <= LEAST_ROWS:
             return Tiling(LEAST_ROWS, self.decode_tile, warps=4 if self.dims <= 128 else 8, stages=5)
         # From 9.0 on the tensor cores read their operands from shared memory. Before, they take registers.
