@@ -31,10 +31,11 @@ lint: .venv/.dev  ## check style, types, generated code and import arrows
 proto: .venv/.dev  ## generate services/baton/v1 from proto/
 	scripts/proto
 
-gpu: .venv/.dev  ## run the tests that need a CUDA device; fails where there is none
+gpu: .venv/.dev  ## run the tests that need a CUDA device, then measure it; fails where there is none
 	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || \
-		{ echo "make gpu: NOT RUN. These tests need a CUDA device, and torch finds none here." >&2; exit 1; }
+		{ echo "make gpu: NOT RUN. It needs a CUDA device, and torch finds none here." >&2; exit 1; }
 	$(BIN)/python -m pytest tests/gpu -m gpu $(ARGS)
+	$(BIN)/python -m loadtest.gpu
 
 bench: .venv/.dev  ## measure the demo ring under load
 	$(BIN)/python -m loadtest.first_light $(ARGS)

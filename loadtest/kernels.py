@@ -2,6 +2,7 @@
 
     python -m loadtest.kernels            # needs a CUDA device
     python -m loadtest.kernels --compile  # needs none
+    python -m loadtest.kernels --check    # needs none
 
 The first measures each attention kernel (medians of triton's ``do_bench``, which empties the cache between
 runs), with the bytes it must read or the operations it must do as a share of the bandwidth of a copy and of
@@ -10,14 +11,23 @@ over the same lengths, contiguous instead of paged.
 
 ``--compile`` builds each for compute capability 8.0 and 9.0 and shows registers, shared memory and spills. It
 fails if one spills, or wants more shared memory than there is.
+
+``--tune`` needs a CUDA device as well. It finds the best tile sizes for common shapes and keeps them where
+the kernels look for them (``baton_kernels.cuda.tuned``).
+
+``--check`` does the same, and beside it runs each kernel under triton's interpreter against its float64
+reference, over shapes that hold every pair of values of what a shape is made of: minutes, on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -26,10 +36,15 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from baton_kernels.rotary import HeadNorm
 from tests.support.paged_steps import Case, lay_out, moved
 
+if TYPE_CHECKING:
+    from loadtest.kernel_builds import Build
+
 ARCHS = (80, 90)
-HEAD_DIMS = (64, 128, 256)
+BUILT_DTYPES = ("bfloat16", "float32")
+HEAD_DIMS = (64, 96, 128, 256)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 STEPS: dict[str, Case] = {
     "decode": Case(8, 2, 0, 64, None, (200, 70), ()),
@@ -54,41 +69,151 @@ class Variant:
         return replace(case, window=40, softcap=30.0, block_size=16) if self.all_features else case
 
 
-def variants(dtypes: Sequence[str], steps: Sequence[str], features: Sequence[bool]) -> Iterator[Variant]:
+def variants(
+    dtypes: Sequence[str], steps: Sequence[str], features: Sequence[bool], head_dims: Sequence[int]
+) -> Iterator[Variant]:
     for dtype in dtypes:
-        for head_dim in HEAD_DIMS:
+        for head_dim in head_dims:
             for step in steps:
                 for all_features in features:
                     yield Variant(step, head_dim, dtype, all_features)
 
 
-def build(wanted: Sequence[Variant]) -> bool:
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it is launched, for a line of the table."""
+
+    kernel: str
+    head_dim: str
+    dtype: str
+    features: str
+    run: Callable[[int], object]
+    """For a compute capability."""
+
+    @classmethod
+    def attention(cls, variant: Variant) -> Launch:
+        from baton_kernels.cuda.attention import CudaPlan
+        from baton_kernels.cuda.shapes import Device
+
+        def run(arch: int) -> Tensor:
+            case = variant.case
+            pool, batch = lay_out(case)
+            q = torch.zeros(batch.positions.numel(), case.heads, case.head_dim, dtype=case.dtype)
+            plan = CudaPlan.build(batch, pool, {case.window}, Device(132, arch))
+            return plan.attend(pool, 0, q, scale=0.1, window=case.window, softcap=case.softcap)
+
+        asked = "yes" if variant.all_features else "no"
+        return cls(variant.step, str(variant.head_dim), variant.dtype, asked, run)
+
+
+def head_launches(dtype: str, head_dims: Sequence[int]) -> Iterator[Launch]:
+    """What goes from the projection to the pool."""
+    from baton_kernels.cuda import rotary, rows
+
+    for head_dim in head_dims:
+        case = replace(STEPS["decode"], head_dim=head_dim, dtype=DTYPES[dtype])
+        pool, batch = lay_out(case)
+        qkv = torch.zeros(2, 12, head_dim, dtype=case.dtype)
+        k, v = qkv[:, 8:10], qkv[:, 10:]
+        angles = torch.zeros(2, 1, head_dim)
+        norm = HeadNorm(qkv[0, 0], qkv[0, 0], 1e-5)
+        plain = partial(rotary.rotate_and_store, pool, 0, qkv, angles, angles, None, batch)
+        normed = partial(rotary.rotate_and_store, pool, 0, qkv, angles, angles, norm, batch)
+        written = partial(rows.write_kv, pool, 0, k, v, batch)
+        named = {"rotate, store": plain, "norm, rotate, store": normed, "KV write": written}
+        for name, launch in named.items():
+            yield Launch(name, str(head_dim), dtype, "-", lambda _, launch=launch: launch())
+
+
+def row_launches(dtype: str) -> Iterator[Launch]:
+    """What goes through the rows of an 8B Llama, and its blocks."""
+    from baton_kernels.cuda import blocks, logits, rows, sampling
+
+    wide = torch.zeros(2, 28672, dtype=DTYPES[dtype])
+    hidden = wide[:, :4096].contiguous()
+    pool = torch.zeros(2, 8, 2, 2, 64, 128, dtype=DTYPES[dtype])
+    ids = torch.zeros(2, dtype=torch.int64)
+    scores, words = torch.zeros(2, 128256), torch.zeros(2, 4008, dtype=torch.int32)
+    few, numbers = torch.zeros(9, dtype=torch.int32), torch.zeros(9)
+    rules = (few[:2], few[:7], numbers[:6].view(3, 2), few, numbers)
+    settings, seeds = torch.zeros(4, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.int64)
+    named: dict[str, Callable[[], object]] = {
+        "add, RMS norm": partial(rows.add_rms_norm, hidden, torch.zeros(2, 4096), hidden[0], 1e-5),
+        "SiLU, mul": partial(rows.silu_mul, wide),
+        "block copy": partial(blocks.copy_blocks, pool, ids, pool, ids),
+    }
+    if dtype == "bfloat16":  # these see no type but their own
+        named |= {
+            "mask": partial(logits.bar_tokens, scores, ids, words),
+            "rules": partial(logits.adjust, scores, *rules),
+            "draw": partial(sampling.draw, scores, settings, seeds),
+        }
+    for name, launch in named.items():
+        yield Launch(name, "-", dtype, "-", lambda _, launch=launch: launch())
+
+
+def build(wanted: Sequence[Launch]) -> bool:
     """Prints the table; whether every kernel fits its device."""
-    from baton_kernels.cuda.attention import CudaPlan
-    from baton_kernels.cuda.shapes import Device
     from loadtest.kernel_builds import SHARED_MEMORY, building
 
     table = Table(title="registers a thread / bytes of shared memory / bytes spilled, by compute capability")
-    for column in ("kernel", "head_dim", "pool", "window, soft-cap", *(f"{arch / 10}" for arch in ARCHS)):
+    for column in ("kernel", "head_dim", "type", "window, soft-cap", *(f"{arch / 10}" for arch in ARCHS)):
         table.add_column(column)
     fits = True
-    for variant in track(wanted, transient=True, disable=not sys.stderr.isatty()):
-        cells = []
-        case = variant.case
+    for launch in track(wanted, transient=True, disable=not sys.stderr.isatty()):
+        by_arch = []
         for arch in ARCHS:
-            pool, batch = lay_out(case)
-            q = torch.zeros(batch.positions.numel(), case.heads, case.head_dim, dtype=case.dtype)
             with building(arch) as builder:
-                plan = CudaPlan.build(batch, pool, {case.window}, Device(132, arch))
-                plan.attend(pool, 0, q, scale=0.1, window=case.window, softcap=case.softcap)
-            built = builder.builds[0]
-            fits = fits and not built.spilled and built.shared <= SHARED_MEMORY[arch]
-            core = "".join(built.instructions) or "fma"
-            cells.append(f"{built.registers} / {built.shared} / {built.spilled} ({core})")
-        asked = "yes" if variant.all_features else "no"
-        table.add_row(variant.step, str(variant.head_dim), variant.dtype, asked, *cells)
+                launch.run(arch)
+            by_arch.append(builder.builds)
+            fits &= all(not one.spilled and one.shared <= SHARED_MEMORY[arch] for one in builder.builds)
+        for number, of_each in enumerate(zip(*by_arch, strict=True)):
+            name = launch.kernel if not number else f"{launch.kernel}: {of_each[0].kernel}"
+            table.add_row(name, launch.head_dim, launch.dtype, launch.features, *map(_cell, of_each))
     Console(width=130).print(table)
     return fits
+
+
+def _cell(built: Build) -> str:
+    core = "".join(built.instructions)
+    return f"{built.registers} / {built.shared} / {built.spilled}{f' ({core})' if core else ''}"
+
+
+def everything() -> list[Launch]:
+    """All kernels in the shipped configurations."""
+    found = [Launch.attention(v) for v in variants(BUILT_DTYPES, list(STEPS), [False, True], HEAD_DIMS)]
+    for dtype in BUILT_DTYPES:
+        found += [*head_launches(dtype, HEAD_DIMS), *row_launches(dtype)]
+    return found
+
+
+def the_largest() -> list[Launch]:
+    """Those that are most likely not to fit, and one of each other kernel."""
+    largest = variants(["bfloat16"], ["decode", "prefill"], [True], (64, 128, 256))
+    return [*map(Launch.attention, largest), *head_launches("bfloat16", (256,)), *row_launches("bfloat16")]
+
+
+def check() -> bool:
+    """Builds all kernels in a process of its own and meanwhile checks them in this one; whether both are
+    well."""
+    import loadtest.kernel_checks as checks  # before anything else imports triton
+
+    command = [sys.executable, "-m", "loadtest.kernels", "--compile"]
+    table = Table("kernel", "shapes", "largest difference, of what is tolerated", "seconds")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as builds:
+        torch.set_num_threads(1)
+        wrong = None
+        try:
+            for one in checks.check_all():
+                table.add_row(one.kernel, str(one.cases), f"{one.worst:.2f}", f"{one.seconds:.0f}")
+        except checks.WrongError as error:
+            wrong = str(error)
+        output, _ = builds.communicate()
+    print(output, end="")
+    Console(width=120).print(table)
+    if wrong:
+        print(wrong)
+    return wrong is None and builds.returncode == 0
 
 
 @dataclass(frozen=True)
@@ -138,7 +263,7 @@ def work(case: Case) -> tuple[int, int]:
     return bytes_read, 4 * pairs * case.heads * case.head_dim
 
 
-def contiguous(case: Case) -> Callable[[], Tensor] | None:
+def contiguous(case: Case, device: torch.device) -> Callable[[], Tensor] | None:
     """torch's attention over the same lengths without pages; None where it would need a mask."""
     lengths = {(n - 1, 1) for n in case.decode} | set(case.chunks)
     if len(lengths) != 1 or case.window is not None:
@@ -148,9 +273,9 @@ def contiguous(case: Case) -> Callable[[], Tensor] | None:
         return None
     count = len(case.decode) + len(case.chunks)
     shape = (count, case.heads, length, case.head_dim)
-    q = torch.randn(shape, device="cuda").to(case.dtype)
+    q = torch.randn(shape, device=device).to(case.dtype)
     shape = (2, count, case.kv_heads, cached + length, case.head_dim)
-    k, v = torch.randn(shape, device="cuda").to(case.dtype)
+    k, v = torch.randn(shape, device=device).to(case.dtype)
     return lambda: scaled_dot_product_attention(q, k, v, is_causal=length > 1, enable_gqa=True)
 
 
@@ -172,7 +297,7 @@ def measure(dtype: torch.dtype) -> None:
                 pool, 0, q, plan, scale=case.head_dim**-0.5, window=case.window
             )
         )
-        beside = contiguous(case)
+        beside = contiguous(case, torch.device("cuda"))
         table.add_row(
             label,
             f"{taken * 1e3:.3f}",
@@ -185,21 +310,37 @@ def measure(dtype: torch.dtype) -> None:
     Console(width=120).print(table)
 
 
+def keep_tuned(dtype: torch.dtype) -> None:
+    """Tunes the attention kernels on this device, and keeps what is better than the defaults."""
+    from baton_kernels.cuda import tuned
+    from loadtest.kernel_tuning import tune
+
+    device = torch.device("cuda")
+    name = torch.cuda.get_device_name(device)
+    path = tuned.cache_directory() / tuned.file_name(name)
+    found = tune(device, dtype, seconds)
+    tuned.write(path, name, {**(tuned.read(path, name) if path.is_file() else {}), **found})
+    print(f"{len(found)} shapes written to {path}; to ship them, copy it to {tuned.SHIPPED}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--compile", action="store_true", help="build the kernels, run nothing")
+    parser.add_argument("--check", action="store_true", help="against the reference, and build them")
+    parser.add_argument("--tune", action="store_true", help="find the best tile sizes and keep them")
     parser.add_argument("--quick", action="store_true", help="build only the largest of bfloat16")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16", help="what to measure with")
     args = parser.parse_args()
-    if args.compile:
-        if args.quick:
-            wanted = list(variants(["bfloat16"], ["decode", "prefill"], [True]))
-        else:
-            wanted = list(variants(["bfloat16", "float32"], list(STEPS), [False, True]))
-        if not build(wanted):
+    if args.check:
+        if not check():
+            sys.exit("a kernel is wrong, or does not fit")
+    elif args.compile:
+        if not build(the_largest() if args.quick else everything()):
             sys.exit("a kernel spills registers or wants more shared memory than there is")
     elif not torch.cuda.is_available():
         sys.exit("loadtest.kernels: NOTHING MEASURED. It needs a CUDA device, and torch finds none here.")
+    elif args.tune:
+        keep_tuned(DTYPES[args.dtype])
     else:
         measure(DTYPES[args.dtype])
 

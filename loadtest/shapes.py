@@ -52,9 +52,53 @@ _QWEN_05B: Mapping[str, object] = MappingProxyType(
     }
 )
 """494 million parameters: Qwen2.5-0.5B."""
-SHAPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"llama-125m": _LLAMA_125M, "qwen-0.5b": _QWEN_05B}
+_LLAMA_8B: Mapping[str, object] = MappingProxyType(
+    {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": False,
+    }
 )
+"""8.03 billion parameters: Llama 3.1 8B."""
+_LLAMA_TINY: Mapping[str, object] = MappingProxyType(
+    {
+        **_LLAMA_125M,
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+)
+"""To see a measurement run where there is nothing to measure."""
+SHAPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "llama-125m": _LLAMA_125M,
+        "qwen-0.5b": _QWEN_05B,
+        "llama-8b": _LLAMA_8B,
+        "llama-tiny": _LLAMA_TINY,
+    }
+)
+
+
+def save_unfilled(path: Path, shape: Mapping[str, object]) -> Path:
+    """Config and tokenizer of a model of this shape in ``path`` (created): ``--load-format dummy`` draws its
+    weights."""
+    path.mkdir(parents=True, exist_ok=True)
+    config = {"torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, **shape}
+    (path / "config.json").write_text(json.dumps(config, indent=2))
+    save_byte_tokenizer(path, words=ModelConfig.from_dir(path).vocab_size - NUM_BYTES - len(SPECIALS))
+    return path
 
 
 def save_random(path: Path, shape: Mapping[str, object], seed: int = 0) -> Path:
@@ -62,9 +106,7 @@ def save_random(path: Path, shape: Mapping[str, object], seed: int = 0) -> Path:
     matrices scaled so that activations neither fade nor blow up."""
     if (path / "model.safetensors").is_file():
         return path
-    path.mkdir(parents=True, exist_ok=True)
-    config = {"torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, **shape}
-    (path / "config.json").write_text(json.dumps(config, indent=2))
+    save_unfilled(path, shape)
     read = ModelConfig.from_dir(path)
     with torch.device("meta"):
         places = MODEL_CLASSES[read.architecture](read, torch.bfloat16).checkpoint_tensors()
@@ -78,7 +120,6 @@ def save_random(path: Path, shape: Mapping[str, object], seed: int = 0) -> Path:
         else:
             weights = torch.randn(place.shape, generator=generator) * place.shape[1] ** -0.5
             tensors[name] = weights.bfloat16()
-    save_byte_tokenizer(path, words=read.vocab_size - NUM_BYTES - len(SPECIALS))
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     return path
 

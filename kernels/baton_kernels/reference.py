@@ -1,6 +1,8 @@
-"""What the attention kernels must compute, written to be read: float64, one token and one head at a time."""
+"""What the kernels must compute, written to be read: float64, one token, one head, one row at a time."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -14,6 +16,16 @@ def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: Pa
     for token, (block, offset) in enumerate(places):
         pool[block, :, layer, 0, offset] = k[token]
         pool[block, :, layer, 1, offset] = v[token]
+
+
+def reference_turned(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x [T, heads, head_dim] normed (with a weight) and rotated, float64."""
+    out = x.double()
+    if weight is not None:
+        out = out / (out.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    half = x.shape[-1] // 2
+    swapped = torch.cat((out[..., half:], out[..., :half]), dim=-1)
+    return out * cos.double() + swapped * sin.double()
 
 
 def reference_attention(
@@ -58,3 +70,46 @@ def _read(pool: Tensor, layer: int, part: int, table: list[int], first: int, sto
     tokens = torch.arange(first, stop, device=pool.device)
     blocks = torch.tensor(table, device=pool.device)[tokens // block_size]
     return pool[:, :, layer, part][blocks, :, tokens % block_size].double()
+
+
+def reference_draw(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, fraction: float
+) -> tuple[int, float]:
+    """The token that ``fraction`` of the mass falls on in a row of ``logits`` [V], behind the filters.
+
+    Also how sure that is: the least relative change of a sum, or of a weight against ``min_p``, that would
+    make it another.
+    """
+    weights = torch.exp((logits.double() - logits.double().max()) / temperature)
+    ordered = weights.sort(descending=True).values[: top_k or None]
+    mass = ordered.cumsum(0)
+    margins = [math.inf]
+    least = float(ordered[-1]) if top_k else 0.0
+    if top_p < 1:
+        least = float(ordered[int((mass < top_p * mass[-1]).sum())])
+        margins.append(float((mass / mass[-1] - top_p).abs().min()))
+    if min_p > 0:
+        margins.append(float((weights / min_p - 1).abs().min()))
+    kept = torch.where(weights >= max(least, min_p), weights, 0.0).cumsum(0)
+    margins.append(float((kept / kept[-1] - fraction).abs().min()))
+    return int((kept <= fraction * kept[-1]).sum()), min(margins)
+
+
+def reference_adjust(
+    logits: list[float],
+    barred: list[int],
+    bias: dict[int, float],
+    outputs: dict[int, float],
+    repetition: float,
+    frequency: float,
+    presence: float,
+) -> list[float]:
+    """A row of logits after the rules about single tokens. ``outputs``: how often each was output."""
+    result = [-math.inf if token in barred else value for token, value in enumerate(logits)]
+    for token, value in bias.items():
+        result[token] += value
+    for token, count in outputs.items():
+        value = result[token]
+        value = value / repetition if value > 0 else value * repetition
+        result[token] = value - frequency * count - (presence if count else 0.0)
+    return result

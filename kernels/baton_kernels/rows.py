@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,3 +37,25 @@ def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float)
     if x is not None:
         residual += x
     return F.rms_norm(residual, weight.shape, weight.to(residual.dtype), eps).to(weight.dtype)
+
+
+def bar_tokens(logits: Tensor, rows: Tensor, words: Tensor) -> None:
+    """Sets what masks do not allow to -inf in ``logits`` [R, V] float32, in place.
+
+    ``words`` [r, W] int32: a bit for each token, those of 32 tokens in a word, the lowest first. The i-th
+    mask is for row ``rows[i]``, [r] int64.
+    """
+    if 32 * words.shape[1] < logits.shape[1]:
+        raise ValueError(f"masks of {32 * words.shape[1]} tokens for logits of {logits.shape[1]}")
+    if logits.device.type == "cuda":
+        from baton_kernels.cuda import logits as kernels
+
+        with torch.cuda.device(logits.get_device()):
+            kernels.bar_tokens(logits, rows, words)
+        return
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    barred = (words.view(torch.uint8)[:, :, None] >> bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
+    if rows.tolist() == list(range(len(logits))):
+        logits.masked_fill_(barred, -math.inf)
+    else:
+        logits[rows] = logits[rows].masked_fill_(barred, -math.inf)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from baton.engine.logits import LogitRules, Row, adjust, allowed_words
+from baton.engine.sampler import choose
+from baton.sampling_params import SamplingParams
 from baton_kernels import rows
-from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
+from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store, write_kv
+from baton_kernels.blocks import copy_blocks
 from baton_kernels.reference import reference_attention, reference_write_kv
+from baton_kernels.rotary import HeadNorm
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, moved
+from tests.support.sampling_cases import Rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -89,3 +96,81 @@ def test_rows(dtype: torch.dtype) -> None:
     torch.testing.assert_close(activated, rows.silu_mul(gate_up), **tolerance)
     torch.testing.assert_close(normed, rows.add_rms_norm(x, residual, weight, 1e-5), **tolerance)
     torch.testing.assert_close(kept.cpu(), residual)
+
+
+@pytest.mark.parametrize("vocab", [320, 32000, 128256, 151936])
+def test_draws(vocab: int) -> None:
+    drawn = Rows.random(vocab, 64, vocab)
+    expected = drawn.expected()
+    tokens = choose(drawn.logits.to(CUDA), drawn.params, drawn.positions)
+    assert tokens.device.type == "cuda"
+    sure = [at for at, token in enumerate(expected) if token is not None]
+    assert len(sure) > 45
+    assert [int(tokens[at]) for at in sure] == [expected[at] for at in sure]
+
+
+def test_rules_and_masks() -> None:
+    rng = random.Random(0)
+    vocab = 128256
+    logits = torch.randn(33, vocab)
+    chosen = []
+    for at in rng.sample(range(33), 20):
+        params = SamplingParams(
+            max_tokens=1,
+            logit_bias=tuple((token, rng.uniform(-9, 9)) for token in rng.sample(range(vocab), 1000)),
+            bad_word_ids=((5,), (77,)),
+            repetition_penalty=1.3,
+            frequency_penalty=0.2,
+            presence_penalty=0.4,
+        )
+        if at % 3 == 0:
+            params = replace(params, allowed_token_ids=tuple(rng.sample(range(vocab), 3000)))
+        tokens = [rng.randrange(vocab) for _ in range(2000)]
+        chosen.append((at, params, tokens))
+
+    def rules() -> list[Row]:
+        return [Row(at, LogitRules(p, tokens[:500], frozenset()), tokens) for at, p, tokens in chosen]
+
+    words = torch.from_numpy(allowed_words(torch.randperm(vocab)[:90000].numpy(), vocab))[None]
+    results = []
+    for device in ("cpu", "cuda"):
+        out = logits.to(device)
+        rows.bar_tokens(out, torch.tensor([4], device=device), words.to(device))
+        adjust(out, rules())
+        results.append(out.cpu())
+    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+def test_blocks_to_and_from_pinned_memory(to_host: bool) -> None:
+    pool = torch.randn(40, 2, 3, 2, 16, 64, device=CUDA).bfloat16()
+    slots = torch.randn(50, 2, 3, 2, 16, 64).bfloat16().pin_memory()
+    target, source = (slots, pool) if to_host else (pool, slots)
+    ids = torch.stack([torch.randperm(40)[:30], torch.randperm(40)[:30]])
+    expected = target.cpu().clone()
+    expected[ids[0]] = source.cpu()[ids[1]]
+    moved_ids = ids.to(CUDA)
+    copy_blocks(target, moved_ids[0], source, moved_ids[1])
+    torch.cuda.synchronize()
+    assert torch.equal(target.cpu(), expected)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_rotate_and_store(dtype: torch.dtype, normed: bool) -> None:
+    torch.manual_seed(0)
+    pool, batch = lay_out(Case(8, 2, 128, 64, None, (40, 3, 129), ((0, 5), (31, 64)), dtype))
+    tokens = batch.positions.numel()
+    qkv = torch.randn(tokens, 12, 128).to(dtype)
+    cos, sin = torch.randn(2, tokens, 1, 128)
+    weights = torch.randn(2, 128).to(dtype)
+    results = []
+    for device in (torch.device("cpu"), CUDA):
+        own, step = moved(pool.clone(), batch, device)
+        plan = AttentionPlan.build(step, own, {None})
+        norm = HeadNorm(*weights.to(device), 1e-5) if normed else None
+        angles = {"cos": cos.to(device), "sin": sin.to(device)}
+        q = rotate_and_store(own, 1, qkv.to(device), plan, **angles, norm=norm)
+        results.append((q.cpu(), own.cpu()))
+    tolerance = {"rtol": 4 * TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
+    torch.testing.assert_close(results[1], results[0], **tolerance)

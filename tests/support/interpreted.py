@@ -21,11 +21,14 @@ try:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    from baton_kernels.cuda import attention, decode, rows, shapes
+    from baton_kernels.cuda import attention, blocks, decode, logits, rotary, rows, sampling, shapes
 finally:
     del os.environ["TRITON_INTERPRET"]
 
-__all__ = ["attention", "decode", "rows", "shapes"]
+__all__ = ["attention", "blocks", "decode", "logits", "rotary", "rows", "sampling", "shapes"]
+
+
+sampling.TILE = 1024  # or the rows of small vocabularies would be one tile, and mostly nothing
 
 
 def _widened(handle: Any) -> Any:

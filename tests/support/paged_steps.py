@@ -69,3 +69,16 @@ def moved(pool: Tensor, batch: PagedBatch, device: torch.device) -> tuple[Tensor
     names = ("positions", "slot_blocks", "slot_offsets", "decode_tables", "decode_contexts")
     tensors = {name: getattr(batch, name).to(device) for name in names}
     return pool.to(device), replace(batch, chunks=chunks, **tensors)
+
+
+def spoil_unused(pool: Tensor, batch: PagedBatch, layer: int) -> Tensor:
+    """The pool with NaN wherever no token of the step's sequences is, and infinity in other layers."""
+    spoilt = torch.full_like(pool, torch.nan)
+    spoilt[:, :, torch.arange(pool.shape[2]) != layer] = torch.inf
+    size = pool.shape[4]
+    tables = [(batch.decode_tables[i], int(n)) for i, n in enumerate(batch.decode_contexts)]
+    for table, context in tables + [(chunk.table, chunk.context) for chunk in batch.chunks]:
+        tokens = torch.arange(context)
+        blocks, offsets = table[tokens // size], tokens % size
+        spoilt[blocks, :, layer, :, offsets] = pool[blocks, :, layer, :, offsets]
+    return spoilt

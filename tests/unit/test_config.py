@@ -169,6 +169,7 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         prefill_chunk=5,
         chunked_prefill=False,
         prefix_caching=False,
+        enforce_eager=True,
         scheduling_policy="priority",
         priority_aging=2.5,
         max_model_len=6,

@@ -8,11 +8,9 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from torch import Tensor
 
-from baton_kernels.paged import PagedBatch
 from baton_kernels.reference import reference_attention
-from tests.support.paged_steps import TOLERANCE, Case, lay_out
+from tests.support.paged_steps import TOLERANCE, Case, lay_out, spoil_unused
 
 if find_spec("triton") is None:
     pytest.skip("triton has no build for this machine", allow_module_level=True)
@@ -54,19 +52,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def spoil_unused(pool: Tensor, batch: PagedBatch, layer: int) -> Tensor:
-    """The pool with NaN wherever no token of the step's sequences is, and infinity in other layers."""
-    spoilt = torch.full_like(pool, torch.nan)
-    spoilt[:, :, torch.arange(pool.shape[2]) != layer] = torch.inf
-    size = pool.shape[4]
-    tables = [(batch.decode_tables[i], int(n)) for i, n in enumerate(batch.decode_contexts)]
-    for table, context in tables + [(chunk.table, chunk.context) for chunk in batch.chunks]:
-        tokens = torch.arange(context)
-        blocks, offsets = table[tokens // size], tokens % size
-        spoilt[blocks, :, layer, :, offsets] = pool[blocks, :, layer, :, offsets]
-    return spoilt
 
 
 def check(case: Case, device: shapes.Device = FEW) -> None:

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from baton_kernels import rows as entry
-from baton_kernels.reference import reference_write_kv
+from baton_kernels.attention import AttentionPlan, rotate_and_store
+from baton_kernels.reference import reference_turned, reference_write_kv
+from baton_kernels.rotary import HeadNorm
 from tests.support.paged_steps import Case, lay_out
 
 if find_spec("triton") is None:
@@ -16,7 +18,7 @@ if find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("tests/gpu runs them on the device", allow_module_level=True)
 
-from tests.support.interpreted import rows
+from tests.support.interpreted import rotary, rows
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -33,6 +35,56 @@ def test_keys_and_values_go_to_their_slots_and_nowhere_else(dtype: torch.dtype, 
     reference_write_kv(expected, 1, k, v, batch)
     rows.write_kv(pool, 1, k, v, batch)
     assert torch.equal(pool, expected)
+
+
+@DTYPES
+@pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (9, 1, 96), (2, 2, 20)])
+def test_heads_are_normed_rotated_and_stored(
+    heads: int, kv_heads: int, head_dim: int, normed: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    case = Case(heads, kv_heads, head_dim, 16, None, (40, 3, 129), ((0, 5), (31, 20)), dtype)
+    pool, batch = lay_out(case)
+    tokens = batch.positions.numel()
+    qkv = torch.randn(tokens, heads + 2 * kv_heads + 1, head_dim).to(dtype)[:, :-1]
+    cos, sin = torch.randn(2, tokens, 1, head_dim)
+    norm = None
+    if normed:
+        norm = HeadNorm(torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype), 1e-5)
+    q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+    expected_q = reference_turned(q, cos, sin, norm.q if norm else None, 1e-5)
+    expected_k = reference_turned(k, cos, sin, norm.k if norm else None, 1e-5)
+    expected = pool.double()
+    reference_write_kv(expected, 1, expected_k, v.double(), batch)
+
+    plan = AttentionPlan.build(batch, pool, {None})
+    by_torch = pool.clone()
+    out = rotate_and_store(by_torch, 1, qkv, plan, cos=cos, sin=sin, norm=norm)
+    by_triton = pool.clone()
+    for name, turned, stored in (
+        ("torch", out, by_torch),
+        ("triton", rotary.rotate_and_store(by_triton, 1, qkv, cos, sin, norm, batch), by_triton),
+    ):
+        assert turned.dtype == dtype, name
+        # torch rounds what is normed before it is rotated.
+        tolerance = TOLERANCE[dtype] * (4 if name == "torch" else 1)
+        close = {"rtol": tolerance, "atol": tolerance}
+        torch.testing.assert_close(turned.double(), expected_q, **close)
+        torch.testing.assert_close(stored.double(), expected, **close)
+    # Values are not touched, nor is any slot but the step's.
+    same = expected == pool.double()
+    assert torch.equal(by_triton[same], pool[same])
+    assert torch.equal(by_triton[:, :, :, 1], by_torch[:, :, :, 1])
+
+
+def test_heads_that_do_not_fit_are_refused() -> None:
+    pool, batch = lay_out(Case(4, 2, 64, 16, None, (3,), ()))
+    qkv, angles = torch.zeros(1, 8, 64), torch.zeros(1, 1, 64)
+    with pytest.raises(ValueError, match="heads of 32: allowed is an even size, and the pool's, 64"):
+        rotary.rotate_and_store(pool, 0, qkv[..., :32], angles, angles, None, batch)
+    with pytest.raises(ValueError, match=r"cos is .* torch.float64; allowed: .* float32"):
+        rotary.rotate_and_store(pool, 0, qkv, angles.double(), angles, None, batch)
 
 
 @DTYPES

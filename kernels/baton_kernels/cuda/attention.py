@@ -10,10 +10,11 @@ from torch import Tensor
 
 from baton_kernels.cuda.decode import DecodePlan, decode_attention
 from baton_kernels.cuda.prefill import PrefillPlan, prefill_attention
+from baton_kernels.cuda.rotary import rotate_and_store
 from baton_kernels.cuda.rows import write_kv
 from baton_kernels.cuda.shapes import Device, Shape
 from baton_kernels.paged import PagedBatch
-from baton_kernels.rotary import HeadNorm, normed_and_rotated
+from baton_kernels.rotary import HeadNorm
 
 PROGRAMS_PER_PROCESSOR = 2
 """Decoding programs for each multiprocessor: while one waits for its first keys, the other computes."""
@@ -68,10 +69,8 @@ class CudaPlan:
         sin: Tensor,
         norm: HeadNorm | None,
     ) -> Tensor:
-        kv_heads = pool.shape[1]
-        q, k, v = normed_and_rotated(qkv, qkv.shape[1] - 2 * kv_heads, kv_heads, cos, sin, norm)
-        self.write_kv(pool, layer, k, v)
-        return q
+        with torch.cuda.device(pool.get_device()):
+            return rotate_and_store(pool, layer, qkv, cos, sin, norm, self.batch)
 
     def attend(
         self,

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
 
 LARGEST_HEAD_DIM = 256
 LARGEST_GROUP = 64
 LEAST_ARCH = 80
 LEAST_ROWS = 16
 """A tensor core multiplies 16 rows at a time, so fewer are padded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Rows of queries, keys per tile, and what the compiler is told."""
-
-    rows: int
-    tile: int
-    warps: int
-    stages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +26,14 @@ class Device:
     """Its multiprocessors."""
     arch: int
     """Compute capability: 80 is an A100, 90 an H100 or H200."""
+    name: str = ""
+    """As its driver has it; empty: nothing was tuned on it."""
 
     @classmethod
     def of(cls, device: torch.device) -> Device:
         properties = torch.cuda.get_device_properties(device)
-        return cls(properties.multi_processor_count, properties.major * 10 + properties.minor)
+        arch = properties.major * 10 + properties.minor
+        return cls(properties.multi_processor_count, arch, properties.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +49,8 @@ class Shape:
     head_dim: int
     dtype: torch.dtype
     arch: int
+    tuned: Mapping[str, Tiling] = field(default_factory=dict)
+    """What goes before the tiles chosen here, by :meth:`name`."""
 
     def __post_init__(self) -> None:
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -67,7 +65,7 @@ class Shape:
         block_size, head_dim = pool.shape[-2:]
         if pool.stride()[-3:] != (block_size * head_dim, head_dim, 1):
             raise ValueError(f"the K and V of a block must lie behind each other, not {pool.stride()} apart")
-        return cls(block_size, head_dim, pool.dtype, device.arch)
+        return cls(block_size, head_dim, pool.dtype, device.arch, tilings_of(device.name))
 
     @property
     def dims(self) -> int:
@@ -90,20 +88,46 @@ class Shape:
         tile = 64 if self.dims <= 128 else 32
         return tile // 2 if self.exact else tile
 
+    def name(self, kernel: str, group: int, chosen: Tiling) -> str:
+        """Of a kernel for this shape, whose tiling is ``chosen`` where none is tuned."""
+        return (
+            f"{kernel} of {chosen.rows} rows, head_dim {self.head_dim}, group {group}, blocks of "
+            f"{self.block_size}, {str(self.dtype).removeprefix('torch.')}, arch {self.arch}"
+        )
+
     def decode(self, group: int) -> Tiling:
         """``group``: query heads for each KV head."""
+        chosen = self.untuned_decode(group)
+        tuned = self.tuned.get(self.name("decode", group, chosen), chosen)
+        if (tuned.rows, tuned.tile) != (chosen.rows, chosen.tile):  # the plan of a step is made for these
+            raise TuningError(
+                f"decode is tuned to {tuned.rows} rows and tiles of {tuned.tile}; allowed: {chosen.rows} and "
+                f"{chosen.tile}"
+            )
+        return tuned
+
+    def prefill(self, group: int, longest: int) -> Tiling:
+        """``longest``: queries of the longest chunk. Speculation sends chunks of a few."""
+        chosen = self.untuned_prefill(group, longest)
+        tuned = self.tuned.get(self.name("prefill", group, chosen), chosen)
+        if tuned.rows < group:
+            raise TuningError(f"prefill is tuned to {tuned.rows} rows; allowed: at least {group}, the group")
+        return tuned
+
+    def untuned_decode(self, group: int) -> Tiling:
         _check_group(group)
         rows = max(LEAST_ROWS, next_power_of_two(group))
         if self.exact:
             return Tiling(rows, self.decode_tile, warps=4 if self.dims <= 128 else 8, stages=3)
         return Tiling(rows, self.decode_tile, warps=4 if rows == LEAST_ROWS else 8, stages=5)
 
-    def prefill(self, group: int, longest: int) -> Tiling:
-        """``longest``: queries of the longest chunk. Speculation sends chunks of a few."""
+    def untuned_prefill(self, group: int, longest: int) -> Tiling:
         _check_group(group)
         if self.exact:
             rows = 64 if self.dims <= 64 or group > 32 else 32
-            return Tiling(rows, 32 if self.dims <= 64 else 16, warps=8, stages=3)
+            if self.dims <= 64:
+                return Tiling(rows, 32, warps=8, stages=3)
+            return Tiling(rows, 16, warps=8, stages=2)
         if longest * group <= LEAST_ROWS:
             return Tiling(LEAST_ROWS, self.decode_tile, warps=4 if self.dims <= 128 else 8, stages=5)
         # From 9.0 on the tensor cores read their operands from shared memory. Before, they take registers.

@@ -137,6 +137,14 @@ ChunkedPrefill = Annotated[
 PrefixCaching = Annotated[
     bool, typer.Option(help="Keep KV blocks for prompts that begin alike.", rich_help_panel=_MEMORY)
 ]
+EnforceEager = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager",
+        help="On CUDA, launch each kernel of a decode step by itself instead of replaying graphs.",
+        rich_help_panel=_MEMORY,
+    ),
+]
 SchedulingPolicy = Annotated[
     str,
     typer.Option(

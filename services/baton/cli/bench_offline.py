@@ -81,6 +81,7 @@ def _llm(config: WorkerConfig) -> LLM:
             prefill_chunk=config.prefill_chunk,
             chunked_prefill=config.chunked_prefill,
             prefix_caching=config.prefix_caching,
+            enforce_eager=config.enforce_eager,
             max_model_len=config.max_model_len,
             speculative_method=config.speculative_method,
             speculative_model=config.speculative_model,

@@ -62,6 +62,8 @@ class EngineConfig:
     num_speculative_tokens: int = 4
     speculative_ngram_min: int = 2
     speculative_ngram_max: int = 4
+    enforce_eager: bool = False
+    """On CUDA, launch every kernel of a decode step by itself: no graphs (``baton.engine.graphs``)."""
     num_threads: int | None = None
     """Threads of torch on the CPU, for the whole process; None: as torch chooses."""
 

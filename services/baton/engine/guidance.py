@@ -30,6 +30,7 @@ from baton.grammar.errors import GrammarError
 from baton.grammar.table import raise_error
 from baton.sampling_params import SamplingParams
 from baton.telemetry.grammar import MaskStats
+from baton_kernels.rows import bar_tokens
 
 Words = NDArray[np.int32]
 """A bit for each token, those of 32 tokens in a word, the lowest first; bytes are little endian."""
@@ -115,14 +116,8 @@ class StepMasks:
         """Bars what the grammars do not allow in ``logits`` ([R, V] float32, any device), in place."""
         if not self.rows:
             return
-        masks = torch.from_numpy(self.words.view(np.uint8)).to(logits.device)
-        bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
-        barred = (masks[:, :, None] >> bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
-        if len(self.rows) == len(logits):
-            logits.masked_fill_(barred, -math.inf)
-        else:
-            at = torch.tensor([row.at for row in self.rows], device=logits.device)
-            logits[at] = logits[at].masked_fill_(barred, -math.inf)
+        at = torch.tensor([row.at for row in self.rows], device=logits.device)
+        bar_tokens(logits, at, torch.from_numpy(self.words).to(logits.device))
 
     def find_conflicts(self, logits: Tensor) -> None:
         """Adds to ``errors`` the rows in which other rules have barred all that was left."""

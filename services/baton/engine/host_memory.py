@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.engine.break_even import BreakEven
 from baton.engine.host_tier import CopyPlan
+from baton_kernels.blocks import copy_blocks
 
 
 class HostMemory:
@@ -31,7 +32,8 @@ class HostMemory:
         self.restored_bytes = 0
 
     def carry_out(self, plan: CopyPlan) -> None:
-        """Makes all copies of a plan, adjacent ones in one go. They are over on return.
+        """Makes all copies of a plan: on CUDA in one launch for each direction, elsewhere adjacent ones in
+        one go. They are over on return.
 
         On CUDA they have a stream of their own and need not wait for a forward pass: none is using a block of
         the plan, as all had been given back, and what was written to them was complete by then.
@@ -40,16 +42,23 @@ class HostMemory:
             return
         began = time.perf_counter()
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            for slot, block, count in _runs(plan.saves.items()):
-                self._slots[slot : slot + count].copy_(self._pool[block : block + count], non_blocking=True)
-            for block, slot, count in _runs(plan.restores.items()):
-                self._pool[block : block + count].copy_(self._slots[slot : slot + count], non_blocking=True)
+            self._copy(self._slots, self._pool, plan.saves)
+            self._copy(self._pool, self._slots, plan.restores)
         if self._stream is not None:
             self._stream.synchronize()
         self._break_even.copied(len(plan.saves) + len(plan.restores), time.perf_counter() - began)
         block_bytes = self._pool[0].nbytes
         self.saved_bytes += len(plan.saves) * block_bytes
         self.restored_bytes += len(plan.restores) * block_bytes
+
+    def _copy(self, target: Tensor, source: Tensor, moves: Mapping[int, int]) -> None:
+        """``moves``: index in ``target`` -> index in ``source``."""
+        if self._stream is None:
+            for to, origin, count in _runs(moves.items()):
+                target[to : to + count].copy_(source[origin : origin + count])
+        elif moves:
+            ids = torch.tensor([list(moves), list(moves.values())], device=self._pool.device)
+            copy_blocks(target, ids[0], source, ids[1])
 
 
 def _runs(moves: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

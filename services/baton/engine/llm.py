@@ -72,6 +72,7 @@ class EngineOptions(TypedDict, total=False):
     num_speculative_tokens: int
     speculative_ngram_min: int
     speculative_ngram_max: int
+    enforce_eager: bool
     num_threads: int | None
 
 

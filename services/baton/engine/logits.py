@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.sampling_params import SamplingParams
+from baton_kernels.rows import bar_tokens
 
 Ids = NDArray[np.int64]
 
@@ -145,11 +146,76 @@ class Row(NamedTuple):
 
 def adjust(logits: Tensor, rows: Sequence[Row]) -> None:
     """Applies the rules of ``rows`` to ``logits`` ([R, V] float32, any device), in place."""
-    if rows:
+    if rows and logits.device.type == "cuda":
+        adjust_by_kernels(logits, rows)
+    elif rows:
         _keep_allowed(logits, [row for row in rows if len(row.rules.allowed)])
         _bar(logits, rows)
         _add_bias(logits, [row for row in rows if len(row.rules.biased)])
         _penalize(logits, [row for row in rows if row.rules.params.penalizes])
+
+
+class PackedRules(NamedTuple):
+    """The rules of some rows about single tokens, as ``baton_kernels.cuda.logits.adjust`` wants them."""
+
+    rows: Tensor
+    starts: Tensor
+    penalties: Tensor
+    ids: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> PackedRules:
+        """In one copy to the device."""
+        ids: list[Ids] = []
+        values: list[NDArray[np.float32]] = []
+        for row in rows:
+            barred, seen, outputs = row.rules.barred(row.token_ids), np.empty(0, np.int64), _NO_VALUES
+            if row.rules.params.penalizes:
+                seen, outputs = row.rules.counts(row.token_ids, row.num_drafts)
+            ids += [barred, row.rules.biased, seen]
+            values += [np.zeros(len(barred), np.float32), row.rules.bias, outputs]
+        starts = np.cumsum([0, *map(len, ids)])
+        params = [row.rules.params for row in rows]
+        penalties = np.array(
+            [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params], np.float32
+        )
+        parts = [
+            np.array([row.at for row in rows], np.int32),
+            starts.astype(np.int32),
+            penalties.T.ravel().view(np.int32),
+            np.concatenate(ids).astype(np.int32),
+            np.concatenate(values).view(np.int32),
+        ]
+        moved = torch.from_numpy(np.concatenate(parts)).to(device)
+        at, begin, factors, tokens, numbers = moved.split_with_sizes([len(part) for part in parts])
+        factors = factors.view(torch.float32).view(3, len(rows))
+        return cls(at, begin, factors, tokens, numbers.view(torch.float32))
+
+
+_NO_VALUES = np.empty(0, np.float32)
+
+
+def allowed_words(allowed: Ids, vocab: int) -> NDArray[np.int32]:
+    """A mask of ``allowed`` as ``baton_kernels.rows.bar_tokens`` takes it. [W]."""
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+    bits[allowed] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def adjust_by_kernels(logits: Tensor, rows: Sequence[Row]) -> None:
+    """As :func:`adjust`, for logits on CUDA: a launch for what allows few tokens only, one for all else."""
+    from baton_kernels.cuda import logits as kernels  # triton is only there where CUDA is
+
+    device = logits.device
+    few = [row for row in rows if len(row.rules.allowed)]
+    if few:
+        words = np.stack([allowed_words(row.rules.allowed, logits.shape[1]) for row in few])
+        bar_tokens(
+            logits, torch.tensor([row.at for row in few], device=device), torch.from_numpy(words).to(device)
+        )
+    with torch.cuda.device(logits.get_device()):  # triton launches on the current device
+        kernels.adjust(logits, *PackedRules.of(rows, device))
 
 
 def _keep_allowed(logits: Tensor, rows: Sequence[Row]) -> None:

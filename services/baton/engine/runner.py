@@ -22,6 +22,7 @@ from baton.engine.sequence import Sequence
 from baton.engine.verification import Drafted, Sampled, verify
 from baton.logprobs import Logprobs
 from baton.sampling_params import SamplingParams
+from baton_kernels.blocks import copy_blocks
 from baton_kernels.paged import Chunk, PagedBatch
 
 PROMPT_ROWS = 64
@@ -112,7 +113,7 @@ class ModelRunner:
         with torch.inference_mode():
             if inputs.copies is not None:
                 sources, targets = inputs.copies
-                self.pool.index_copy_(0, targets, self.pool.index_select(0, sources))
+                copy_blocks(self.pool, targets, self.pool, sources)
             hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
             result = StepResult(hidden=hidden if self.keeps_hidden else None)
             for prompt in inputs.prompts:
@@ -274,7 +275,8 @@ class ModelRunner:
         if not batch.copies:
             return None
         pairs = torch.tensor([(copy.source, copy.target) for copy in batch.copies], device=self.device)
-        return pairs[:, 0], pairs[:, 1]
+        sources, targets = pairs.T.contiguous()
+        return sources, targets
 
     def _blocks_seen(self, context: int) -> int:
         return -(-context // self.block_size)

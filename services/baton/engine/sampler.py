@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,19 +24,51 @@ from baton.sampling_params import SamplingParams
 
 
 def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
-    """The next token of each row of ``logits`` ([R, V] float32, any device), for R params and positions."""
+    """The next token of each row of ``logits`` ([R, V] float32, any device), for R params and positions. On
+    CUDA this changes the logits."""
+    tokens: list[int] = choose(logits, params, positions).tolist()
+    return tokens
+
+
+def choose(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+    """As :func:`sample`, [R] int64: on CUDA one launch, and nothing waits for it."""
+    if logits.device.type == "cuda":
+        return choose_by_kernel(logits, params, positions)
     drawn = [row for row, p in enumerate(params) if not p.greedy]
     if not drawn:
-        greedy: list[int] = logits.argmax(dim=-1).tolist()
-        return greedy
+        return logits.argmax(dim=-1)
     if len(drawn) == len(params):
-        tokens = _draw(logits, params, positions)
-    else:
-        tokens = logits.argmax(dim=-1)
-        rows = torch.tensor(drawn, device=logits.device)
-        tokens[rows] = _draw(logits[rows], [params[i] for i in drawn], [positions[i] for i in drawn])
-    result: list[int] = tokens.tolist()
-    return result
+        return _draw(logits, params, positions)
+    tokens = logits.argmax(dim=-1)
+    rows = torch.tensor(drawn, device=logits.device)
+    tokens[rows] = _draw(logits[rows], [params[i] for i in drawn], [positions[i] for i in drawn])
+    return tokens
+
+
+def choose_by_kernel(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
+    """As :func:`choose`, for logits on CUDA."""
+    from baton_kernels.cuda import sampling  # triton is only there where CUDA is
+
+    with torch.cuda.device(logits.get_device()):  # triton launches on the current device
+        return sampling.draw(logits, *packed(params, positions, logits.device))
+
+
+def packed(
+    params: Sequence[SamplingParams], positions: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Settings and seeds as ``baton_kernels.cuda.sampling.draw`` wants them, in one copy to the device."""
+    columns = np.empty((6, len(params)), np.int64)
+    settings: list[list[float]] = [
+        [0.0 if p.greedy else p.temperature for p in params],
+        [max(p.top_k, 0) for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+    ]
+    columns[:4] = np.array(settings, np.float64).view(np.int64)
+    seeds = [[value & 0xFFFFFFFFFFFFFFFF for value in row] for row in ([p.seed for p in params], positions)]
+    columns[4:] = np.array(seeds, np.uint64).view(np.int64)
+    moved = torch.from_numpy(columns).to(device)
+    return moved[:4].view(torch.float64), moved[4:]
 
 
 def filter_thresholds(scaled: Tensor, params: Sequence[SamplingParams]) -> Tensor | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from baton.engine.config import EngineConfig
+from baton.engine.graphs import CudaRecord, GraphedModel, graph_sizes
 from baton.engine.runner import Model, ModelRunner
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
@@ -44,6 +45,7 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
     most = config.limits(model.config.max_model_len).max_model_len
     plan = plan_drafter(config.speculation, _target(config, model, device))
     num_blocks = config.num_blocks
+    scratch = int(replays(config, device))
     if num_blocks is None:
         budget = config.kv_cache_bytes
         if budget is None and device.type == "cuda":
@@ -52,22 +54,30 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
         budget = CPU_KV_BYTES if budget is None else budget
         block_bytes = kv_block_bytes(model.config, config.block_size, model.dtype)
         block_bytes += plan.block_bytes if plan else 0
-        num_blocks = budget // block_bytes
+        num_blocks = budget // block_bytes - scratch
         if num_blocks < 1:
             raise ValueError(f"{budget} bytes are left for the KV cache; one block takes {block_bytes}")
     num_host_blocks = _host_blocks(config, kv_block_bytes(model.config, config.block_size, model.dtype))
-    pool = new_kv_pool(model.config, num_blocks, config.block_size, model.dtype, device)
+    whole = new_kv_pool(model.config, num_blocks + scratch, config.block_size, model.dtype, device)
     with_lengths = model.config.rope.kind == "dynamic"
-    runner = ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths)
+    runner = ModelRunner(model, whole[:num_blocks], config.block_size, device, with_lengths=with_lengths)
     room = min(num_blocks * config.block_size, most)
     for num_tokens in CUDA_WARM_UP if device.type == "cuda" else (2,):
         if num_tokens < room:
             warm_up(runner, num_tokens)
+    if scratch:
+        width = -(-room // config.block_size)
+        runner.model = GraphedModel(model, whole, graph_sizes(config.max_num_seqs), width, CudaRecord())
     speculator = None
     if plan is not None:
         drafter = plan.build(num_blocks)
         speculator = Speculator(drafter, config.num_speculative_tokens, model.config.vocab_size)
     return Built(runner, model.config, num_blocks, num_host_blocks, speculator)
+
+
+def replays(config: EngineConfig, device: torch.device) -> bool:
+    """Whether decode steps are replayed. It takes the pool a block of its own."""
+    return device.type == "cuda" and not config.enforce_eager
 
 
 def _target(config: EngineConfig, model: CausalLM, device: torch.device) -> Target:

@@ -54,6 +54,7 @@ class WorkerConfig:
     prefill_chunk: int = 256
     chunked_prefill: bool = True
     prefix_caching: bool = True
+    enforce_eager: bool = False
     scheduling_policy: SchedulingPolicy = "fcfs"
     priority_aging: float = 30.0  # seconds of waiting worth one level of priority
     max_model_len: int | None = None

@@ -108,6 +108,7 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         chunked_prefill=config.chunked_prefill,
         prefix_caching=config.prefix_caching,
         max_model_len=config.max_model_len,
+        enforce_eager=config.enforce_eager,
         priority_aging=config.priority_aging if config.scheduling_policy == "priority" else None,
         # What prefill computes ends with its first token: it has nothing to draft.
         speculative_method=config.speculative_method if config.role != "prefill" else "none",

@@ -1,0 +1,314 @@
+"""Every Triton kernel against its float64 reference, under triton's interpreter, over shapes that hold every
+pair of values of what a shape is made of.
+
+Import this before anything else imports triton.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.logits import LogitRules, PackedRules, Row, allowed_words
+from baton.sampling_params import SamplingParams
+from baton_kernels.reference import (
+    reference_adjust,
+    reference_attention,
+    reference_turned,
+    reference_write_kv,
+)
+from baton_kernels.rotary import HeadNorm
+from tests.support.covering import Choice, covering
+from tests.support.interpreted import attention, blocks, logits, rotary, rows, sampling, shapes
+from tests.support.paged_steps import TOLERANCE, Case, lay_out, spoil_unused
+from tests.support.sampling_cases import LEVELS as SAMPLING
+from tests.support.sampling_cases import Rows
+
+ROW_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+HEADS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "head_dim": (64, 96, 128, 256),
+        "group": (1, 2, 3, 4, 5, 7, 8, 16),
+        "kv_heads": (1, 2, 3),
+        "block_size": (16, 32, 64),
+        "dtype": DTYPES,
+    }
+)
+ATTENTION: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        **HEADS,
+        "lengths": ("ones", "short", "edges of blocks", "one long", "any"),
+        "rows": ("decode", "prompts", "both"),
+        "window": (None, 1, 17, 64, 1000, 5000),
+        "softcap": (None, 0.5, 20.0),
+        "processors": (1, 3, 40),
+        "arch": (80, 90),
+    }
+)
+ROTARY: Mapping[str, Sequence[object]] = MappingProxyType(
+    {**HEADS, "lengths": ("ones", "short", "any"), "normed": (False, True), "rows": ("decode", "both")}
+)
+LINES: Mapping[str, Sequence[object]] = MappingProxyType(
+    {"size": (1, 64, 1000, 1024, 4096, 5120), "dtype": DTYPES, "rows": (0, 1, 7), "spread": (0.1, 10.0)}
+)
+BLOCKS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "head_dim": (3, 64, 128),
+        "block_size": (1, 16, 64),
+        "layers": (1, 5),
+        "dtype": (*DTYPES, torch.uint8),
+        "count": (0, 1, 9),
+    }
+)
+RULES: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "vocab": (6, 300, 5000),
+        "barred": (0, 2, 300),
+        "biased": (0, 3, 200),
+        "prompt": (1, 700),
+        "outputs": (0, 5, 300),
+        "repetition": (1.0, 0.5, 1.3),
+        "frequency": (0.0, 0.25, -2.0),
+        "presence": (0.0, 1.5, -0.5),
+    }
+)
+MASKS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {"vocab": (1, 31, 32, 33, 4096, 9001), "rows": (1, 2, 7), "allowed": (0.0, 0.01, 0.5, 1.0)}
+)
+VOCABS = (7, 320, 4096, 9001)
+ROUNDS = 2
+"""How often the pairs are gone through, in other company each time."""
+
+
+class WrongError(Exception):
+    """A kernel and its reference differ."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One kernel's shapes."""
+
+    kernel: str
+    cases: int
+    worst: float
+    """The largest difference, as a share of what is tolerated."""
+    seconds: float
+
+
+def check_all(most: int | None = None) -> Iterator[Checked]:
+    """Checks each kernel on up to ``most`` shapes (None: all). WrongError names the kernel and the shape."""
+    by_kernel: dict[str, tuple[Callable[[Choice, int], float], Mapping[str, Sequence[object]]]] = {
+        "attention": (_attention, ATTENTION),
+        "rotate, store": (_rotary, ROTARY),
+        "KV write": (_write_kv, ROTARY),
+        "add, RMS norm": (_add_rms_norm, LINES),
+        "SiLU, mul": (_silu_mul, LINES),
+        "block copy": (_copy_blocks, BLOCKS),
+        "mask": (_bar_tokens, MASKS),
+        "rules": (_adjust, RULES),
+        "draw": (_draw, {"vocab": VOCABS, "round": (0, 1)}),
+    }
+    for kernel, (check, levels) in by_kernel.items():
+        began = time.monotonic()
+        worst, count = 0.0, 0
+        choices = [choice for seed in range(ROUNDS) for choice in covering(levels, seed)]
+        for seed, choice in enumerate(choices[:most]):
+            torch.manual_seed(seed)
+            share = check(choice, seed)
+            if not share <= 1:
+                raise WrongError(f"{kernel} differs by {share:.1f} times what is tolerated: {choice}")
+            worst, count = max(worst, share), count + 1
+        yield Checked(kernel, count, worst, time.monotonic() - began)
+
+
+def _share(out: Tensor, expected: Tensor, tolerance: float, relative: bool = True) -> float:
+    """The largest difference as a share of ``tolerance`` (if ``relative``, times 1 + the expected value)."""
+    if not out.numel():
+        return 0.0
+    out, expected = out.double(), expected.double()
+    same = out == expected  # infinities
+    allowed = tolerance * (1 + expected.abs()) if relative else torch.full_like(expected, tolerance)
+    shares = torch.where(same, 0.0, (out - expected).abs() / allowed)
+    return float(shares.nan_to_num(math.inf).max())
+
+
+def _case(choice: Choice, seed: int, longest: int = 4000, window: int | None = None) -> Case:
+    rng = random.Random(seed)
+    block: Any = choice["block_size"]
+
+    def length(most: int) -> int:
+        match choice["lengths"]:
+            case "ones":
+                return 1
+            case "short":
+                return rng.randint(1, min(most, 60))
+            case "edges of blocks":
+                return min(most, rng.randint(1, 6) * block + rng.choice([-1, 0, 1]))
+        return rng.randint(1, most)
+
+    decode = [length(longest) for _ in range(rng.randint(1, 5))]
+    chunks = [(length(longest - 90) - 1, length(90)) for _ in range(rng.randint(1, 3))]
+    if choice["lengths"] == "one long":
+        decode = [longest, *(rng.randint(1, 60) for _ in decode)]
+        chunks = [(longest - 90, 90), *((rng.randint(0, 60), length(40)) for _ in chunks)]
+    kv_heads: Any = choice["kv_heads"]
+    group: Any = choice["group"]
+    return Case(
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=choice["head_dim"],  # type: ignore[arg-type]
+        block_size=block,
+        window=window,
+        decode=() if choice["rows"] == "prompts" else tuple(decode),
+        chunks=() if choice["rows"] == "decode" else tuple(chunks),
+        dtype=choice["dtype"],  # type: ignore[arg-type]
+        softcap=choice.get("softcap"),  # type: ignore[arg-type]
+    )
+
+
+def _attention(choice: Choice, seed: int) -> float:
+    window: Any = choice["window"]
+    case = _case(choice, seed, window=window)
+    pool, batch = lay_out(case)
+    device = shapes.Device(choice["processors"], choice["arch"])  # type: ignore[arg-type]
+    q = torch.randn(batch.positions.numel(), case.heads, case.head_dim).to(case.dtype)
+    plan = attention.CudaPlan.build(batch, pool, {window}, device)
+    how: dict[str, Any] = {"scale": 2 * case.head_dim**-0.5, "window": window, "softcap": case.softcap}
+    out = plan.attend(spoil_unused(pool, batch, 1), 1, q, **how)
+    expected = reference_attention(pool, 1, q, batch, **how)
+    return _share(out, expected, TOLERANCE[case.dtype], relative=False)
+
+
+def _rotary(choice: Choice, seed: int) -> float:
+    case = _case(choice, seed, longest=200)
+    pool, batch = lay_out(case)
+    tokens = batch.positions.numel()
+    qkv = torch.randn(tokens, case.heads + 2 * case.kv_heads, case.head_dim).to(case.dtype)
+    cos, sin = torch.randn(2, tokens, 1, case.head_dim)
+    of_q, of_k = torch.randn(2, case.head_dim).to(case.dtype)
+    norm = HeadNorm(q=of_q, k=of_k, eps=1e-5) if choice["normed"] else None
+    q, k, v = torch.split(qkv, [case.heads, case.kv_heads, case.kv_heads], dim=1)
+    expected = pool.double()
+    turned_k = reference_turned(k, cos, sin, norm.k if norm else None, 1e-5)
+    reference_write_kv(expected, 1, turned_k, v.double(), batch)
+    out = rotary.rotate_and_store(pool, 1, qkv, cos, sin, norm, batch)
+    turned_q = reference_turned(q, cos, sin, norm.q if norm else None, 1e-5)
+    tolerance = ROW_TOLERANCE[case.dtype]
+    return max(_share(out, turned_q, tolerance), _share(pool, expected, tolerance))
+
+
+def _write_kv(choice: Choice, seed: int) -> float:
+    case = _case(choice, seed, longest=200)
+    pool, batch = lay_out(case)
+    k, v = torch.randn(2, batch.positions.numel(), case.kv_heads, case.head_dim).to(case.dtype)
+    expected = pool.clone()
+    reference_write_kv(expected, 1, k, v, batch)
+    rows.write_kv(pool, 1, k, v, batch)
+    return 0.0 if torch.equal(pool, expected) else math.inf
+
+
+def _lines(choice: Choice, width: int) -> Tensor:
+    number: Any = choice["rows"]
+    spread: Any = choice["spread"]
+    dtype: Any = choice["dtype"]
+    return (spread * torch.randn(number, width)).to(dtype)
+
+
+def _add_rms_norm(choice: Choice, seed: int) -> float:
+    size: Any = choice["size"]
+    x = _lines(choice, size)
+    weight, residual = torch.randn(size).to(x.dtype), torch.randn(x.shape)
+    added = x.double() + residual.double()
+    expected = added / (added.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    out = rows.add_rms_norm(x, residual, weight, 1e-5)
+    return max(_share(out, expected, ROW_TOLERANCE[x.dtype]), _share(residual, added, 1e-6))
+
+
+def _silu_mul(choice: Choice, seed: int) -> float:
+    size: Any = choice["size"]
+    gate_up = _lines(choice, 2 * size)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    return _share(rows.silu_mul(gate_up), gate / (1 + torch.exp(-gate)) * up, ROW_TOLERANCE[gate_up.dtype])
+
+
+def _copy_blocks(choice: Choice, seed: int) -> float:
+    shape: Any = (2, choice["layers"], 2, choice["block_size"], choice["head_dim"])
+    dtype: Any = choice["dtype"]
+    count: Any = choice["count"]
+    pool, slots = torch.randint(0, 255, (2, 12, *shape)).to(dtype)
+    targets, sources = torch.randperm(12)[:count], torch.randperm(12)[:count]
+    expected = pool.clone()
+    expected[targets] = slots[sources]
+    blocks.copy_blocks(pool, targets, slots, sources)
+    return 0.0 if torch.equal(pool, expected) else math.inf
+
+
+def _bar_tokens(choice: Choice, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    vocab: Any = choice["vocab"]
+    number: Any = choice["rows"]
+    out = torch.randn(7, vocab)
+    expected = out.clone()
+    chosen = torch.randperm(7)[:number]
+    masks = [np.flatnonzero(rng.random(vocab) < choice["allowed"]) for _ in chosen]
+    for row, ids in zip(chosen.tolist(), masks, strict=True):
+        expected[row, np.setdiff1d(np.arange(vocab), ids)] = -math.inf
+    words = np.stack([allowed_words(ids, vocab) for ids in masks])
+    logits.bar_tokens(out, chosen, torch.from_numpy(words))
+    return 0.0 if torch.equal(out, expected) else math.inf
+
+
+def _adjust(choice: Choice, seed: int) -> float:
+    rng = random.Random(seed)
+    number: Any = {name: choice[name] for name in choice}
+    vocab = number["vocab"]
+    biased = rng.sample(range(vocab), min(vocab, number["biased"]))
+    params = SamplingParams(
+        max_tokens=1,
+        bad_word_ids=tuple((rng.randrange(vocab),) for _ in range(number["barred"])),
+        logit_bias=tuple((token, rng.uniform(-100, 100)) for token in biased),
+        repetition_penalty=number["repetition"],
+        presence_penalty=number["presence"],
+        frequency_penalty=number["frequency"],
+    )
+    prompt, outputs = ([rng.randrange(vocab) for _ in range(number[part])] for part in ("prompt", "outputs"))
+    seen = {token: float(outputs.count(token)) for token in outputs}
+    if params.repetition_penalty != 1:
+        seen = dict.fromkeys(prompt, 0.0) | seen
+    out = 5 * torch.randn(3, vocab)
+    expected = out.double()
+    expected[1] = torch.tensor(
+        reference_adjust(
+            out[1].tolist(),
+            [run[0] for run in params.bad_word_ids],
+            dict(params.logit_bias),
+            seen if params.penalizes else {},
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+        ),
+        dtype=torch.float64,
+    )
+    rules = LogitRules(params, prompt, frozenset({0}))
+    logits.adjust(out, *PackedRules.of([Row(1, rules, prompt + outputs)], out.device))
+    return _share(out, expected, 1e-5)
+
+
+def _draw(choice: Choice, seed: int) -> float:
+    vocab: Any = choice["vocab"]
+    drawn = Rows.of(covering(SAMPLING, seed), vocab, seed)
+    tokens = sampling.draw(drawn.logits.clone(), *drawn.packed).tolist()
+    expected = drawn.expected()
+    sure = [at for at, token in enumerate(expected) if token is not None]
+    agree = [tokens[at] for at in sure] == [expected[at] for at in sure]
+    return 0.0 if agree and len(sure) > 0.7 * len(tokens) else math.inf

@@ -1,0 +1,124 @@
+"""Which tile sizes are best on this device: ``python -m loadtest.kernels --tune``.
+
+Each shape is measured with what is chosen without tuning and with every candidate. One counts if its result
+is that of the other tile sizes, and is kept if it is faster by more than measuring errs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from baton_kernels.cuda.tuned import Tiling
+from tests.support.paged_steps import Case, lay_out, moved
+
+GAIN = 0.02
+"""A candidate must save this share of the time."""
+HEADS = ((64, 8), (128, 4), (128, 8), (256, 2))
+"""Head size and group of common models. Every one takes a minute or two, most of it the compiler's."""
+BLOCK_SIZES = (64,)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A shape to tune: its step, and the name that its tile sizes go by."""
+
+    kernel: str
+    name: str
+    case: Case
+    chosen: Tiling
+
+
+def subjects(arch: int, dtype: torch.dtype) -> Iterator[Subject]:
+    from baton_kernels.cuda.shapes import Shape
+
+    for (head_dim, group), block in product(HEADS, BLOCK_SIZES):
+        shape = Shape(block, head_dim, dtype, arch)
+        case = Case(8 * group, 8, head_dim, block, None, (), (), dtype)
+        chosen = shape.untuned_decode(group)
+        decode = replace(case, decode=(2048,) * 32)
+        yield Subject("decode", shape.name("decode", group, chosen), decode, chosen)
+        for chunks in (((0, 2048),) * 4, ((4000, 4),) * 16):
+            chosen = shape.untuned_prefill(group, chunks[0][1])
+            step = replace(case, chunks=chunks)
+            yield Subject("prefill", shape.name("prefill", group, chosen), step, chosen)
+
+
+def candidates(subject: Subject) -> Iterator[Tiling]:
+    """Other tile sizes to try. A plan fixes those of decode, so only warps and stages are left there."""
+    if subject.kernel == "decode":
+        for warps, stages in product((4, 8), (2, 3, 4, 5, 6, 7)):
+            yield replace(subject.chosen, warps=warps, stages=stages)
+        return
+    group = subject.case.heads // subject.case.kv_heads
+    rows = (16, 32) if subject.chosen.rows == 16 else (64, 128)
+    for some_rows, tile, warps, stages in product(rows, (32, 64, 128), (4, 8), (2, 3, 5)):
+        if some_rows >= group:
+            yield Tiling(some_rows, tile, warps, stages)
+
+
+def best(
+    chosen: Tiling, others: Iterable[Tiling], seconds: Callable[[Tiling], float | None]
+) -> Tiling | None:
+    """The fastest of ``others`` if it is faster than ``chosen`` by ``GAIN``. ``seconds`` is None for what
+    does not fit or gives another result."""
+    limit = seconds(chosen)
+    if limit is None:
+        raise RuntimeError(f"the tile sizes chosen without tuning do not work: {chosen}")
+    limit *= 1 - GAIN
+    found = None
+    for other in others:
+        taken = None if other == chosen else seconds(other)
+        if taken is not None and taken < limit:
+            limit, found = taken, other
+    return found
+
+
+def tune(
+    device: torch.device, dtype: torch.dtype, measure: Callable[[Callable[[], object]], float]
+) -> Mapping[str, Tiling]:
+    """Shape -> its best tile sizes, of those that are not the chosen ones. ``measure``: seconds of a call."""
+    from baton_kernels.cuda.shapes import Device
+
+    found: dict[str, Tiling] = {}
+    for subject in subjects(Device.of(device).arch, dtype):
+        tiling = best(subject.chosen, candidates(subject), _timer(subject, device, measure))
+        if tiling is not None:
+            found[subject.name] = tiling
+            print(f"{subject.name}: {tiling} instead of {subject.chosen}", flush=True)
+    return found
+
+
+def _timer(
+    subject: Subject, device: torch.device, measure: Callable[[Callable[[], object]], float]
+) -> Callable[[Tiling], float | None]:
+    from triton.runtime.errors import OutOfResources
+
+    from baton_kernels.cuda.attention import CudaPlan
+
+    case = subject.case
+    pool, batch = moved(*lay_out(case, layers=1), device)
+    q = torch.randn(batch.positions.numel(), case.heads, case.head_dim, device=device).to(case.dtype)
+    plan = CudaPlan.build(batch, pool, {None})
+    expected: list[Tensor] = []
+
+    def seconds(tiling: Tiling) -> float | None:
+        own = replace(plan, shape=replace(plan.shape, tuned={subject.name: tiling}))
+
+        def run() -> Tensor:
+            return own.attend(pool, 0, q, scale=case.head_dim**-0.5, window=None, softcap=None)
+
+        try:
+            out = run()
+        except OutOfResources:
+            return None
+        if not expected:
+            expected.append(out)
+        same = torch.allclose(out.float(), expected[0].float(), rtol=2e-2, atol=2e-2)
+        return measure(run) if same else None
+
+    return seconds
