@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.connector.identity import new_incarnation
 from baton.connector.liveness import TEMPO, Tempo
+from baton.connector.memory import PoolMemory
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.wiring import Wiring
@@ -28,7 +29,6 @@ from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
-from baton.worker.memory import PoolMemory
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
 from baton_kernels.paged import PagedBatch

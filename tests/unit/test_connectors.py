@@ -29,10 +29,10 @@ from baton.connector import choice
 from baton.connector.door import dial
 from baton.connector.group import MAGIC as GROUP_MAGIC
 from baton.connector.group import GroupConnector
+from baton.connector.memory import PoolMemory
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector, DeviceView, Link, PageMemory, TransferError
-from baton.worker.memory import PoolMemory
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 
 FILES = Path("/proc/self/fd")

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from baton import hub, logs, options
 from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
+from baton.connector.memory import PoolMemory, pinned
 from baton.connector.staging import Staging, heap
 from baton.connector.transport import Connector
 from baton.connector.wiring import Wiring
@@ -39,7 +40,6 @@ from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
-from baton.worker.memory import PoolMemory, pinned
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
 from baton_kernels.paged import LAYOUT

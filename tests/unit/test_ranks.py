@@ -1,0 +1,239 @@
+"""Links between workers of several ranks: each byte in its place, once, whatever the ranks on either side; and a
+bundle of connections keeps what one of them promises."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from baton.connector.ranks.share import MAX_RANKS, Share, objection, ties
+from baton.connector.transport import TransferError
+from tests.support.links import until, within
+from tests.support.rank_process import RankProcesses, rank_processes
+from tests.support.ranks import Linked, Side, cut, in_place, link, random_kv, shares, side, tokens
+
+LAYERS, BLOCKS = 4, 24
+KINDS = (
+    "tcp",
+    pytest.param(
+        "ucx",
+        marks=pytest.mark.skipif(
+            importlib.util.find_spec("ucxx") is None,
+            reason="NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')",
+        ),
+    ),
+    "gloo",
+)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Ranks of either side, and how many KV heads there are."""
+
+    prefill: int
+    decode: int
+    heads: int = 4
+    prefill_stages: int = 1
+    decode_stages: int = 1
+    prefill_block: int = 8
+    decode_block: int = 8
+
+    def __str__(self) -> str:
+        return (
+            f"tp{self.prefill}pp{self.prefill_stages}b{self.prefill_block}-"
+            f"tp{self.decode}pp{self.decode_stages}b{self.decode_block}-{self.heads}heads"
+        )
+
+
+TP = [
+    Pairing(1, 2),
+    Pairing(2, 1),
+    Pairing(2, 2),
+    Pairing(2, 4),
+    Pairing(4, 2),
+    Pairing(2, 4, heads=2),
+    Pairing(4, 1, heads=2),
+    Pairing(4, 4, heads=2),
+    Pairing(1, 2, heads=1),
+]
+OTHERS = [
+    Pairing(1, 1),
+    Pairing(4, 2, prefill_block=16),
+    Pairing(1, 2, decode_block=16),
+    Pairing(1, 1, prefill_stages=2),
+    Pairing(2, 1, decode_stages=2),
+    Pairing(2, 2, prefill_stages=2, decode_stages=4),
+    Pairing(2, 1, heads=2, prefill_stages=2, decode_block=16),
+]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def starter() -> Iterator[RankProcesses]:
+    with rank_processes() as processes:
+        yield processes
+
+
+@pytest.fixture(params=["here", "processes"])
+def place(
+    request: pytest.FixtureRequest, starter: RankProcesses, tmp_path: Path
+) -> tuple[RankProcesses, Path] | None:
+    """Where the ranks but the first of either side live."""
+    return (starter, tmp_path) if request.param == "processes" else None
+
+
+@dataclass
+class Both:
+    """Two workers and their link. The source is ``kv``; the target is empty."""
+
+    prefill: Side
+    decode: Side
+    link: Linked
+    kv: Tensor
+    wire: int
+
+    def expected(self, moved: dict[int, int]) -> list[Tensor]:
+        """What decode's pools hold once these wire blocks (source → target) were moved, by a plain copy."""
+        whole = torch.zeros(BLOCKS * 16 // self._decode_block, *self.kv.shape[1:4], self._decode_block, 4)
+        whole = whole.bfloat16()
+        view, source = whole_tokens(whole), tokens(self.kv)
+        for here, there in moved.items():
+            from_, to = (slice(b * self.wire, (b + 1) * self.wire) for b in (here, there))
+            view[..., to, :] = source[..., from_, :]
+        back = view.unflatten(3, (-1, self._decode_block)).permute(3, 0, 1, 2, 4, 5)
+        return [cut(back, share).contiguous() for share in self.decode.ranks.shares]
+
+    @property
+    def _decode_block(self) -> int:
+        return self.decode.pools[0].shape[4]
+
+    def check(self, moved: dict[int, int]) -> None:
+        for number, (pool, wanted) in enumerate(zip(self.decode.pools, self.expected(moved), strict=True)):
+            assert torch.equal(pool, wanted), f"decode's rank {number}"
+
+    async def move(self, messages: list[tuple[list[int], list[int]]], first_tag: int = 1) -> None:
+        """(source, target) blocks of each message, all at once."""
+        receiver, sender = self.link.receiver, self.link.sender
+        posted = [
+            receiver.post_receive(tag, target) for tag, (_, target) in enumerate(messages, start=first_tag)
+        ]
+        await in_place(receiver)
+        sent = [sender.send(tag, source) for tag, (source, _) in enumerate(messages, start=first_tag)]
+        await within(asyncio.gather(*posted, *sent))  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        await self.link.close()
+        await self.prefill.close()
+        await self.decode.close()
+
+
+def whole_tokens(kv: Tensor) -> Tensor:
+    return tokens(kv).clone()
+
+
+async def both(kind: str, pairing: Pairing, place: tuple[RankProcesses, Path] | None = None) -> Both:
+    kv = random_kv(BLOCKS * 16 // pairing.prefill_block, pairing.heads, LAYERS, pairing.prefill_block)
+    room = (BLOCKS * 16 // pairing.decode_block, pairing.heads, LAYERS, 2, pairing.decode_block, 4)
+    held = (
+        shares(pairing.prefill, pairing.heads, LAYERS, pairing.prefill_stages),
+        shares(pairing.decode, pairing.heads, LAYERS, pairing.decode_stages),
+    )
+    prefill = await side(kind, kv, held[0], listens=False, processes=place)
+    decode = await side(kind, torch.zeros(room).bfloat16(), held[1], listens=True, processes=place)
+    wire = min(pairing.prefill_block, pairing.decode_block)
+    return Both(prefill, decode, await link(kind, prefill, decode, wire), kv, wire)
+
+
+class TestWhoSendsWhat:
+    @given(
+        st.sampled_from([1, 2, 4, 8]),
+        st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4)),
+        st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4)),
+    )
+    def test_every_rank_gets_what_it_holds_exactly_once(
+        self, heads: int, prefill: tuple[int, int], decode: tuple[int, int]
+    ) -> None:
+        sources, targets = (shares(tp, heads, LAYERS, pp) for tp, pp in (prefill, decode))
+        for held in (sources, targets):
+            assert objection(held, heads, LAYERS) is None
+        gets: dict[int, Counter[tuple[int, int]]] = {number: Counter() for number in range(len(targets))}
+        for tie in ties(sources, targets):
+            assert tie.share.within(sources[tie.prefill])
+            gets[tie.decode].update((h, layer) for h in tie.share.heads for layer in tie.share.layers)
+        for number, share in enumerate(targets):
+            assert gets[number] == Counter((h, layer) for h in share.heads for layer in share.layers)
+
+    def test_replicas_take_turns(self) -> None:
+        one = Share(range(1), range(LAYERS))
+        assert [tie.prefill for tie in ties([one] * 4, [one] * 4)] == [0, 1, 2, 3]
+        assert [tie.prefill for tie in ties([one] * 2, [one] * 4)] == [0, 1, 0, 1]
+
+    def test_one_rank_each_is_one_connection_with_everything(self) -> None:
+        [tie] = ties(shares(1, 4, LAYERS), shares(1, 4, LAYERS))
+        assert tie.share == Share(range(4), range(LAYERS))
+
+    @pytest.mark.parametrize(
+        ("held", "words"),
+        [
+            ([], "0 ranks: 1 to 256 are allowed"),
+            ([Share(range(4), range(4))] * (MAX_RANKS + 1), "257 ranks"),
+            ([Share(range(2), range(4))], "together do not hold"),
+            ([Share(range(3), range(4)), Share(range(2, 4), range(4))], "equal or have nothing in common"),
+            ([Share(range(4), range(4)), Share(range(2), range(4))], "equal or have nothing in common"),
+            ([Share(range(5), range(4))], "a rank holds heads 0 to 4 of layers 0 to 3"),
+            ([Share(range(4), range(1, 5))], "a rank holds"),
+            ([Share(range(4), range(0))], "a rank holds"),
+            ([Share(range(3, -1, -1), range(4))], "a rank holds"),
+        ],
+    )
+    def test_shares_that_cannot_be(self, held: list[Share], words: str) -> None:
+        reason = objection(held, 4, 4)
+        assert reason is not None
+        assert words in reason
+
+
+class TestBytes:
+    MESSAGES = [([0, 1, 2], [5, 6, 7]), ([9], [0]), ([4, 12, 13, 3], [11, 1, 9, 10])]
+    MOVED = {here: there for sent, landed in MESSAGES for here, there in zip(sent, landed, strict=True)}
+
+    @pytest.mark.parametrize("pairing", TP, ids=str)
+    async def test_each_byte_is_in_its_place_and_nothing_else_is(self, kind: str, pairing: Pairing) -> None:
+        await self.check(await both(kind, pairing))
+
+    @pytest.mark.parametrize("pairing", OTHERS, ids=str)
+    async def test_block_sizes_and_layers_may_differ_too(self, pairing: Pairing) -> None:
+        await self.check(await both("tcp", pairing))
+
+    @pytest.mark.parametrize("pairing", [TP[0], TP[4], TP[5], OTHERS[5]], ids=str)
+    async def test_from_process_to_process(
+        self, kind: str, pairing: Pairing, starter: RankProcesses, tmp_path: Path
+    ) -> None:
+        await self.check(await both(kind, pairing, (starter, tmp_path)))
+
+    async def check(self, both: Both) -> None:
+        await both.move(self.MESSAGES)
+        both.check(self.MOVED)
+        for sent, landed in self.MESSAGES:
+            ends = both.link.sender.checksum(sent), both.link.receiver.checksum(landed)
+            assert len(set(await asyncio.gather(*ends))) == 1
+        [sent, landed] = self.MESSAGES[0]
+        assert await both.link.receiver.checksum(landed) != await both.link.receiver.checksum(landed[::-1])
+        assert both.link.receiver.block_bytes == both.link.sender.block_bytes
+        assert both.link.lost == []
+        await both.close()
+        assert both.link.lost == []
