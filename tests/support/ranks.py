@@ -14,9 +14,9 @@ from torch import Tensor
 
 from baton.connector import choice
 from baton.connector.memory import PoolMemory
-from baton.connector.ranks.links import Ranks, Strand
-from baton.connector.ranks.rank import DataLink, LocalRank, Rank
-from baton.connector.ranks.remote import RemoteRank
+from baton.connector.ranks.end import DataLink, LocalEnd, RankEnd
+from baton.connector.ranks.ends import Ends, Strand
+from baton.connector.ranks.remote import RemoteEnd
 from baton.connector.ranks.share import Share, ties
 from baton.connector.staging import Staging
 from baton.connector.transport import KVMemory
@@ -54,9 +54,9 @@ def tokens(kv: Tensor) -> Tensor:
 class Side:
     """One worker's ranks with their pools, which are parts of one model's KV."""
 
-    ranks: Ranks
+    ranks: Ends
     pools: list[Tensor]
-    members: list[Rank]
+    members: list[RankEnd]
     pids: list[int] = field(default_factory=list)
     """Of ranks 1 and on, if they are processes."""
     addresses: Sequence[str] = ()
@@ -80,7 +80,7 @@ async def side(
     """``kv``: what the pools hold together. ``processes``: where the ranks but the first live, and a folder
     for their pools; all are in this process otherwise."""
     pools: list[Tensor] = []
-    members: list[Rank] = []
+    members: list[RankEnd] = []
     pids: list[int] = []
     for number, share in enumerate(held):
         part = cut(kv, share).contiguous()
@@ -89,7 +89,7 @@ async def side(
                 connector, on_cuda=False, host="127.0.0.1", on_crash=on_crash, staging=Staging()
             )
             pools.append(part)
-            members.append(LocalRank(connectors, PoolMemory(part), share))
+            members.append(LocalEnd(connectors, PoolMemory(part), share))
             continue
         starter, folder = processes
         path = folder / f"pool-{os.urandom(8).hex()}"
@@ -99,11 +99,11 @@ async def side(
         pids.append(starter.start(theirs, path, part.shape, share))
         token_bytes = 2 * HEAD_DIM * part.itemsize
         members.append(
-            await RemoteRank.meet(
+            await RemoteEnd.meet(
                 ours, share, token_bytes, connector=connector, host="127.0.0.1", on_crash=on_crash
             )
         )
-    made = Side(Ranks(members), pools, members, pids)
+    made = Side(Ends(members), pools, members, pids)
     if listens:
         made.addresses = (await made.ranks.listen("127.0.0.1", 0))[connector]
     return made

@@ -1,14 +1,18 @@
-"""Links between workers of several ranks: each byte in its place, once, whatever the ranks on either side; and a
-bundle of connections keeps what one of them promises."""
+"""Links between workers of several ranks: each byte in its place, once, whatever the ranks on either side.
+And what becomes of the whole when a part is cancelled or lost."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import signal
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,10 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from baton.connector.ranks.share import MAX_RANKS, Share, objection, ties
+from baton.connector.ranks.ends import Strand
+from baton.connector.ranks.remote import EndMissingError, RemoteEnd
+from baton.connector.ranks.share import MAX_RANKS, Share, Tie, objection, ties
 from baton.connector.transport import TransferError
-from tests.support.links import until, within
-from tests.support.rank_process import RankProcesses, rank_processes
+from tests.support.links import WAIT_S, until, within
+from tests.support.rank_process import RankProcesses, mapped, rank_processes
 from tests.support.ranks import Linked, Side, cut, in_place, link, random_kv, shares, side, tokens
 
 LAYERS, BLOCKS = 4, 24
@@ -208,8 +214,10 @@ class TestWhoSendsWhat:
 
 
 class TestBytes:
-    MESSAGES = [([0, 1, 2], [5, 6, 7]), ([9], [0]), ([4, 12, 13, 3], [11, 1, 9, 10])]
-    MOVED = {here: there for sent, landed in MESSAGES for here, there in zip(sent, landed, strict=True)}
+    MESSAGES: ClassVar = [([0, 1, 2], [5, 6, 7]), ([9], [0]), ([4, 12, 13, 3], [11, 1, 9, 10])]
+    MOVED: ClassVar = {
+        here: there for sent, landed in MESSAGES for here, there in zip(sent, landed, strict=True)
+    }
 
     @pytest.mark.parametrize("pairing", TP, ids=str)
     async def test_each_byte_is_in_its_place_and_nothing_else_is(self, kind: str, pairing: Pairing) -> None:
@@ -237,3 +245,191 @@ class TestBytes:
         assert both.link.lost == []
         await both.close()
         assert both.link.lost == []
+
+
+SENT, LANDED = list(range(8)), list(range(16, 24))
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+async def over(*transfers: Awaitable[None]) -> list[bool]:
+    """Which of them went well."""
+    async with asyncio.timeout(WAIT_S):
+        return [outcome is None for outcome in await asyncio.gather(*transfers, return_exceptions=True)]
+
+
+class TestCancel:
+    """In every phase. What a rank of another process does about it is known when the receive is over."""
+
+    async def test_before_anything_was_sent(
+        self, kind: str, place: tuple[RankProcesses, Path] | None
+    ) -> None:
+        pair = await both(kind, Pairing(2, 2), place)
+        receiver, sender = pair.link.receiver, pair.link.sender
+        cancelled = receiver.post_receive(1, LANDED)
+        await in_place(receiver)
+        assert receiver.cancel_receive(1) == (place is None)
+        assert await over(cancelled) == [False]
+        assert not receiver.cancel_receive(1)
+        # Prefill had not heard of it.
+        late = sender.send(1, SENT)
+        await pair.move([([9], [3])], first_tag=2)
+        assert await over(late) == [True]
+        pair.check({9: 3})
+        assert pair.link.lost == []
+        await pair.close()
+
+    async def test_when_only_some_of_the_parts_are_matched(self, kind: str) -> None:
+        pair = await both(kind, Pairing(2, 2))
+        receiver = pair.link.receiver
+        # Rank 0 of prefill is quicker than rank 1: what lies below the bundle, by itself.
+        first, second = pair.link.sender._parts  # type: ignore[attr-defined]
+        posted = receiver.post_receive(1, LANDED)
+        await within(first.send(1, SENT))
+        await until(lambda: bool(pair.decode.pools[0][LANDED[-1]].any()))
+        assert not receiver.cancel_receive(1)
+        assert await over(posted) == [False]
+        assert pair.link.lost == [], "a cancel is no loss"
+        assert not pair.decode.pools[1].any()
+        await within(second.send(1, SENT))
+        await pair.move([([9], [3])], first_tag=2)
+        assert not pair.decode.pools[1][LANDED].any()
+        await pair.close()
+
+    async def test_when_all_has_arrived(self, kind: str, place: tuple[RankProcesses, Path] | None) -> None:
+        pair = await both(kind, Pairing(2, 4), place)
+        await pair.move([(SENT, LANDED)])
+        assert not pair.link.receiver.cancel_receive(1)
+        pair.check(dict(zip(SENT, LANDED, strict=True)))
+        await pair.move([([9], [3])], first_tag=2)
+        await pair.close()
+
+
+class TestLoss:
+    async def test_one_lost_part_is_the_loss_of_all(self, kind: str) -> None:
+        pair = await both(kind, Pairing(2, 2))
+        posted = pair.link.receiver.post_receive(1, LANDED)
+        first, second = pair.link.sender._parts  # type: ignore[attr-defined]
+        await within(first.send(1, SENT))
+        await second.close()
+        assert await over(posted) == [False]
+        await until(lambda: sorted(pair.link.lost) == ["receiver", "sender"])
+        for refused in (pair.link.sender.send(2, SENT), pair.link.receiver.post_receive(2, LANDED)):
+            assert await over(refused) == [False]
+        await pair.close()
+        assert sorted(pair.link.lost) == ["receiver", "sender"]
+
+    @pytest.mark.parametrize("victim", ["prefill", "decode"])
+    async def test_a_rank_that_is_killed_in_the_middle(
+        self, kind: str, victim: str, starter: RankProcesses, tmp_path: Path
+    ) -> None:
+        """It is stopped first, so that its part is under way while those of the others are over."""
+        pair = await both(kind, Pairing(2, 2), (starter, tmp_path))
+        [pid] = getattr(pair, victim).pids
+        posted = pair.link.receiver.post_receive(1, LANDED)
+        await in_place(pair.link.receiver)
+        stop(pid)
+        sent = pair.link.sender.send(1, SENT)
+        await until(lambda: bool(pair.decode.pools[0][LANDED[-1]].any()))
+        await asyncio.sleep(0.05)
+        assert not posted.done()  # type: ignore[attr-defined]
+        kill(pid)
+        posted_well, sent_well = await over(posted, sent)
+        assert not posted_well
+        assert not sent_well or victim == "decode"  # to a socket's buffer, it may go well
+        await until(lambda: sorted(pair.link.lost) == ["receiver", "sender"])
+        async with asyncio.timeout(2):
+            await pair.link.close()
+        before = [pool.clone() for pool in pair.decode.pools]
+        await asyncio.sleep(0.1)
+        assert all(torch.equal(*both) for both in zip(before, pair.decode.pools, strict=True))
+        await pair.close()
+
+    async def test_a_rank_that_does_not_answer_proves_nothing(
+        self, kind: str, starter: RankProcesses, tmp_path: Path
+    ) -> None:
+        """So the fence is not over, and the worker retires."""
+        pair = await both(kind, Pairing(1, 2), (starter, tmp_path))
+        [pid] = pair.decode.pids
+        posted = pair.link.receiver.post_receive(1, LANDED)
+        await in_place(pair.link.receiver)
+        stop(pid)
+        second = pair.link.receiver.post_receive(2, LANDED)
+        waiting = pair.link.receiver.in_place()
+        assert waiting is not None
+        closing = asyncio.ensure_future(pair.link.receiver.close())
+        await asyncio.wait([closing], timeout=0.3)
+        assert not closing.done()
+        assert not waiting.done(), "decode may not tell prefill of it"  # type: ignore[attr-defined]
+        assert not posted.done()  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGCONT)
+        await within(closing)
+        await within(waiting)
+        assert await over(posted, second) == [False, False]
+        assert "receiver" not in pair.link.lost
+        await pair.close()
+
+    async def test_a_worker_that_ends_leaves_no_process_of_a_rank(
+        self, starter: RankProcesses, tmp_path: Path
+    ) -> None:
+        pair = await both("tcp", Pairing(1, 2), (starter, tmp_path))
+        [pid] = pair.decode.pids
+        await pair.decode.close()
+        await until(lambda: not Path(f"/proc/{pid}").exists())
+        await until(lambda: sorted(pair.link.lost) == ["receiver", "sender"])
+        async with asyncio.timeout(2):
+            await pair.link.close()
+        await pair.prefill.close()
+
+
+class TestConnecting:
+    async def test_one_rank_that_cannot_be_reached_leaves_nothing_open(
+        self, kind: str, place: tuple[RankProcesses, Path] | None
+    ) -> None:
+        held = shares(2, 4, LAYERS)
+        kv = random_kv(BLOCKS, 4, LAYERS, 8)
+        prefill = await side(kind, kv, held, listens=False, processes=place)
+        decode = await side(kind, kv, held, listens=True, processes=place)
+        lost: list[str] = []
+        made = decode.ranks.strands(ties(held, held), decode.addresses)
+        receiver = decode.ranks.expect(kind, 8, made, lambda: lost.append("receiver"))
+        await in_place(receiver)
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            nobody = f"127.0.0.1:{unused.getsockname()[1]}"
+        wrong = [made[0], replace(made[1], address=nobody)]
+        with pytest.raises((OSError, TransferError)):
+            await prefill.ranks.connect(kind, 8, wrong, lambda: lost.append("sender"))
+        await until(lambda: lost == ["receiver"])  # of rank 0's, which was made and closed again
+        await within(receiver.close())
+        await prefill.close()
+        await decode.close()
+
+    async def test_strands_that_this_worker_cannot_have(self) -> None:
+        held = shares(2, 4, LAYERS)
+        prefill = await side("tcp", random_kv(BLOCKS, 4, LAYERS, 8), held, listens=False)
+        wrong = {
+            "which has 2": Tie(2, 0, held[0]),
+            "this rank holds": Tie(1, 0, held[0]),
+            "does not divide": Tie(0, 0, held[0]),
+        }
+        for words, tie in wrong.items():
+            strands = [Strand(tie, "127.0.0.1:1", bytes(32))]
+            with pytest.raises(ValueError, match=words):
+                await prefill.ranks.connect("tcp", 3 if "divide" in words else 8, strands, lambda: None)
+        await prefill.close()
+
+    async def test_a_rank_without_the_connector_says_why(
+        self, starter: RankProcesses, tmp_path: Path
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        mapped(tmp_path / "pool", (1, 1, 1, 2, 8, 4))
+        share = Share(range(1), range(1))
+        starter.start(theirs, tmp_path / "pool", (1, 1, 1, 2, 8, 4), share)
+        with pytest.raises(EndMissingError, match="UCX does not start"):
+            await RemoteEnd.meet(ours, share, 16, connector="ucx", host="nowhere", on_crash=lambda: None)

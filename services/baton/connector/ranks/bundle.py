@@ -13,7 +13,7 @@ import struct
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from baton.connector.ranks.rank import DataLink
+from baton.connector.ranks.end import DataLink
 from baton.connector.transport import TransferError
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from baton.connector.ranks.rank import Cut
+from baton.connector.ranks.end import Cut
 from baton.connector.ranks.share import Share
 
 _LENGTH = struct.Struct("!I")

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TypeVar
 
 from baton.connector.ranks import frames
-from baton.connector.ranks.rank import Cut, DataLink
+from baton.connector.ranks.end import Cut, DataLink
 from baton.connector.ranks.share import Share
 from baton.connector.transport import TransferError
 
@@ -30,14 +30,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GONE = "the rank's process has ended"
+_CLOSE_S = 1.0
 
 
-class RankUnableError(Exception):
+class EndMissingError(Exception):
     """The rank cannot take part in handoffs; says why."""
 
 
-class RemoteRank:
-    """``Rank`` whose pool and connectors are in another process. Made by ``meet``."""
+class RemoteEnd:
+    """``RankEnd`` whose pool and connectors are in another process. Made by ``meet``."""
 
     def __init__(
         self,
@@ -61,8 +62,7 @@ class RemoteRank:
         self._links: dict[int, Callable[[], None]] = {}
         """What to call when a link is lost."""
         self._not_in_place: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self.gone = False
-        """Its process has ended."""
+        self._ended = asyncio.Event()
 
     @classmethod
     async def meet(
@@ -74,12 +74,12 @@ class RemoteRank:
         connector: str,
         host: str,
         on_crash: Callable[[], None],
-    ) -> RemoteRank:
+    ) -> RemoteEnd:
         """Begin with a rank at the other end of ``sock``, of which this holds the one end and the rank the
         other. ``token_bytes``: of K and V of one token in one head of one layer. ``connector`` and ``host``
         as ``choice.available`` takes them. ``on_crash`` is called if the rank says what makes no sense.
 
-        Raises RankUnableError, and what ``frames.said`` raises.
+        Raises EndMissingError, and what ``frames.said`` raises.
         """
         sock.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=sock)
@@ -88,7 +88,7 @@ class RemoteRank:
         hello = await anext(hearing, None)
         if not isinstance(hello, frames.Hello):
             writer.close()
-            raise RankUnableError(hello.reason if isinstance(hello, frames.Unable) else _GONE)
+            raise EndMissingError(hello.reason if isinstance(hello, frames.Unable) else _GONE)
         rank = cls(share, token_bytes, hello, writer, on_crash)
         rank._reading = asyncio.create_task(rank._read(reader), name="rank's words")
         rank._reading.add_done_callback(rank._read_all)
@@ -134,13 +134,20 @@ class RemoteRank:
         return RemoteLink(self, self._last_link, cut.share.size * cut.block_size * self._token_bytes)
 
     async def close(self) -> None:
-        """Say nothing more. The rank closes what it has, and the process is others' to end."""
-        self._writer.close()
+        """The rank closes all that it has, and its socket. One that does not, within a second, is left to
+        whoever ends its process."""
+        with contextlib.suppress(OSError, TimeoutError):
+            self._writer.write_eof()
+            async with asyncio.timeout(_CLOSE_S):
+                await self._ended.wait()
         if self._reading is not None:
             self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        self._writer.close()
+
+    @property
+    def gone(self) -> bool:
+        """Its process has ended, or at least its links: nothing of them moves."""
+        return self._ended.is_set()
 
     # --- orders
 
@@ -218,8 +225,8 @@ class RemoteRank:
                 raise frames.FrameError(f"not to be said now: {said}")
 
     def _end(self) -> None:
-        """The rank's process is gone."""
-        self.gone = True
+        """The rank's socket is closed."""
+        self._ended.set()
         self._writer.close()
         while self._not_in_place:
             _settle(self._not_in_place.popleft()[1], None)
@@ -249,7 +256,7 @@ def _fail(answer: asyncio.Future[T], reason: str) -> None:
 class RemoteLink:
     """``DataLink`` of a remote rank."""
 
-    def __init__(self, rank: RemoteRank, number: int, block_bytes: int) -> None:
+    def __init__(self, rank: RemoteEnd, number: int, block_bytes: int) -> None:
         self.number = number
         self.block_bytes = block_bytes
         self._rank = rank

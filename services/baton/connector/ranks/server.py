@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.connector import choice
 from baton.connector.memory import PoolMemory, pinned
 from baton.connector.ranks import frames
-from baton.connector.ranks.rank import DataLink, LocalRank
+from baton.connector.ranks.end import DataLink, LocalEnd
 from baton.connector.ranks.share import Share
 from baton.connector.staging import Staging, heap
 from baton.connector.transport import TransferError
@@ -65,7 +65,7 @@ async def serve(sock: socket.socket, pool: Tensor, share: Share, on_crash: Calla
         writer.write(frames.encoded(frames.Unable(str(error))))
         await writer.drain()
         return
-    rank = LocalRank(connectors, PoolMemory(pool), share)
+    rank = LocalEnd(connectors, PoolMemory(pool), share)
     server = _Server(rank, writer, on_crash)
     server.say(frames.Hello(rank.connectors, rank.drained_is_proof))
     try:
@@ -79,7 +79,7 @@ async def serve(sock: socket.socket, pool: Tensor, share: Share, on_crash: Calla
 class _Server:
     """Carries orders out. An error that none expects ends the process: pages could stay pinned for ever."""
 
-    def __init__(self, rank: LocalRank, writer: asyncio.StreamWriter, on_crash: Callable[[], None]) -> None:
+    def __init__(self, rank: LocalEnd, writer: asyncio.StreamWriter, on_crash: Callable[[], None]) -> None:
         self._rank = rank
         self._writer = writer
         self._on_crash = on_crash

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from baton.connector.door import TOKEN_BYTES
 from baton.connector.ranks.bundle import Bundle
-from baton.connector.ranks.rank import Cut, DataLink, Rank
+from baton.connector.ranks.end import Cut, DataLink, RankEnd
 from baton.connector.ranks.share import Tie
 from baton.connector.transport import TransferError
 
@@ -25,10 +25,10 @@ class Strand:
     """Admits prefill's rank there, once."""
 
 
-class Ranks:
+class Ends:
     """A worker's ranks, by number. Rank 0 is this process."""
 
-    def __init__(self, ranks: Sequence[Rank]) -> None:
+    def __init__(self, ranks: Sequence[RankEnd]) -> None:
         self._ranks = tuple(ranks)
         first = self._ranks[0]
         self.connectors = tuple(

@@ -36,7 +36,7 @@ class Cut:
     share: Share
 
 
-class Rank(Protocol):
+class RankEnd(Protocol):
     """One rank of this worker: its connectors over its own pool."""
 
     @property
@@ -96,7 +96,7 @@ class LocalLink:
         await self._link.close()
 
 
-class LocalRank:
+class LocalEnd:
     """The rank of this process."""
 
     def __init__(self, connectors: Mapping[str, Connector], memory: KVMemory, share: Share) -> None:
