@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from baton.connector.group import GroupConnector
 from baton.connector.staging import Staging
@@ -62,6 +62,6 @@ def _ucx(staging: Staging, on_crash: Callable[[], None], host: str) -> Connector
         raise ConnectorMissingError(f"UCX does not start: {error}") from error
 
 
-def first_common(offered: Sequence[str], ours: Mapping[str, Connector]) -> Connector | None:
+def first_common(offered: Sequence[str], ours: Collection[str]) -> str | None:
     """The first of the peer's connectors, the best first, that is here too."""
-    return next((ours[name] for name in offered if name in ours), None)
+    return next((name for name in offered if name in ours), None)

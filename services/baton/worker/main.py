@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +21,10 @@ from baton import hub, logs, options
 from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
 from baton.connector.memory import PoolMemory, pinned
+from baton.connector.ranks.end import LocalEnd
+from baton.connector.ranks.ends import Ends
+from baton.connector.ranks.share import Share
 from baton.connector.staging import Staging, heap
-from baton.connector.transport import Connector
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.config import EngineConfig
@@ -184,14 +185,13 @@ class Worker:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Drain:
         config, engine = self._config, self._engine
-        connectors = self._connectors()
-        for connector in connectors.values():
-            stack.push_async_callback(connector.close)
+        ends = self._ends()
+        stack.push_async_callback(ends.close)
         routers = Routers()
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
-        wiring = self._wiring(address, connectors, registry)
+        wiring = self._wiring(address, ends, registry)
         prefill = PrefillRole(engine, wiring, routers, self._crash)
         stack.push_async_callback(prefill.close)
         decode = DecodeRole(
@@ -212,7 +212,7 @@ class Worker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)
         try:
-            decode.data_addresses = await self._listen(connectors)
+            decode.data_addresses = await self._listen(ends)
             metrics_port = serve_metrics(config.host, config.metrics_port, registry, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
@@ -230,8 +230,9 @@ class Worker:
         log.info("%s of %s ready at %s", config.role, config.model_name, address)
         return Drain(service, engine_loop, health)
 
-    def _connectors(self) -> dict[str, Connector]:
-        on_cuda = self._engine.runner.pool.device.type == "cuda"
+    def _ends(self) -> Ends:
+        pool = self._engine.runner.pool
+        on_cuda = pool.device.type == "cuda"
         try:
             connectors = choice.available(
                 self._config.connector,
@@ -243,34 +244,31 @@ class Worker:
         except choice.ConnectorMissingError as error:
             raise StartError(str(error)) from error
         log.info("connectors, the best first: %s", ", ".join(connectors))
-        return connectors
+        _, num_heads, num_layers, _, _, _ = pool.shape
+        share = Share(range(num_heads), range(num_layers))
+        return Ends([LocalEnd(connectors, PoolMemory(pool), share)])
 
-    def _wiring(
-        self, address: str, connectors: Mapping[str, Connector], registry: CollectorRegistry
-    ) -> Wiring:
+    def _wiring(self, address: str, ends: Ends, registry: CollectorRegistry) -> Wiring:
         return Wiring(
             incarnation=self._incarnation,
             address=address,
-            connectors=connectors,
-            memory=PoolMemory(self._engine.runner.pool),
+            ends=ends,
             compatibility=self._compatibility(),
             metrics=HandoffMetrics(registry, self._config.role),
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
         )
 
-    async def _listen(self, connectors: dict[str, Connector]) -> dict[str, str]:
-        """Connector → the address to hand to peers. Only decode is called."""
+    async def _listen(self, ends: Ends) -> dict[str, list[str]]:
+        """Connector → the address of each rank to hand to peers. Only decode is called."""
         if self._config.role == "prefill":
             return {}
-        addresses = {}
-        for offset, (name, connector) in enumerate(connectors.items()):
-            port = self._config.data_port + offset if self._config.data_port else 0
-            bound = await connector.listen(self._config.host, port)
-            addresses[name] = options.join_address(
-                self._config.advertised_host, options.parse_address(bound)[1]
-            )
-        return addresses
+        bound = await ends.listen(self._config.host, self._config.data_port)
+        host = self._config.advertised_host
+        return {
+            name: [options.join_address(host, options.parse_address(address)[1]) for address in addresses]
+            for name, addresses in bound.items()
+        }
 
     def _bind(self, server: grpc.aio.Server) -> int:
         wanted = options.join_address(self._config.host, self._config.port)
