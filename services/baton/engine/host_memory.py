@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 
@@ -11,16 +13,29 @@ from torch import Tensor
 
 from baton.engine.break_even import BreakEven
 from baton.engine.host_tier import CopyPlan
+from baton.parallel.messages import CopyBlocks
+from baton.parallel.ranks import Ranks
 
 
 class HostMemory:
-    """``[num_slots, ...]`` of host memory, each slot as large as a block of the pool.
+    """``[num_slots, ...]`` of host memory, each slot as large as a block of the pool. The other ranks of a
+    model, which have slots of their own, make the same copies at the same time.
 
     All of it is had at the start, so that what does not fit fails then and not under load. It is pinned for a
     pool on CUDA.
     """
 
-    def __init__(self, pool: Tensor, num_slots: int, break_even: BreakEven) -> None:
+    def __init__(
+        self,
+        pool: Tensor,
+        num_slots: int,
+        break_even: BreakEven,
+        ranks: Ranks | None = None,
+        block_bytes: int | None = None,
+    ) -> None:
+        """``block_bytes``: of a block on all ranks together; None: there is only this one."""
+        self._ranks = ranks
+        self._block_bytes = pool[0].nbytes if block_bytes is None else block_bytes
         on_cuda = pool.device.type == "cuda"
         self._pool = pool
         self._break_even = break_even
@@ -31,7 +46,7 @@ class HostMemory:
         self.restored_bytes = 0
 
     def carry_out(self, plan: CopyPlan) -> None:
-        """Makes all copies of a plan, adjacent ones in one go. They are over on return.
+        """Makes all copies of a plan, adjacent ones in one go. They are over on return, on all ranks.
 
         On CUDA they have a stream of their own and need not wait for a forward pass: none is using a block of
         the plan, as all had been given back, and what was written to them was complete by then.
@@ -39,6 +54,16 @@ class HostMemory:
         if not plan:
             return
         began = time.perf_counter()
+        question = self._tell(plan)
+        self.copy(plan)
+        if self._ranks is not None:
+            self._ranks.answers(question)
+        self._break_even.copied(len(plan.saves) + len(plan.restores), time.perf_counter() - began)
+        self.saved_bytes += len(plan.saves) * self._block_bytes
+        self.restored_bytes += len(plan.restores) * self._block_bytes
+
+    def copy(self, plan: CopyPlan) -> None:
+        """As :meth:`carry_out`, on this rank alone."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             for slot, block, count in _runs(plan.saves.items()):
                 self._slots[slot : slot + count].copy_(self._pool[block : block + count], non_blocking=True)
@@ -46,10 +71,26 @@ class HostMemory:
                 self._pool[block : block + count].copy_(self._slots[slot : slot + count], non_blocking=True)
         if self._stream is not None:
             self._stream.synchronize()
-        self._break_even.copied(len(plan.saves) + len(plan.restores), time.perf_counter() - began)
-        block_bytes = self._pool[0].nbytes
-        self.saved_bytes += len(plan.saves) * block_bytes
-        self.restored_bytes += len(plan.restores) * block_bytes
+
+    def _tell(self, plan: CopyPlan) -> int:
+        if self._ranks is None:
+            return 0
+        question = self._ranks.question()
+        message = CopyBlocks(question, len(plan.saves), len(plan.restores))
+        self._ranks.tell(message, plan_to_bytes(plan))
+        return question
+
+
+def plan_to_bytes(plan: CopyPlan) -> bytes:
+    """The pairs of a plan, those of saves first, as int64."""
+    pairs = (*plan.saves.items(), *plan.restores.items())
+    return array("q", (number for pair in pairs for number in pair)).tobytes()
+
+
+def plan_from_bytes(num_saves: int, data: bytes | bytearray) -> CopyPlan:
+    """What ``plan_to_bytes`` made of a plan with so many saves."""
+    pairs = list(struct.iter_unpack("=qq", data))
+    return CopyPlan(dict(pairs[:num_saves]), dict(pairs[num_saves:]))
 
 
 def _runs(moves: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
 from baton.models.rope import rotate
+from baton.parallel.collectives import Collectives, Parallel
 from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
 from baton_kernels.rows import add_rms_norm, silu_mul
 
@@ -32,15 +34,36 @@ def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
-class Embedding(nn.Module):
-    """token_ids [T] -> [T, hidden]."""
+def _span(rows: int | range) -> range:
+    return range(rows) if isinstance(rows, int) else rows
 
-    def __init__(self, num_embeddings: int, size: int, dtype: torch.dtype) -> None:
+
+def _slice(rows: range) -> slice:
+    return slice(rows.start, rows.stop)
+
+
+def _of_heads(heads: range, head_dim: int) -> range:
+    """The rows of these heads."""
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+class Embedding(nn.Module):
+    """token_ids [T] -> [T, hidden]. Of a vocabulary in parts, ids of other parts give zeros."""
+
+    def __init__(self, ids: range, size: int, dtype: torch.dtype, *, is_part: bool) -> None:
+        """``ids``: those that have a row here."""
         super().__init__()
-        self.weight = _empty(num_embeddings, size, dtype=dtype)
+        self.ids = ids
+        self.is_part = is_part
+        self.weight = _empty(len(ids), size, dtype=dtype)
+        self.source = (_slice(ids), slice(None))
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.weight)
+        if not self.is_part:
+            return F.embedding(token_ids, self.weight)
+        rows = token_ids - self.ids.start
+        elsewhere = (rows < 0) | (rows >= len(self.ids))
+        return F.embedding(rows.masked_fill(elsewhere, 0), self.weight).masked_fill_(elsewhere[:, None], 0)
 
 
 class RMSNorm(nn.Module):
@@ -63,45 +86,68 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """[T, inputs] -> [T, outputs]."""
+    """[T, inputs] -> [T, outputs]. A range stands for these inputs or outputs out of those in the
+    checkpoint."""
 
-    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int | range, outputs: int | range, dtype: torch.dtype, *, bias: bool = False
+    ) -> None:
         super().__init__()
-        self.weight = _empty(outputs, inputs, dtype=dtype)
-        self.bias = _empty(outputs, dtype=dtype) if bias else None
+        columns, rows = _span(inputs), _span(outputs)
+        self.weight = _empty(len(rows), len(columns), dtype=dtype)
+        self.bias = _empty(len(rows), dtype=dtype) if bias else None
+        self.source = (_slice(rows), _slice(columns))
+        """The part of the checkpoint's tensor that fills the weight; the bias has its rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+
+class FusedPart(NamedTuple):
+    """One projection of several."""
+
+    rows: slice
+    """Of the fused weight and bias."""
+    source: slice
+    """The rows of the checkpoint's tensors that fill them."""
 
 
 class FusedLinear(Linear):
     """Several projections of the same input as one matmul: [T, inputs] -> [T, sum of the parts' sizes]."""
 
     def __init__(
-        self, inputs: int, parts: Mapping[str, int], dtype: torch.dtype, *, bias: bool = False
+        self, inputs: int, parts: Mapping[str, int | range], dtype: torch.dtype, *, bias: bool = False
     ) -> None:
-        super().__init__(inputs, sum(parts.values()), dtype, bias=bias)
-        stops = accumulate(parts.values())
+        spans = {name: _span(rows) for name, rows in parts.items()}
+        stops = list(accumulate(len(rows) for rows in spans.values()))
+        super().__init__(inputs, stops[-1], dtype, bias=bias)
         self.parts = {
-            name: slice(stop - size, stop) for (name, size), stop in zip(parts.items(), stops, strict=True)
+            name: FusedPart(slice(stop - len(rows), stop), _slice(rows))
+            for (name, rows), stop in zip(spans.items(), stops, strict=True)
         }
-        """Name of each projection in the checkpoint -> its rows of the weight and bias."""
+        """By each projection's name in the checkpoint."""
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions over the paged pool."""
+    """Grouped-query attention with rotary positions over the paged pool, of a rank's heads; the output is the
+    sum over all of them."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, parallel: Parallel) -> None:
+        """``layer``: of the whole model."""
         super().__init__()
-        self.layer = layer
-        self.heads = config.num_heads
-        self.kv_heads = config.num_kv_heads
+        shard = parallel.shard
+        self.collectives: Collectives = parallel.collectives
+        self.layer = layer - shard.layers.start
+        """In the pool."""
+        self.heads = len(shard.heads)
+        self.kv_heads = len(shard.kv_heads)
         self.window = config.windows[layer]
         self.scale = config.head_dim**-0.5
-        query, key = self.heads * config.head_dim, self.kv_heads * config.head_dim
+        query, key = _of_heads(shard.heads, config.head_dim), _of_heads(shard.kv_heads, config.head_dim)
         parts = {"q_proj": query, "k_proj": key, "v_proj": key}
         self.qkv_proj = FusedLinear(config.hidden_size, parts, dtype, bias=config.qkv_bias)
-        self.o_proj = Linear(query, config.hidden_size, dtype, bias=config.o_bias)
+        # One rank adds the bias: the outputs are summed.
+        self.o_proj = Linear(query, config.hidden_size, dtype, bias=config.o_bias and shard.tp_rank == 0)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         rotated = self.heads + self.kv_heads
@@ -111,8 +157,7 @@ class Attention(nn.Module):
         q, k = qk[:, : self.heads], qk[:, self.heads :]
         write_kv(step.pool, self.layer, k, v, step.plan)
         out = paged_attention(step.pool, self.layer, q, step.plan, scale=self.scale, window=self.window)
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected
+        return self.collectives.sum(self.o_proj(out.flatten(1)))
 
     def normalize(self, qk: Tensor) -> Tensor:
         """What a family does to queries and keys [T, heads + kv_heads, head_dim] before they are rotated."""
@@ -120,14 +165,16 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202)."""
+    """down(silu(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202), of a rank's inner rows; the output is
+    the sum over all of them."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        shard = parallel.shard
+        self.collectives: Collectives = parallel.collectives
+        hidden, inner, bias = config.hidden_size, shard.inner, config.mlp_bias
         self.gate_up_proj = FusedLinear(hidden, {"gate_proj": inner, "up_proj": inner}, dtype, bias=bias)
-        self.down_proj = Linear(inner, hidden, dtype, bias=bias)
+        self.down_proj = Linear(inner, hidden, dtype, bias=bias and shard.tp_rank == 0)
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x)))
-        return down
+        return self.collectives.sum(self.down_proj(silu_mul(self.gate_up_proj(x))))

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.models.base import CausalLM
+from baton.models.base import CausalLM, Place
 from baton.models.config import ModelConfig
 from baton.models.layers import Attention, Embedding, FusedLinear, Linear, RMSNorm, Step, SwiGLU
 from baton.models.rope import RotaryEmbedding
+from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.paged import PagedBatch
 
@@ -19,12 +20,14 @@ from baton_kernels.paged import PagedBatch
 class LlamaLayer(nn.Module):
     """Attention, then the MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, attention: Attention, dtype: torch.dtype, parallel: Parallel
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = SwiGLU(config, dtype)
+        self.mlp = SwiGLU(config, dtype, parallel)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         """x [T, hidden] is the residual stream, which this may change."""
@@ -39,47 +42,72 @@ class LlamaForCausalLM(CausalLM):
 
     attention: ClassVar[type[Attention]] = Attention
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__(config, dtype)
-        self.windows = frozenset(config.windows)
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
+        super().__init__(config, dtype, parallel)
+        shard, size = parallel.shard, config.hidden_size
+        self.windows = frozenset(config.windows[layer] for layer in shard.layers)
         self.rope = RotaryEmbedding(config)
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nn.ModuleList(
-            LlamaLayer(config, self.attention(config, layer, dtype), dtype)
-            for layer in range(config.num_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, dtype)
+        self.embed_tokens = None
+        if shard.is_first_stage or (tied and shard.is_last_stage):
+            self.embed_tokens = Embedding(shard.vocab, size, dtype, is_part=shard.tp_size > 1)
+        # By its number in the whole model, which is its name in the checkpoint.
+        self.layers = nn.ModuleDict(
+            {
+                str(layer): LlamaLayer(
+                    config, self.attention(config, layer, dtype, parallel), dtype, parallel
+                )
+                for layer in shard.layers
+            }
+        )
+        self.norm = RMSNorm(size, config.rms_norm_eps, dtype) if shard.is_last_stage else None
+        with_head = shard.is_last_stage and not tied
+        self.lm_head = Linear(size, shard.vocab, dtype) if with_head else None
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         cos, sin = self.rope(batch.positions, batch.lengths)
         step = Step(pool, AttentionPlan.build(batch, pool, self.windows), cos, sin)
         # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
         # all that came before (transformers does; it costs up to half as much again in accuracy).
-        x = self.embed(token_ids).float()
-        for layer in self.layers:
+        if self.shard.is_first_stage:
+            x = self.embed(token_ids).float()
+        else:
+            shape = len(token_ids), self.config.hidden_size
+            x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
+        for layer in self.layers.values():
             x = layer(x, step)
+        if self.norm is None:
+            self.collectives.pass_on(x)
+            return x
         hidden: Tensor = self.norm(x)
         return hidden
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        embedded: Tensor = self.embed_tokens(token_ids)
-        return embedded
+        assert self.embed_tokens is not None
+        return self.collectives.sum(self.embed_tokens(token_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if not self.shard.is_last_stage:
+            return self.collectives.collect(hidden[:, :0].to(self.dtype)).float()
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight).float()
+        assert head is not None
+        return self.collectives.collect(F.linear(hidden, head.weight)).float()
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
+    def checkpoint_tensors(self) -> dict[str, Place]:
+        places: dict[str, Place] = {}
         for path, module in self.named_modules():
             # Everything but the output head lies under "model." in checkpoints.
             name = path if path == "lm_head" else f"model.{path}"
-            parts = {name: slice(None)}
+            whole = (slice(None), slice(None))
+            source = module.source if isinstance(module, Embedding | Linear) else whole
+            parts = {name: (slice(None), source)}
             if isinstance(module, FusedLinear):
                 parent = name.rpartition(".")[0]
-                parts = {f"{parent}.{part}": rows for part, rows in module.parts.items()}
+                parts = {
+                    f"{parent}.{part}": (rows, (of_part, slice(None)))
+                    for part, (rows, of_part) in module.parts.items()
+                }
             for kind, parameter in module.named_parameters(recurse=False):
-                tensors |= {f"{part}.{kind}": parameter[rows] for part, rows in parts.items()}
-        return tensors
+                for part, (rows, of_part) in parts.items():
+                    places[f"{part}.{kind}"] = Place(parameter[rows], of_part[: parameter.dim()])
+        return places
