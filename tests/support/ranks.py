@@ -97,12 +97,7 @@ async def side(
         pools[-1].copy_(part)
         ours, theirs = socket.socketpair()
         pids.append(starter.start(theirs, path, part.shape, share))
-        token_bytes = 2 * HEAD_DIM * part.itemsize
-        members.append(
-            await RemoteEnd.meet(
-                ours, share, token_bytes, connector=connector, host="127.0.0.1", on_crash=on_crash
-            )
-        )
+        members.append(await RemoteEnd.meet(ours, connector=connector, host="127.0.0.1", on_crash=on_crash))
     made = Side(Ends(members), pools, members, pids)
     if listens:
         made.addresses = (await made.ranks.listen("127.0.0.1", 0))[connector]

@@ -432,4 +432,4 @@ class TestConnecting:
         share = Share(range(1), range(1))
         starter.start(theirs, tmp_path / "pool", (1, 1, 1, 2, 8, 4), share)
         with pytest.raises(EndMissingError, match="UCX does not start"):
-            await RemoteEnd.meet(ours, share, 16, connector="ucx", host="nowhere", on_crash=lambda: None)
+            await RemoteEnd.meet(ours, connector="ucx", host="nowhere", on_crash=lambda: None)

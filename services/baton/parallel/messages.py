@@ -100,6 +100,13 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
     num_restores: int
 
 
+class ServeLinks(msgspec.Struct, frozen=True, tag="links"):
+    """Have the pool, which is to stay, read and written by connectors, as the leader's other socket says
+    (``baton.connector.ranks``). Answered."""
+
+    reply: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """The last message. Not answered."""
 
@@ -117,7 +124,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     why: str
 
 
-Work = Start | Connect | NewPool | Scratch | Spare | StepLayout
+Work = Start | Connect | NewPool | Scratch | Spare | ServeLinks | StepLayout
 """What a rank does in order."""
 ToRank = Work | CopyBlocks | Stop
 ToLeader = Reply | Failed

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from baton.parallel.channel import Channel, ChannelClosedError, to_ranks
-from baton.parallel.messages import Failed, Stop, ToLeader, ToRank
+from baton.parallel.messages import Failed, ServeLinks, Stop, ToLeader, ToRank
 
 PROGRAM = "baton.rank"
 END_S = 1.0
@@ -37,6 +37,8 @@ class _Process:
     rank: int
     process: subprocess.Popen[bytes]
     channel: Channel[ToRank, ToLeader]
+    links: socket.socket
+    """For what ``ServeLinks`` begins."""
     ended: bool = False
     why: str = ""
     """What it said at last."""
@@ -138,6 +140,13 @@ class Ranks:
             shared.changed.wait_for(lambda: shared.dead is not None, CAUSE_S)
             return error if shared.dead is None else RankError(shared.dead)
 
+    def serve_links(self) -> list[socket.socket]:
+        """Has them serve their pools to connectors; the socket to each, which is the caller's from here on.
+        Once. RankError if one is dead."""
+        question = self.question()
+        self.ask(question, ServeLinks(question))
+        return [each.links for each in self._shared.processes]
+
     def close(self) -> None:
         """Ends them, and returns when they are gone."""
         self._finalizer()
@@ -151,19 +160,24 @@ class Ranks:
 
 def _start(rank: int, environment: dict[str, str]) -> _Process:
     ours, theirs = socket.socketpair()
-    with theirs:
+    links, their_links = socket.socketpair()
+    with theirs, their_links:
         # -P: a directory called torch in the working directory must not become our torch. The session of its
         # own keeps the terminal's Ctrl-C from it: the leader drains first. What it prints must not get into
         # standard output, which is the leader's.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", PROGRAM, "--control", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", PROGRAM, *_descriptors(theirs, their_links)],
             stdin=subprocess.DEVNULL,
             stdout=2,
             env={**os.environ, **environment},
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno(), their_links.fileno()],
             start_new_session=True,
         )
-    return _Process(rank, process, to_ranks(ours))
+    return _Process(rank, process, to_ranks(ours), links)
+
+
+def _descriptors(control: socket.socket, links: socket.socket) -> tuple[str, ...]:
+    return ("--control", str(control.fileno()), "--links", str(links.fileno()))
 
 
 def _watch(shared: _Shared) -> None:
@@ -225,3 +239,4 @@ def _end(shared: _Shared) -> None:
             each.process.kill()
             each.process.wait()
         each.channel.close()
+        each.links.close()

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from baton import logs
+from baton.connector.ranks import server
+from baton.connector.ranks.share import Share
 from baton.engine.break_even import BreakEven
 from baton.engine.host_memory import HostMemory, plan_from_bytes
 from baton.engine.rank_start import LoadedRank, checked_blocks, load_rank, spare_device_memory
@@ -31,6 +33,7 @@ from baton.parallel.messages import (
     NewPool,
     Reply,
     Scratch,
+    ServeLinks,
     Spare,
     Start,
     StepLayout,
@@ -45,10 +48,11 @@ log = logging.getLogger(__name__)
 EXIT_FAILED = 70
 
 
-def run(sock: socket.socket) -> NoReturn:
-    """Serves the leader at the other end of ``sock``; ends the process."""
+def run(sock: socket.socket, links: socket.socket) -> NoReturn:
+    """Serves the leader at the other end of ``sock``, and its connectors at that of ``links``; ends the
+    process."""
     channel = to_leader(sock)
-    rank = Rank(channel)
+    rank = Rank(channel, links)
     threading.Thread(target=rank.read, name="leader", daemon=True).start()
     try:
         rank.work()
@@ -63,8 +67,9 @@ def run(sock: socket.socket) -> NoReturn:
 class Rank:
     """What the leader's messages work on."""
 
-    def __init__(self, channel: Channel[ToLeader, ToRank]) -> None:
+    def __init__(self, channel: Channel[ToLeader, ToRank], links: socket.socket) -> None:
         self._channel = channel
+        self._links = links
         self._work: queue.SimpleQueue[tuple[Work, bytearray]] = queue.SimpleQueue()
         self._host: HostMemory | None = None
         self._scratch_bytes = 0
@@ -124,6 +129,8 @@ class Rank:
                 self.pool = None
                 spare = spare_device_memory(self.loaded.device, self._scratch_bytes, fraction)
                 return checked_blocks(spare, self.loaded.block_bytes)
+            case ServeLinks():
+                self._serve_links()
             case _:
                 raise AssertionError(message)
         return 0
@@ -136,11 +143,17 @@ class Rank:
         return self.loaded.block_bytes
 
     def _take_pool(self, num_blocks: int, num_host_blocks: int) -> None:
-        """The pool that is served from. Who else needs it in this process is to be started here."""
+        """The pool that is served from."""
         assert self.loaded is not None
         self.pool = self.loaded.new_pool(num_blocks)
         if num_host_blocks:
             self._host = HostMemory(self.pool, num_host_blocks, BreakEven(self.loaded.block_size))
+
+    def _serve_links(self) -> None:
+        """Lets the connectors of this rank, which get a thread of their own, have the pool."""
+        assert self.loaded is not None and self.pool is not None
+        shard = self.loaded.model.shard
+        server.start(self._links, self.pool, Share(shard.kv_heads, shard.layers), lambda: _end(EXIT_FAILED))
 
     @torch.inference_mode()
     def _step(self, layout: StepLayout, payload: bytearray) -> None:

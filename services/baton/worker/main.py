@@ -18,13 +18,9 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
 from baton import hub, logs, options
-from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
-from baton.connector.memory import PoolMemory, pinned
-from baton.connector.ranks.end import LocalEnd
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
-from baton.connector.staging import Staging, heap
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.config import EngineConfig
@@ -40,6 +36,7 @@ from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
+from baton.worker.ends import make_ends
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
@@ -185,7 +182,7 @@ class Worker:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Drain:
         config, engine = self._config, self._engine
-        ends = self._ends()
+        ends = await make_ends(engine.runner, config.connector, config.host, self._crash)
         stack.push_async_callback(ends.close)
         routers = Routers()
         server = grpc.aio.server(options=_SERVER_OPTIONS)
@@ -230,30 +227,12 @@ class Worker:
         log.info("%s of %s ready at %s", config.role, config.model_name, address)
         return Drain(service, engine_loop, health)
 
-    def _ends(self) -> Ends:
-        pool = self._engine.runner.pool
-        on_cuda = pool.device.type == "cuda"
-        try:
-            connectors = choice.available(
-                self._config.connector,
-                on_cuda=on_cuda,
-                host=self._config.host,
-                on_crash=self._crash,
-                staging=Staging(allocate=pinned if on_cuda else heap),
-            )
-        except choice.ConnectorMissingError as error:
-            raise StartError(str(error)) from error
-        log.info("connectors, the best first: %s", ", ".join(connectors))
-        _, num_heads, num_layers, _, _, _ = pool.shape
-        share = Share(range(num_heads), range(num_layers))
-        return Ends([LocalEnd(connectors, PoolMemory(pool), share)])
-
     def _wiring(self, address: str, ends: Ends, registry: CollectorRegistry) -> Wiring:
         return Wiring(
             incarnation=self._incarnation,
             address=address,
             ends=ends,
-            compatibility=self._compatibility(),
+            compatibility=self._compatibility(ends.whole),
             metrics=HandoffMetrics(registry, self._config.role),
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
@@ -303,16 +282,16 @@ class Worker:
             takes_priorities=limits.priority_aging is not None,
         )
 
-    def _compatibility(self) -> handoff_pb2.Compatibility:
-        _, num_kv_heads, num_layers, _, block_size, head_dim = self._engine.runner.pool.shape
+    def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:
+        *_, block_size, head_dim = self._engine.runner.pool.shape
         return handoff_pb2.Compatibility(
             protocol=PROTOCOL,
             model=self._config.model_name,
             revision=self._revision,
             kv_dtype=str(self._engine.runner.pool.dtype).removeprefix("torch."),
             layout=LAYOUT,
-            num_kv_heads=num_kv_heads,
-            num_layers=num_layers,
+            num_kv_heads=len(whole.heads),
+            num_layers=len(whole.layers),
             head_dim=head_dim,
             block_size=block_size,
         )

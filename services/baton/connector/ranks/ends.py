@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from baton.connector.door import TOKEN_BYTES
 from baton.connector.ranks.bundle import Bundle
 from baton.connector.ranks.end import Cut, DataLink, RankEnd
-from baton.connector.ranks.share import Tie
+from baton.connector.ranks.share import Share, Tie
 from baton.connector.transport import TransferError
 
 
@@ -36,6 +36,11 @@ class Ends:
         )
         """Those that every rank has, the best first."""
         self.shares = tuple(rank.share for rank in self._ranks)
+        self.whole = Share(
+            range(max(share.heads.stop for share in self.shares)),
+            range(max(share.layers.stop for share in self.shares)),
+        )
+        """All of the model's KV."""
         self.drained_is_proof = all(rank.drained_is_proof for rank in self._ranks)
 
     async def listen(self, host: str, port: int) -> Mapping[str, tuple[str, ...]]:

@@ -126,10 +126,14 @@ Order = Begin | Listen | Expect | Connect | PostReceive | CancelReceive | Send |
 
 
 class Hello(_Frame, frozen=True):
-    """The answer to ``Begin``."""
+    """The answer to ``Begin``: what the rank has, and what of the model's KV its pool holds."""
 
     connectors: tuple[str, ...]
     drained_is_proof: bool
+    heads: tuple[int, int]
+    layers: tuple[int, int]
+    token_bytes: int
+    """Of K and V of one token in one head of one layer."""
 
 
 class Unable(_Frame, frozen=True):

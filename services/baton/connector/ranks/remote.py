@@ -41,17 +41,12 @@ class RemoteEnd:
     """``RankEnd`` whose pool and connectors are in another process. Made by ``meet``."""
 
     def __init__(
-        self,
-        share: Share,
-        token_bytes: int,
-        hello: frames.Hello,
-        writer: asyncio.StreamWriter,
-        on_crash: Callable[[], None],
+        self, hello: frames.Hello, writer: asyncio.StreamWriter, on_crash: Callable[[], None]
     ) -> None:
-        self.share = share
+        self.share = Share(range(*hello.heads), range(*hello.layers))
         self.connectors = hello.connectors
         self.drained_is_proof = hello.drained_is_proof
-        self._token_bytes = token_bytes
+        self._token_bytes = hello.token_bytes
         self._writer = writer
         self._on_crash = on_crash
         self._reading: asyncio.Task[None] | None = None
@@ -66,18 +61,11 @@ class RemoteEnd:
 
     @classmethod
     async def meet(
-        cls,
-        sock: socket.socket,
-        share: Share,
-        token_bytes: int,
-        *,
-        connector: str,
-        host: str,
-        on_crash: Callable[[], None],
+        cls, sock: socket.socket, *, connector: str, host: str, on_crash: Callable[[], None]
     ) -> RemoteEnd:
-        """Begin with a rank at the other end of ``sock``, of which this holds the one end and the rank the
-        other. ``token_bytes``: of K and V of one token in one head of one layer. ``connector`` and ``host``
-        as ``choice.available`` takes them. ``on_crash`` is called if the rank says what makes no sense.
+        """Begin with a rank at the other end of ``sock``, of which nobody else holds this end. ``connector``
+        and ``host`` as ``choice.available`` takes them. ``on_crash`` is called if the rank says what makes no
+        sense.
 
         Raises EndMissingError, and what ``frames.said`` raises.
         """
@@ -89,7 +77,7 @@ class RemoteEnd:
         if not isinstance(hello, frames.Hello):
             writer.close()
             raise EndMissingError(hello.reason if isinstance(hello, frames.Unable) else _GONE)
-        rank = cls(share, token_bytes, hello, writer, on_crash)
+        rank = cls(hello, writer, on_crash)
         rank._reading = asyncio.create_task(rank._read(reader), name="rank's words")
         rank._reading.add_done_callback(rank._read_all)
         return rank

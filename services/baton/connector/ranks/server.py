@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from baton.connector import choice
@@ -35,6 +36,8 @@ def start(sock: socket.socket, pool: Tensor, share: Share, on_crash: Callable[[]
 
     def run() -> None:
         try:
+            if pool.device.type == "cuda":
+                torch.cuda.set_device(pool.device)  # it is each thread's own
             asyncio.run(serve(sock, pool, share, on_crash))
         except Exception:
             log.exception("the links of this rank met an error; the rank cannot go on")
@@ -67,13 +70,24 @@ async def serve(sock: socket.socket, pool: Tensor, share: Share, on_crash: Calla
         return
     rank = LocalEnd(connectors, PoolMemory(pool), share)
     server = _Server(rank, writer, on_crash)
-    server.say(frames.Hello(rank.connectors, rank.drained_is_proof))
+    server.say(_hello(rank, pool))
     try:
         async for order in orders:
             server.take(order)
     finally:
         await server.close()
         writer.close()
+
+
+def _hello(rank: LocalEnd, pool: Tensor) -> frames.Hello:
+    heads, layers = rank.share.heads, rank.share.layers
+    return frames.Hello(
+        rank.connectors,
+        rank.drained_is_proof,
+        (heads.start, heads.stop),
+        (layers.start, layers.stop),
+        pool[0, 0, 0, :, 0].nbytes,
+    )
 
 
 class _Server:
