@@ -1,8 +1,8 @@
 """Workers of several ranks hand over to each other: the tokens are one worker's, whatever the ranks of either
 side and over whatever connector; and what a dead rank leaves behind.
 
-Each decode worker has one connector, so that all of them are used. ``BATON_RING_RANKS=full`` has every pair over
-every connector, with a model of as many KV heads as ranks as well: some minutes.
+Each decode worker has one connector, so that all of them are used. ``BATON_RING_RANKS=full`` has every pair
+over every connector, with a model of as many KV heads as ranks as well: some minutes.
 """
 
 from __future__ import annotations

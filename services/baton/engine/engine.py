@@ -144,6 +144,12 @@ class Engine:
         speculator = built.speculator
         return cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens), speculator)
 
+    def call_on_rank_death(self, on_death: Callable[[str], None]) -> None:
+        """``on_death`` hears which of the other ranks died and how, at once and on a thread of its own; until
+        it has returned, nobody else does."""
+        if self.runner.ranks is not None:
+            self.runner.ranks.call_on_death(on_death)
+
     def close(self) -> None:
         """Ends the processes of the other ranks, if there are any. No step may run, then or later."""
         if self.runner.ranks is not None:

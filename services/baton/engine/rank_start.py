@@ -103,6 +103,8 @@ def meet(ranks: Ranks, leader: LoadedRank) -> list[int]:
     assert isinstance(leader.model.collectives, GroupCollectives)
     leader.model.collectives.connect(store)
     ranks.answers(question)
+    abort = leader.model.collectives.abort
+    ranks.call_on_death(lambda what: abort())
     return block_bytes
 
 

@@ -70,12 +70,17 @@ class _Shared:
     closing: bool = False
     on_death: Callable[[str], None] | None = None
 
+    def tell(self, dead: str) -> None:
+        """Somebody is dead, for all who wait. Under ``changed``."""
+        self.dead = dead
+        self.changed.notify_all()
+
 
 class Ranks:
     """Ranks 1 to ``world - 1``, each a process of its own that ends with this one.
 
-    One thread reads what they say. When one dies, everybody who waits for an answer gets a RankError, and
-    ``on_death`` is called once, on that thread, if it is set by then or as soon as it is.
+    One thread reads what they say. When one dies, what was given to :meth:`call_on_death` is called on it,
+    and then everybody who waits for an answer gets a RankError.
     """
 
     def __init__(self, world: int, num_threads: int | None) -> None:
@@ -95,7 +100,8 @@ class Ranks:
         return [each.process.pid for each in self._shared.processes]
 
     def call_on_death(self, on_death: Callable[[str], None]) -> None:
-        """From now on, ``on_death`` hears which rank died and how; at once if one is dead already."""
+        """From now on, ``on_death`` and nobody else hears which rank died and how; at once if one is dead
+        already. It must not refer to these ranks."""
         with self._shared.changed:
             self._shared.on_death = on_death
             dead = self._shared.dead
@@ -131,7 +137,7 @@ class Ranks:
             )
             if all(key in shared.replies for key in keys):
                 return [shared.replies.pop(key) for key in keys]
-            raise RankError(shared.dead)
+            raise RankError(str(shared.dead))
 
     def cause(self, error: Exception) -> Exception:
         """What is behind an error in a step: the death of a rank, if there was one, or the error itself."""
@@ -217,12 +223,15 @@ def _tell_death(shared: _Shared) -> None:
     dead = [each for each in shared.processes if each.ended]
     # One that was killed said nothing; what others say then is about its absence.
     first = min(dead, key=lambda each: bool(each.why))
+    what = first.describe()
     with shared.changed:
-        shared.dead = first.describe()
-        shared.changed.notify_all()
         on_death = shared.on_death
+        if on_death is None:
+            shared.tell(what)
     if on_death is not None:
-        on_death(shared.dead)
+        on_death(what)
+        with shared.changed:
+            shared.tell(what)
 
 
 def _end(shared: _Shared) -> None:

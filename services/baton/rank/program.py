@@ -1,8 +1,8 @@
 """A rank's life: load, meet the others, and compute step after step, as the leader says.
 
 Two threads. One reads what the leader sends and makes the host tier's copies at once, beside a step that
-runs, as the leader does with its own; when the leader is gone it ends the process, whatever the other one is
-doing. The other one loads and computes.
+runs, as the leader does with its own. The other one loads and computes. When the leader is gone the process
+ends, whatever they are doing (``__main__``).
 """
 
 from __future__ import annotations

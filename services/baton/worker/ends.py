@@ -15,6 +15,7 @@ from baton.connector.ranks.share import Share
 from baton.connector.staging import Staging, heap
 from baton.engine.runner import ModelRunner
 from baton.options import StartError
+from baton.parallel.ranks import RankError
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +23,14 @@ log = logging.getLogger(__name__)
 async def make_ends(runner: ModelRunner, connector: str, host: str, on_crash: Callable[[], None]) -> Ends:
     """``connector``: as the option. ``host``: on which data connections are accepted.
 
-    Raises StartError if a connector that was asked for by name cannot be had, or the ranks have none in
-    common.
+    Raises StartError if a connector that was asked for by name cannot be had, if the ranks have none in
+    common, or if one of them is dead.
     """
     try:
         members: list[RankEnd] = [_local(runner, connector, host, on_crash)]
         for sock in runner.ranks.serve_links() if runner.ranks is not None else ():
             members.append(await RemoteEnd.meet(sock, connector=connector, host=host, on_crash=on_crash))
-    except (choice.ConnectorMissingError, EndMissingError, FrameError, OSError) as error:
+    except (choice.ConnectorMissingError, EndMissingError, FrameError, RankError, OSError) as error:
         raise StartError(str(error)) from error
     ends = Ends(members)
     if not ends.connectors:

@@ -28,6 +28,7 @@ from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
 from baton.errors import ModelError
 from baton.options import StartError
+from baton.parallel.ranks import RankError
 from baton.prefill.role import PrefillRole
 from baton.ready import Progress, WorkerReady, announce
 from baton.telemetry.grammar import GrammarCollector
@@ -80,8 +81,9 @@ def run(config: WorkerConfig) -> int:
     try:
         path = hub.resolve_model(config.model)
         engine = Engine.from_config(_engine_config(config, path), _announce_progress)
-    except (ModelError, ValueError) as error:
+    except (ModelError, ValueError, RankError) as error:
         raise StartError(str(error)) from error
+    engine.call_on_rank_death(_rank_died)
     return asyncio.run(Worker(config, engine, hub.revision_of(path)).serve())
 
 
@@ -114,7 +116,15 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         speculative_ngram_min=config.speculative_ngram_min,
         speculative_ngram_max=config.speculative_ngram_max,
         num_threads=config.threads,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
     )
+
+
+def _rank_died(what: str) -> None:
+    """Not in order: what others wait for, in the engine or in a library, may never come."""
+    log.error("%s; the worker cannot go on", what)
+    end_process(EXIT_CRASHED)
 
 
 def end_process(status: int) -> NoReturn:
@@ -182,6 +192,7 @@ class Worker:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Drain:
         config, engine = self._config, self._engine
+        stack.callback(engine.close)
         ends = await make_ends(engine.runner, config.connector, config.host, self._crash)
         stack.push_async_callback(ends.close)
         routers = Routers()
