@@ -1,8 +1,8 @@
 """Workers of several ranks hand over to each other: the tokens are one worker's, whatever the ranks of either
 side and over whatever connector; and what a dead rank leaves behind.
 
-Each decode worker has one connector, so that all of them are used. ``BATON_RING_RANKS=full`` has every pair
-over every connector, with a model of as many KV heads as ranks as well: some minutes.
+Some pairs, each over another connector. ``BATON_RING_RANKS=full`` has all pairs over every connector, with a
+model of 2 KV heads and one of 4: some minutes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import importlib.util
 import json
 import os
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from tests.support.clients import RingClient
@@ -32,15 +35,17 @@ WHOLE = ("--no-chunked-prefill", "--max-num-batched-tokens", "1024")
 UCX = "ucx" if importlib.util.find_spec("ucxx") else "tcp"
 CRASHED = 70
 
-PAIRS = ((1, 2), (2, 1), (2, 2), (2, 4), (4, 2))
+Pair = tuple[int, int]
 """Ranks of prefill and of decode."""
-CONNECTOR_OF: Mapping[int, str] = {1: "tcp", 2: UCX, 4: "gloo"}
-"""By decode's ranks."""
+ALL: tuple[Pair, ...] = ((1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (1, 4))
+SOME: Mapping[Pair, str] = {(1, 4): "tcp", (2, 1): "gloo", (2, 4): UCX}
+"""With the connector of each."""
+PAIRS = ALL if FULL else tuple(SOME)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A model, and a connector for all pairs (None: ``CONNECTOR_OF``)."""
+    """A model, and a connector for all pairs (None: as in ``SOME``)."""
 
     model: str
     connector: str | None = None
@@ -48,8 +53,14 @@ class Setup:
     def __str__(self) -> str:
         return f"{self.model}-{self.connector or 'each'}"
 
-    def connector_to(self, decode_ranks: int) -> str:
-        return self.connector or CONNECTOR_OF[decode_ranks]
+    def connector_of(self, pair: Pair) -> str:
+        return self.connector or SOME[pair]
+
+    def offered_by_prefill(self, ranks: int) -> str:
+        return self.connector or ("tcp" if ranks == 1 else "auto")
+
+    def offered_by_decode(self, ranks: int) -> str:
+        return self.connector or ("gloo" if ranks == 1 else "auto")
 
 
 SETUPS = [Setup("qwen3")]  # 2 KV heads, of which 4 ranks hold each one twice
@@ -84,7 +95,7 @@ def clear_question(model: Path, rng: random.Random, length: int) -> Question:
 
 
 @pytest.fixture(scope="module")
-def questions(model: Path) -> Mapping[tuple[int, int], list[Question]]:
+def questions(model: Path) -> Mapping[Pair, list[Question]]:
     """Pair → what to ask it. No two prompts begin alike."""
     rng = random.Random(5)
     return {pair: [clear_question(model, rng, length) for length in LENGTHS] for pair in PAIRS}
@@ -93,7 +104,7 @@ def questions(model: Path) -> Mapping[tuple[int, int], list[Question]]:
 @pytest.fixture(scope="module")
 def rings(
     setup: Setup, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[tuple[int, int], Ring]]:
+) -> Iterator[Mapping[Pair, Ring]]:
     tmp = tmp_path_factory.mktemp("rings")
 
     def start(role: str, ranks: int, block_size: int, connector: str, *options: str) -> Service:
@@ -101,13 +112,15 @@ def rings(
         common = ("--connector", connector, "--verify-handoff", "--tensor-parallel-size", str(ranks))
         return worker(tmp, f"{role}-{ranks}", role, str(model), *common, *pool, *options)
 
-    offered = setup.connector or "auto"
-    prefills = {
-        1: start("prefill", 1, 16, offered, *CHUNKED),
-        2: start("prefill", 2, 16, offered, *WHOLE),
-        4: start("prefill", 4, 32, offered, *CHUNKED),
+    def prefill(ranks: int) -> Service:
+        block_size, chunks = {1: (16, WHOLE), 2: (16, CHUNKED), 4: (32, CHUNKED)}[ranks]
+        return start("prefill", ranks, block_size, setup.offered_by_prefill(ranks), *chunks)
+
+    prefills = {ranks: prefill(ranks) for ranks in {pair[0] for pair in PAIRS}}
+    decodes = {
+        ranks: start("decode", ranks, 16, setup.offered_by_decode(ranks))
+        for ranks in {pair[1] for pair in PAIRS}
     }
-    decodes = {ranks: start("decode", ranks, 16, setup.connector_to(ranks)) for ranks in CONNECTOR_OF}
     groups = {f"{p}-to-{d}": [prefills[p], decodes[d]] for p, d in PAIRS}
     with running([*prefills.values(), *decodes.values()]), running_routers(tmp, str(model), groups) as made:
         yield {(p, d): made[f"{p}-to-{d}"] for p, d in PAIRS}
@@ -128,15 +141,15 @@ def counted(service: Service, metric: str, label: str = "") -> float:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0]}-to-{pair[1]}")
 async def test_the_tokens_are_one_workers(
-    rings: Mapping[tuple[int, int], Ring],
-    questions: Mapping[tuple[int, int], list[Question]],
+    rings: Mapping[Pair, Ring],
+    questions: Mapping[Pair, list[Question]],
     setup: Setup,
     model: Path,
-    pair: tuple[int, int],
+    pair: Pair,
 ) -> None:
     ring = rings[pair]
     prefill, decode = ring.of_role("prefill")[0], ring.of_role("decode")[0]
-    peer = f'connector="{setup.connector_to(pair[1])}"'
+    peer = f'connector="{setup.connector_of(pair)}"'
 
     def moved() -> tuple[float, float]:
         sent = counted(prefill, "baton_handoff_sent_bytes", f'peer="{decode.ready.address}"')  # type: ignore[union-attr]
@@ -160,3 +173,39 @@ async def test_the_tokens_are_one_workers(
     for service in ring.workers:
         # What breaks is done again, so that the tokens alone would not show it.
         assert counted(service, "baton_handoffs_aborted") == 0
+
+
+def ranks_of(service: Service) -> list[psutil.Process]:
+    """The processes of its other ranks."""
+    children = psutil.Process(service.process.pid).children()
+    return [child for child in children if "baton.rank" in child.cmdline()]
+
+
+async def test_a_rank_that_dies_in_a_handoff_leaves_nothing_held(
+    rings: Mapping[Pair, Ring],
+    questions: Mapping[Pair, list[Question]],
+    setup: Setup,
+) -> None:
+    """The last test here: a prefill worker does not outlive it."""
+    ring, other = rings[2, 4], rings[1, 4]
+    [prefill], [decode] = ring.of_role("prefill"), ring.of_role("decode")
+    aborted = counted(decode, "baton_handoffs_aborted")
+    victim = ranks_of(prefill)[-1]
+    held = 'baton_handoff_held_blocks{role="decode"}'
+    async with RingClient(ring.url, setup.model) as client:
+        long = [random.Random(9).randrange(250) for _ in range(900)]
+        request = asyncio.create_task(client.complete(long, max_tokens=NEW_TOKENS))
+        async with asyncio.timeout(10):
+            while not (await asyncio.to_thread(decode.metrics))[held]:  # noqa: ASYNC110 (no event tells it)
+                await asyncio.sleep(0.01)
+        victim.kill()
+        killed = time.monotonic()
+        asked = asyncio.create_task(ask(other, setup.model, [q.prompt for q in questions[1, 4]]))
+        with pytest.raises(httpx.HTTPStatusError, match=r"worker_(lost|error)"):
+            await asyncio.wait_for(request, 10)
+    assert await asyncio.to_thread(prefill.process.wait, 10) == CRASHED
+    assert time.monotonic() - killed < 3
+    assert await asked == [question.answer for question in questions[1, 4]]
+    other.wait_idle()
+    assert decode.blocks()["held"] == 0
+    assert counted(decode, "baton_handoffs_aborted") == aborted + 1

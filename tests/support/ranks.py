@@ -86,7 +86,7 @@ async def side(
         part = cut(kv, share).contiguous()
         if processes is None or number == 0:
             connectors = choice.available(
-                connector, on_cuda=False, host="127.0.0.1", on_crash=on_crash, staging=Staging()
+                connector, device=None, host="127.0.0.1", on_crash=on_crash, staging=Staging()
             )
             pools.append(part)
             members.append(LocalEnd(connectors, PoolMemory(part), share))

@@ -693,7 +693,7 @@ class TestChoice:
     def available(wanted: str) -> list[str]:
         staging = Staging()
         return list(
-            choice.available(wanted, on_cuda=False, host="127.0.0.1", on_crash=lambda: None, staging=staging)
+            choice.available(wanted, device=None, host="127.0.0.1", on_crash=lambda: None, staging=staging)
         )
 
     async def test_ucx_without_ucxx_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,14 @@ class PoolMemory:
             raise ValueError("the KV pool must be contiguous: a block is one message")
         self._pool = pool
 
+    @property
+    def device(self) -> int | None:
+        """The index of the CUDA device that it is on, if it is on one."""
+        device = self._pool.device
+        if device.type != "cuda":
+            return None
+        return torch.cuda.current_device() if device.index is None else device.index
+
     def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
         """The pool as wire blocks of ``block_size`` tokens, these heads and these layers (None: all), both
         counted from the pool's first.

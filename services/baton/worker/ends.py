@@ -42,8 +42,10 @@ async def make_ends(runner: ModelRunner, connector: str, host: str, on_crash: Ca
 def _local(runner: ModelRunner, connector: str, host: str, on_crash: Callable[[], None]) -> LocalEnd:
     """This process leads: it holds the first heads of the first layers."""
     pool = runner.pool
-    on_cuda = pool.device.type == "cuda"
-    staging = Staging(allocate=pinned if on_cuda else heap)
-    connectors = choice.available(connector, on_cuda=on_cuda, host=host, on_crash=on_crash, staging=staging)
+    memory = PoolMemory(pool)
+    staging = Staging(allocate=heap if memory.device is None else pinned)
+    connectors = choice.available(
+        connector, device=memory.device, host=host, on_crash=on_crash, staging=staging
+    )
     _, num_heads, num_layers, _, _, _ = pool.shape
-    return LocalEnd(connectors, PoolMemory(pool), Share(range(num_heads), range(num_layers)))
+    return LocalEnd(connectors, memory, Share(range(num_heads), range(num_layers)))

@@ -58,17 +58,17 @@ async def serve(sock: socket.socket, pool: Tensor, share: Share, on_crash: Calla
         return
     if not isinstance(begin, frames.Begin):
         raise frames.FrameError(f"not the first thing to be said: {begin}")
-    on_cuda = pool.device.type == "cuda"
-    staging = Staging(allocate=pinned if on_cuda else heap)
+    memory = PoolMemory(pool)
+    staging = Staging(allocate=heap if memory.device is None else pinned)
     try:
         connectors = choice.available(
-            begin.connector, on_cuda=on_cuda, host=begin.host, on_crash=on_crash, staging=staging
+            begin.connector, device=memory.device, host=begin.host, on_crash=on_crash, staging=staging
         )
     except choice.ConnectorMissingError as error:
         writer.write(frames.encoded(frames.Unable(str(error))))
         await writer.drain()
         return
-    rank = LocalEnd(connectors, PoolMemory(pool), share)
+    rank = LocalEnd(connectors, memory, share)
     server = _Server(rank, writer, on_crash)
     server.say(_hello(rank, pool))
     try:
