@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.loader import load_model
+from baton.parallel import collectives
 from tests.support.model_ring import Ring, assert_same, prompt
 from tests.support.rank_threads import in_ranks
 from tests.support.tiny_models import TINY_MODELS, oracle_logits, save_llama
@@ -38,6 +40,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a rank that failed, and is a thread that the others cannot see the end of."""
+    monkeypatch.setattr(collectives, "LONGEST", timedelta(seconds=20))
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ MEET = timedelta(seconds=60)
 LONGEST = timedelta(minutes=10)
 """Until a rank that lives and says nothing is given up. A dead one is found at once."""
 LOOPBACK = "127.0.0.1"
+_MESSAGE, _SUM = range(2)
+"""Gloo's tags."""
 
 
 class Collectives(Protocol):
@@ -88,14 +90,16 @@ class GroupCollectives:
     """``Collectives`` over process groups of torch: NCCL on CUDA, gloo on the CPU. RuntimeError (torch's own
     errors derive from it) when a rank is gone.
 
-    One group of all ranks for what goes from one to another, and one for each tensor-parallel group's sums.
+    One group of all ranks for what goes from one to another. On CUDA, sums have a group of their own for each
+    tensor-parallel group. On the CPU the first rank of the group adds up what the others send it and sends
+    them the sum: gloo's own all-reduce takes many times as long (docs/parallelism.md).
     """
 
     def __init__(self, shard: Shard, device: torch.device) -> None:
         self._shard = shard
         self._device = device
         self._world: _Group | None = None
-        self._tp: _Group | None = None
+        self._sums: _Group | None = None
 
     def connect(self, store: Store) -> None:
         """Meets the other ranks, which do the same with the same store."""
@@ -103,25 +107,44 @@ class GroupCollectives:
 
         shard = self._shard
         world = _group(PrefixStore("world", store), shard.rank, shard.world, self._device)
-        self._world = self._tp = world
-        if shard.tp_size == 1:
-            self._tp = None
-        elif shard.pp_size > 1:
+        self._world = world
+        if self._device.type == "cuda" and shard.tp_size > 1:
             name = f"tp{shard.pp_rank}"
-            self._tp = _group(PrefixStore(name, store), shard.tp_rank, shard.tp_size, self._device)
+            self._sums = _group(PrefixStore(name, store), shard.tp_rank, shard.tp_size, self._device)
 
     def sum(self, partial: Tensor) -> Tensor:
-        if self._tp is not None:
-            self._tp.allreduce([partial]).wait()
-        return partial
+        shard = self._shard
+        if self._sums is not None:
+            self._sums.allreduce([partial]).wait()
+            return partial
+        if shard.tp_size == 1:
+            return partial
+        first = shard.pp_rank * shard.tp_size
+        return self._sum_at_first(partial, first, range(first + 1, first + shard.tp_size))
+
+    def _sum_at_first(self, partial: Tensor, first: int, others: range) -> Tensor:
+        world = self._world
+        assert world is not None
+        if self._shard.rank != first:
+            world.send([partial], first, _SUM).wait()
+            world.recv([partial], first, _SUM).wait()
+            return partial
+        parts = [torch.empty_like(partial) for _ in others]
+        _wait([world.recv([part], rank, _SUM) for part, rank in zip(parts, others, strict=True)])
+        total = partial.float()
+        for part in parts:
+            total = total + part
+        total = total.to(partial.dtype)
+        _wait([world.send([total], rank, _SUM) for rank in others])
+        return total
 
     def pass_on(self, x: Tensor) -> None:
         assert self._world is not None
-        self._world.send([x], self._shard.rank + self._shard.tp_size, 0).wait()
+        self._world.send([x], self._shard.rank + self._shard.tp_size, _MESSAGE).wait()
 
     def take_over(self, x: Tensor) -> Tensor:
         assert self._world is not None
-        self._world.recv([x], self._shard.rank - self._shard.tp_size, 0).wait()
+        self._world.recv([x], self._shard.rank - self._shard.tp_size, _MESSAGE).wait()
         return x
 
     def collect(self, logits: Tensor) -> Tensor:
@@ -134,17 +157,23 @@ class GroupCollectives:
             ]
             for part, rank in zip(parts, shard.last_stage, strict=True):
                 if rank != 0:
-                    self._world.recv([part], rank, 0).wait()
+                    self._world.recv([part], rank, _MESSAGE).wait()
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if shard.is_last_stage:
-            self._world.send([logits.contiguous()], 0, 0).wait()
+            self._world.send([logits.contiguous()], 0, _MESSAGE).wait()
         return logits
 
     def abort(self) -> None:
         """A rank is dead: nothing waits for it any more. From any thread. Gloo finds out by itself."""
         if self._device.type == "cuda":
-            for group in {id(g): g for g in (self._world, self._tp) if g is not None}.values():
-                group.abort()
+            for group in (self._world, self._sums):
+                if group is not None:
+                    group.abort()
+
+
+def _wait(under_way: list[Work]) -> None:
+    for work in under_way:
+        work.wait()
 
 
 def listening_store(world: int) -> tuple[Store, int]:
