@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import psutil
@@ -35,10 +36,32 @@ WHOLE = ("--no-chunked-prefill", "--max-num-batched-tokens", "1024")
 UCX = "ucx" if importlib.util.find_spec("ucxx") else "tcp"
 CRASHED = 70
 
-Pair = tuple[int, int]
-"""Ranks of prefill and of decode."""
-ALL: tuple[Pair, ...] = ((1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (1, 4))
-SOME: Mapping[Pair, str] = {(1, 4): "tcp", (2, 1): "gloo", (2, 4): UCX}
+
+class Split(NamedTuple):
+    """Of a worker's model."""
+
+    tp: int
+    pp: int = 1
+
+    def __str__(self) -> str:
+        return f"tp{self.tp}" + (f"pp{self.pp}" if self.pp > 1 else "")
+
+
+class Pair(NamedTuple):
+    prefill: Split
+    decode: Split
+
+    def __str__(self) -> str:
+        return f"{self.prefill}-to-{self.decode}"
+
+
+ONE, TWO, FOUR = Split(1), Split(2), Split(4)
+STAGES = Split(1, 2)
+ALL = (
+    *(Pair(p, d) for p, d in ((ONE, TWO), (TWO, ONE), (TWO, TWO), (TWO, FOUR), (FOUR, TWO), (ONE, FOUR))),
+    *(Pair(p, d) for p, d in ((STAGES, TWO), (TWO, Split(2, 2)), (Split(2, 2), STAGES), (STAGES, FOUR))),
+)
+SOME: Mapping[Pair, str] = {Pair(STAGES, FOUR): "tcp", Pair(TWO, ONE): "gloo", Pair(TWO, FOUR): UCX}
 """With the connector of each."""
 PAIRS = ALL if FULL else tuple(SOME)
 
@@ -56,11 +79,11 @@ class Setup:
     def connector_of(self, pair: Pair) -> str:
         return self.connector or SOME[pair]
 
-    def offered_by_prefill(self, ranks: int) -> str:
-        return self.connector or ("tcp" if ranks == 1 else "auto")
+    def offered_by_prefill(self, split: Split) -> str:
+        return self.connector or ("tcp" if split == STAGES else "auto")
 
-    def offered_by_decode(self, ranks: int) -> str:
-        return self.connector or ("gloo" if ranks == 1 else "auto")
+    def offered_by_decode(self, split: Split) -> str:
+        return self.connector or ("gloo" if split == ONE else "auto")
 
 
 SETUPS = [Setup("qwen3")]  # 2 KV heads, of which 4 ranks hold each one twice
@@ -107,23 +130,24 @@ def rings(
 ) -> Iterator[Mapping[Pair, Ring]]:
     tmp = tmp_path_factory.mktemp("rings")
 
-    def start(role: str, ranks: int, block_size: int, connector: str, *options: str) -> Service:
+    def start(role: str, split: Split, block_size: int, connector: str, *options: str) -> Service:
         pool = ("--block-size", str(block_size), "--num-blocks", str(2048 // block_size))
-        common = ("--connector", connector, "--verify-handoff", "--tensor-parallel-size", str(ranks))
-        return worker(tmp, f"{role}-{ranks}", role, str(model), *common, *pool, *options)
+        ranks = ("--tensor-parallel-size", str(split.tp), "--pipeline-parallel-size", str(split.pp))
+        common = ("--connector", connector, "--verify-handoff", *ranks, *pool)
+        return worker(tmp, f"{role}-{split}", role, str(model), *common, *options)
 
-    def prefill(ranks: int) -> Service:
-        block_size, chunks = {1: (16, WHOLE), 2: (16, CHUNKED), 4: (32, CHUNKED)}[ranks]
-        return start("prefill", ranks, block_size, setup.offered_by_prefill(ranks), *chunks)
+    def prefill(split: Split) -> Service:
+        block_size, chunks = (32 if split == FOUR else 16), (WHOLE if split == STAGES else CHUNKED)
+        return start("prefill", split, block_size, setup.offered_by_prefill(split), *chunks)
 
-    prefills = {ranks: prefill(ranks) for ranks in {pair[0] for pair in PAIRS}}
-    decodes = {
-        ranks: start("decode", ranks, 16, setup.offered_by_decode(ranks))
-        for ranks in {pair[1] for pair in PAIRS}
-    }
-    groups = {f"{p}-to-{d}": [prefills[p], decodes[d]] for p, d in PAIRS}
+    def decode(split: Split) -> Service:
+        return start("decode", split, 16, setup.offered_by_decode(split))
+
+    prefills = {split: prefill(split) for split in dict.fromkeys(pair.prefill for pair in PAIRS)}
+    decodes = {split: decode(split) for split in dict.fromkeys(pair.decode for pair in PAIRS)}
+    groups = {str(pair): [prefills[pair.prefill], decodes[pair.decode]] for pair in PAIRS}
     with running([*prefills.values(), *decodes.values()]), running_routers(tmp, str(model), groups) as made:
-        yield {(p, d): made[f"{p}-to-{d}"] for p, d in PAIRS}
+        yield {pair: made[str(pair)] for pair in PAIRS}
 
 
 async def ask(ring: Ring, model: str, prompts: Sequence[list[int]]) -> list[list[int]]:
@@ -139,7 +163,7 @@ def counted(service: Service, metric: str, label: str = "") -> float:
     return sum(value for name, value in samples if name.startswith(f"{metric}_total{{") and label in name)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0]}-to-{pair[1]}")
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
 async def test_the_tokens_are_one_workers(
     rings: Mapping[Pair, Ring],
     questions: Mapping[Pair, list[Question]],
@@ -167,7 +191,7 @@ async def test_the_tokens_are_one_workers(
     heads, layers = shape["num_key_value_heads"], shape["num_hidden_layers"]
     head_dim = shape.get("head_dim") or shape["hidden_size"] // shape["num_attention_heads"]
     tokens = sum(-(-length // 16) * 16 for length in LENGTHS)
-    wanted = tokens * max(heads, pair[1]) * layers * 2 * head_dim * 4
+    wanted = tokens * max(heads, pair.decode.tp) * layers * 2 * head_dim * 4
     assert cold[1] == wanted, "each rank of decode gets its heads once, and nothing else"
     assert cold[0] == cold[1]
     for service in ring.workers:
@@ -187,7 +211,8 @@ async def test_a_rank_that_dies_in_a_handoff_leaves_nothing_held(
     setup: Setup,
 ) -> None:
     """The last test here: a prefill worker does not outlive it."""
-    ring, other = rings[2, 4], rings[1, 4]
+    ring, other = rings[Pair(TWO, FOUR)], rings[Pair(STAGES, FOUR)]
+    others = questions[Pair(STAGES, FOUR)]
     [prefill], [decode] = ring.of_role("prefill"), ring.of_role("decode")
     aborted = counted(decode, "baton_handoffs_aborted")
     victim = ranks_of(prefill)[-1]
@@ -200,12 +225,14 @@ async def test_a_rank_that_dies_in_a_handoff_leaves_nothing_held(
                 await asyncio.sleep(0.01)
         victim.kill()
         killed = time.monotonic()
-        asked = asyncio.create_task(ask(other, setup.model, [q.prompt for q in questions[1, 4]]))
+        asked = asyncio.create_task(
+            ask(other, setup.model, [q.prompt for q in questions[Pair(STAGES, FOUR)]])
+        )
         with pytest.raises(httpx.HTTPStatusError, match=r"worker_(lost|error)"):
             await asyncio.wait_for(request, 10)
     assert await asyncio.to_thread(prefill.process.wait, 10) == CRASHED
     assert time.monotonic() - killed < 3
-    assert await asked == [question.answer for question in questions[1, 4]]
+    assert await asked == [question.answer for question in others]
     other.wait_idle()
     assert decode.blocks()["held"] == 0
     assert counted(decode, "baton_handoffs_aborted") == aborted + 1
