@@ -34,7 +34,7 @@ LENGTHS = (300, 64, 1)
 CHUNKED = ("--prefill-chunk", "64", "--max-num-batched-tokens", "512")
 WHOLE = ("--no-chunked-prefill", "--max-num-batched-tokens", "1024")
 UCX = "ucx" if importlib.util.find_spec("ucxx") else "tcp"
-CRASHED = 70
+CRASHED, RETIRED = 70, 75
 
 
 class Split(NamedTuple):
@@ -210,7 +210,7 @@ async def test_a_rank_that_dies_in_a_handoff_leaves_nothing_held(
     questions: Mapping[Pair, list[Question]],
     setup: Setup,
 ) -> None:
-    """The last test here: a prefill worker does not outlive it."""
+    """The prefill worker does not outlive it."""
     ring, other = rings[Pair(TWO, FOUR)], rings[Pair(STAGES, FOUR)]
     others = questions[Pair(STAGES, FOUR)]
     [prefill], [decode] = ring.of_role("prefill"), ring.of_role("decode")
@@ -236,3 +236,19 @@ async def test_a_rank_that_dies_in_a_handoff_leaves_nothing_held(
     other.wait_idle()
     assert decode.blocks()["held"] == 0
     assert counted(decode, "baton_handoffs_aborted") == aborted + 1
+
+
+async def test_a_worker_whose_rank_hangs_retires_rather_than_reuse_its_pages(
+    rings: Mapping[Pair, Ring], setup: Setup
+) -> None:
+    """The decode worker does not outlive it: this is the last test here."""
+    ring = rings[Pair(STAGES, FOUR)]
+    [decode] = ring.of_role("decode")
+    others = ranks_of(decode)
+    others[0].suspend()
+    async with RingClient(ring.url, setup.model) as client:
+        with pytest.raises((httpx.HTTPStatusError, TimeoutError)):
+            await asyncio.wait_for(client.complete([1, 2, 3], max_tokens=NEW_TOKENS), 10)
+    assert await asyncio.to_thread(decode.process.wait, 15) == RETIRED
+    _, alive = psutil.wait_procs(others, 5)
+    assert not alive, "a rank outlived its worker"

@@ -268,14 +268,6 @@ def test_ranks_get_devices_and_cores_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert one_line.endswith("6 CPU thread(s) per process, 4 processes per worker")
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize("option", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_ranks_do_not_hand_over(option: str, role: RoleName) -> None:
-    with pytest.raises(ConfigError, match=f"must be 1 for the role {role}") as refusal:
-        WorkerConfig(role=role, **{option: 2})  # type: ignore[arg-type]
-    assert refusal.value.option == option
-
-
 def test_what_drafts_from_hidden_states_needs_one_process() -> None:
     with pytest.raises(ConfigError, match=r"^--tensor-parallel-size: must be 1 .* eagle"):
         WorkerConfig(role="both", tensor_parallel_size=2, speculative_method="eagle")
