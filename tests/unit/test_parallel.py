@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from msgspec.structs import replace
+from torch import Tensor
 
 import baton.parallel.ranks
 from baton import LLM, SamplingParams, StructuredOutputs
@@ -190,15 +191,24 @@ def test_tensor_parallel_stages_and_a_draft_model(tmp_path: Path) -> None:
 
 
 def test_more_ranks_than_kv_heads(tmp_path: Path) -> None:
-    """Four ranks, two KV heads: each is held twice. And the angles of dynamic NTK travel."""
+    """Four ranks, two KV heads: each is held twice. The angles of dynamic NTK travel. An interrupt is the end
+    of the ranks."""
     path = TINY_MODELS["llama-dynamic"](tmp_path / "model")
     llm = LLM(str(path), tensor_parallel_size=4, **OPTIONS)
-    try:
-        assert llm.engine.runner.pool.shape[1] == 1
-        check_parity(llm, path, (1, 40, 150))
-        check_parity(llm, path, (245,))
-    finally:
-        llm.close()
+    pids = ranks_of(llm)
+    assert llm.engine.runner.pool.shape[1] == 1
+    check_parity(llm, path, (1, 40, 150))
+    check_parity(llm, path, (245,))
+
+    def interrupted(hidden: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    llm.engine.runner.model.logits = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[1]], GREEDY, progress=False)
+    assert gone(pids, 0.1), "they were in the middle of a step"
+    with pytest.raises(RankError, match="the ranks of this model were ended"):
+        llm.generate([[1]], GREEDY, progress=False)
 
 
 class TestEnds:

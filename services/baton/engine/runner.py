@@ -114,7 +114,8 @@ class ModelRunner:
         return self.execute(self.prepare(batch))
 
     def execute(self, inputs: StepInputs) -> StepResult:
-        """RankError if a rank is dead."""
+        """RankError if a rank is dead. Whatever else is raised, an interrupt too, ends the other ranks: they
+        may be in the middle of the step."""
         if self.ranks is None:
             return self._execute(inputs)
         try:
@@ -124,7 +125,12 @@ class ModelRunner:
                 self.ranks.answers(inputs.layout.reply)
             return result
         except RuntimeError as error:
-            raise self.ranks.cause(error) from error
+            cause = self.ranks.cause(error)
+            self.ranks.close()
+            raise cause from error
+        except BaseException:
+            self.ranks.close()
+            raise
 
     def _execute(self, inputs: StepInputs) -> StepResult:
         step = StepTensors.of(inputs.layout, inputs.buffer.to(self.device))

@@ -26,6 +26,7 @@ GATHER_S = 0.1
 """When one rank dies, others fail for want of it: how long to wait for the one that was first."""
 CAUSE_S = 1.5
 """How long to wait, when a collective fails, for the news of who died."""
+ENDED = "the ranks of this model were ended"
 
 
 class RankError(RuntimeError):
@@ -143,7 +144,8 @@ class Ranks:
         """What is behind an error in a step: the death of a rank, if there was one, or the error itself."""
         shared = self._shared
         with shared.changed:
-            shared.changed.wait_for(lambda: shared.dead is not None, CAUSE_S)
+            if not isinstance(error, RankError) and not shared.closing:
+                shared.changed.wait_for(lambda: shared.dead is not None, CAUSE_S)
             return error if shared.dead is None else RankError(shared.dead)
 
     def serve_links(self) -> list[socket.socket]:
@@ -158,6 +160,8 @@ class Ranks:
         self._finalizer()
 
     def _send(self, to: _Process, message: ToRank, payload: bytes | memoryview) -> None:
+        if self._shared.closing:
+            raise RankError(self._shared.dead or ENDED)
         try:
             to.channel.send(message, payload)
         except OSError as error:
@@ -203,6 +207,9 @@ def _watch(shared: _Shared) -> None:
                     selector.unregister(key.fileobj)
     if not shared.closing:
         _tell_death(shared)
+    else:
+        with shared.changed:
+            shared.tell(ENDED)
 
 
 def _hear(shared: _Shared, each: _Process) -> None:
