@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.cli import main, ring
 from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
 from baton.router.config import RouterConfig
-from baton.worker.config import RoleName, WorkerConfig
+from baton.worker.config import WorkerConfig
 
 
 @pytest.mark.parametrize(
