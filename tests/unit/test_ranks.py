@@ -227,7 +227,7 @@ class TestBytes:
     async def test_block_sizes_and_layers_may_differ_too(self, pairing: Pairing) -> None:
         await self.check(await both("tcp", pairing))
 
-    @pytest.mark.parametrize("pairing", [TP[0], TP[4], TP[5], OTHERS[5]], ids=str)
+    @pytest.mark.parametrize("pairing", [TP[0], TP[4], TP[5], OTHERS[4]], ids=str)
     async def test_from_process_to_process(
         self, kind: str, pairing: Pairing, starter: RankProcesses, tmp_path: Path
     ) -> None:
