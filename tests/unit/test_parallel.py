@@ -27,6 +27,7 @@ NEW_TOKENS = 24
 LEAST_MARGIN = 1e-3
 """Between the best and the second-best logit: what sums in another order may not turn."""
 
+PROMPT = list(range(60, 95))
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 OPTIONS = EngineOptions(
     dtype="float32",
@@ -121,8 +122,7 @@ class TestTensorParallel:
 
     def test_forks_and_seeds(self, llm: LLM, whole: LLM) -> None:
         params = SamplingParams(temperature=0.8, seed=7, max_tokens=20, n=3, ignore_eos=True)
-        prompt = list(range(60, 95))
-        split, one = (each.generate([prompt], params, progress=False)[0] for each in (llm, whole))
+        split, one = (each.generate([PROMPT], params, progress=False)[0] for each in (llm, whole))
         assert [o.token_ids for o in split.outputs] == [o.token_ids for o in one.outputs]
         assert len({o.token_ids for o in split.outputs}) == 3
         assert llm.engine.load().copied_blocks > 0
@@ -139,6 +139,11 @@ class TestTensorParallel:
         assert told is not None and expected is not None
         assert told.top_ids == expected.top_ids
         assert told.top == pytest.approx(expected.top, abs=1e-3)
+
+    def test_beams(self, llm: LLM, whole: LLM) -> None:
+        params = SamplingParams(max_tokens=12, n=2, use_beam_search=True, best_of=3, ignore_eos=True)
+        split, one = (each.generate([PROMPT], params, progress=False)[0] for each in (llm, whole))
+        assert [o.token_ids for o in split.outputs] == [o.token_ids for o in one.outputs]
 
     def test_guided_decoding(self, llm: LLM, whole: LLM) -> None:
         form = StructuredOutputs(regex=r"[a-f]{3}-[0-9]{4}")

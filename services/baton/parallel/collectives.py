@@ -92,7 +92,7 @@ class GroupCollectives:
 
     One group of all ranks for what goes from one to another. On CUDA, sums have a group of their own for each
     tensor-parallel group. On the CPU the first rank of the group adds up what the others send it and sends
-    them the sum: gloo's own all-reduce takes many times as long (docs/parallelism.md).
+    them the sum: gloo's own all-reduce takes several times as long (docs/parallelism.md).
     """
 
     def __init__(self, shard: Shard, device: torch.device) -> None:
