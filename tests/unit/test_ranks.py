@@ -20,9 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from baton.connector.ranks.ends import Strand
+from baton.connector.memory import PoolMemory
+from baton.connector.ranks.end import LocalEnd
+from baton.connector.ranks.ends import Ends, Strand
 from baton.connector.ranks.remote import EndMissingError, RemoteEnd
 from baton.connector.ranks.share import MAX_RANKS, Share, Tie, objection, ties
+from baton.connector.staging import Staging
+from baton.connector.tcp import TcpConnector
 from baton.connector.transport import TransferError
 from tests.support.links import WAIT_S, until, within
 from tests.support.rank_process import RankProcesses, mapped, rank_processes
@@ -388,7 +392,27 @@ class TestLoss:
         await pair.prefill.close()
 
 
+class FakeConnector(TcpConnector):
+    """Listens nowhere."""
+
+    async def listen(self, host: str, port: int) -> str:
+        return f"{host}:{port}"
+
+
 class TestConnecting:
+    async def test_each_rank_has_the_ports_behind_those_of_the_one_before(self) -> None:
+        connectors = {name: FakeConnector(Staging(), lambda: None) for name in ("ucx", "tcp")}
+        pool = PoolMemory(torch.zeros(1, 1, 1, 2, 8, 4))
+        fewer = {"tcp": connectors["tcp"]}
+        held = [(connectors, 0), (fewer, 1), (connectors, 2)]
+        ends = Ends([LocalEnd(has, pool, Share(range(at, at + 1), range(1))) for has, at in held])
+        assert ends.connectors == ("tcp",), "what one lacks, none can use"
+        assert ends.whole == Share(range(3), range(1))
+        assert await ends.listen("a", 7000) == {"tcp": ("a:7001", "a:7002", "a:7004")}
+        assert await ends.listen("a", 0) == {"tcp": ("a:0", "a:0", "a:0")}
+        with pytest.raises(OSError, match="no ports 65535 to 65536"):
+            await ends.listen("a", 65532)
+
     async def test_one_rank_that_cannot_be_reached_leaves_nothing_open(
         self, kind: str, place: tuple[RankProcesses, Path] | None
     ) -> None:

@@ -10,6 +10,8 @@ from baton.connector.checksum import checksum
 from baton.connector.ranks.share import Share
 from baton.connector.transport import Connector, KVMemory, Link, PageMemory
 
+_LAST_PORT = 65535
+
 
 class DataLink(Link, Protocol):
     """A link together with the part of the KV that it moves, in whatever process that is."""
@@ -108,6 +110,9 @@ class LocalEnd:
         self.drained_is_proof = all(c.drained_is_proof for c in connectors.values())
 
     async def listen(self, host: str, port: int) -> Mapping[str, str]:
+        last = port + len(self._connectors) - 1
+        if last > _LAST_PORT:
+            raise OSError(f"there are no ports {port} to {last} for its connectors")
         return {
             name: await connector.listen(host, port + offset if port else 0)
             for offset, (name, connector) in enumerate(self._connectors.items())
