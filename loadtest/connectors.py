@@ -29,10 +29,10 @@ import torch
 
 from baton.connector.door import keep_alive
 from baton.connector.group import GroupConnector
+from baton.connector.memory import PoolMemory
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector, Link
-from baton.worker.memory import PoolMemory
 
 UCX: dict[str, Mapping[str, str]] = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
 KINDS = ("tcp", *UCX, "gloo")

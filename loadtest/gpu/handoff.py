@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from baton.connector import choice
+from baton.connector.memory import PoolMemory, pinned
 from baton.connector.staging import Staging, heap
 from baton.connector.transport import Connector, PageMemory
-from baton.worker.memory import PoolMemory, pinned
 from loadtest.gpu.bench import Bench, Section
 from loadtest.shapes import SHAPES
 

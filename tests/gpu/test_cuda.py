@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.connector.memory import PoolMemory, pinned
 from baton.connector.staging import Room
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.graphs import GraphedModel
 from baton.engine.sequence import Sequence
 from baton.sampling_params import SamplingParams
-from baton.worker.memory import PoolMemory, pinned
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, write_kv
 from baton_kernels.paged import Chunk, PagedBatch
 from tests.support.clients import RingClient

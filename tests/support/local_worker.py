@@ -14,6 +14,10 @@ from torch import Tensor
 
 from baton.connector.identity import new_incarnation
 from baton.connector.liveness import TEMPO, Tempo
+from baton.connector.memory import PoolMemory
+from baton.connector.ranks.end import LocalEnd
+from baton.connector.ranks.ends import Ends
+from baton.connector.ranks.share import Share
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.wiring import Wiring
@@ -28,7 +32,6 @@ from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
-from baton.worker.memory import PoolMemory
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
 from baton_kernels.paged import PagedBatch
@@ -70,7 +73,11 @@ class LocalWorker:
         self._tempo = tempo
         self._revision = revision
         self._stack = AsyncExitStack()
-        self._connector = TcpConnector(Staging(), self.crashed.set)
+        _, heads, layers, _, _, _ = self.engine.runner.pool.shape
+        self._share = Share(range(heads), range(layers))
+        connectors = {"tcp": TcpConnector(Staging(), self.crashed.set)}
+        memory = PoolMemory(self.engine.runner.pool)
+        self._ends = Ends([LocalEnd(connectors, memory, self._share)])
         self.address = ""
 
     async def start(self) -> None:
@@ -92,9 +99,9 @@ class LocalWorker:
         self.drain = Drain(self.service, loop, HealthServicer())
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
-        self._stack.push_async_callback(self._connector.close)
+        self._stack.push_async_callback(self._ends.close)
         self._stack.push_async_callback(self.prefill.close)
-        self.decode.data_addresses = {"tcp": await self._connector.listen("127.0.0.1", 0)}
+        self.decode.data_addresses = await self._ends.listen("127.0.0.1", 0)
         loop.start()
         self._stack.callback(loop.stop)
         await server.start()
@@ -107,9 +114,14 @@ class LocalWorker:
         return Wiring(
             incarnation=self.incarnation,
             address=self.address,
-            connectors={"tcp": self._connector},
-            memory=PoolMemory(self.engine.runner.pool),
-            compatibility=handoff_pb2.Compatibility(protocol=1, block_size=4, revision=self._revision),
+            ends=self._ends,
+            compatibility=handoff_pb2.Compatibility(
+                protocol=1,
+                block_size=4,
+                revision=self._revision,
+                num_kv_heads=len(self._share.heads),
+                num_layers=len(self._share.layers),
+            ),
             metrics=HandoffMetrics(CollectorRegistry(), self.role),
         )
 

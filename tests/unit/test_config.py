@@ -71,6 +71,9 @@ def test_addresses_that_are_none(text: str) -> None:
         ("prefill_chunk", 0),
         ("max_model_len", 0),
         ("threads", 0),
+        ("tensor_parallel_size", 0),
+        ("tensor_parallel_size", 129),
+        ("pipeline_parallel_size", 0),
         ("scheduling_policy", "lifo"),
         ("priority_aging", -1),
         ("host_kv_memory", -1),
@@ -182,10 +185,13 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         log_level="debug",
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
-    assert same == {"num_blocks", "cluster_key", "host_kv_memory"}
+    split = {"tensor_parallel_size", "pipeline_parallel_size"}
+    assert same == {"num_blocks", "cluster_key", "host_kv_memory"} | split
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
     other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20)
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
+    ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2)
+    assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks
 
 
 def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,6 +244,34 @@ def test_a_planned_ring_has_distinct_addresses_and_one_key() -> None:
     assert {worker.cluster_key for worker in workers} == {planned.router.cluster_key}
     assert len(planned.router.cluster_key) == 64
     assert all(planned.router.cluster_key not in part for spec in planned.specs() for part in spec.argv)
+
+
+def test_ranks_get_devices_and_cores_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "_cores", lambda: 24)
+    worker = WorkerConfig(role="both", tensor_parallel_size=2, pipeline_parallel_size=2)
+
+    def planned(*devices: str) -> list[tuple[str, int | None]]:
+        workers = ring.plan(worker, ["both", "both"], devices, {"port": 0, "grpc_port": 0}).workers.values()
+        return [(one.device, one.threads) for one in workers]
+
+    assert planned(*(f"cuda:{number}" for number in range(8))) == [("cuda:0", 3), ("cuda:4", 3)]
+    assert planned("cuda:4") == [("cuda:4", 3), ("cuda:4", 3)]
+    for wrong in (
+        ["cuda:0", "cuda:1"],
+        ["cuda:0", "cuda:1", "cuda:2", "cuda:4"],
+        ["cuda:0", "cuda:1", "cuda:2", "cpu"],
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"^--device: must be cuda:N, .* 4, .*, not {','.join(wrong)}$"
+        ):
+            planned(*wrong)
+    one_line = ring.plan(worker, ["both"], ["cpu"], {"port": 0, "grpc_port": 0}).describe()
+    assert one_line.endswith("6 CPU thread(s) per process, 4 processes per worker")
+
+
+def test_what_drafts_from_hidden_states_needs_one_process() -> None:
+    with pytest.raises(ConfigError, match=r"^--tensor-parallel-size: must be 1 .* eagle"):
+        WorkerConfig(role="both", tensor_parallel_size=2, speculative_method="eagle")
 
 
 def test_a_taken_port_is_refused_before_anything_starts() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.engine.step import StepTensors
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
@@ -369,8 +370,9 @@ class TestPreparation:
         engine.step()
         inputs = engine.runner.prepare(engine.scheduler.schedule())
         ids, blocks = list(long.token_ids), list(long.block_ids)
-        batch = inputs.batch
-        assert inputs.token_ids.tolist() == [short.token_ids[4], *ids[6:9]]
+        step = StepTensors.of(inputs.layout, inputs.buffer)
+        batch = step.batch
+        assert step.token_ids.tolist() == [short.token_ids[4], *ids[6:9]]
         assert batch.positions.tolist() == [4, 6, 7, 8]
         assert batch.slot_blocks.tolist() == [short.block_ids[1], blocks[1], blocks[1], blocks[2]]
         assert batch.slot_offsets.tolist() == [0, 2, 3, 0]
@@ -379,8 +381,8 @@ class TestPreparation:
         [chunk] = batch.chunks
         assert (chunk.start, chunk.length, chunk.context, chunk.table.tolist()) == (1, 3, 9, blocks)
         assert inputs.due == (short, long)
-        assert inputs.rows is not None
-        assert inputs.rows.tolist() == [0, 3]
+        assert step.rows is not None
+        assert step.rows.tolist() == [0, 3]
 
 
 class TestConfig:

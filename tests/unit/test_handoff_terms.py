@@ -8,7 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.connector import checksum as checksums
+from baton.connector import wire
 from baton.connector.messages import Name
+from baton.connector.ranks.end import LocalEnd
+from baton.connector.ranks.ends import Ends
+from baton.connector.ranks.share import Share, Tie, ties
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.timeline import Stage, Timeline
@@ -32,7 +36,7 @@ COMPATIBILITY = pb.Compatibility(
 
 
 class _NoMemory:
-    def part(self, block_size: int, heads: range | None = None) -> _Bytes:
+    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> _Bytes:
         raise AssertionError("no link is made here")
 
 
@@ -55,7 +59,11 @@ class _Bytes:
     def scatter(self, blocks: Sequence[int], piece: memoryview) -> None: ...
 
 
-def wiring(*, verify: bool = False, block_size: int = 16) -> Wiring:
+WHOLE = Share(range(2), range(3))
+HALVES = (Share(range(1), range(3)), Share(range(1, 2), range(3)))
+
+
+def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[Share] = (WHOLE,)) -> Wiring:
     compatibility = pb.Compatibility()
     compatibility.CopyFrom(COMPATIBILITY)
     compatibility.block_size = block_size
@@ -63,15 +71,16 @@ def wiring(*, verify: bool = False, block_size: int = 16) -> Wiring:
     return Wiring(
         incarnation="D",
         address="10.0.0.2:9000",
-        connectors={"tcp": connector},
-        memory=_NoMemory(),
+        ends=Ends([LocalEnd({"tcp": connector}, _NoMemory(), share) for share in shares]),
         compatibility=compatibility,
         metrics=HandoffMetrics(CollectorRegistry(), "decode"),
         verify=verify,
     )
 
 
-def opened(*, decode: str = "D", verify: bool = False, **differing: object) -> pb.LinkOpen:
+def opened(
+    *, decode: str = "D", verify: bool = False, shares: Sequence[Share] = (WHOLE,), **differing: object
+) -> pb.LinkOpen:
     connectors = differing.pop("connectors", ["ucx", "tcp"])
     compatibility = pb.Compatibility()
     compatibility.CopyFrom(COMPATIBILITY)
@@ -83,14 +92,17 @@ def opened(*, decode: str = "D", verify: bool = False, **differing: object) -> p
         compatibility=compatibility,
         connectors=connectors,  # type: ignore[arg-type]
         verify=verify,
+        ranks=[wire.share_to_proto(share) for share in shares],
     )
 
 
-@pytest.mark.parametrize(("ours", "theirs", "wire"), [(16, 16, 16), (16, 64, 16), (64, 16, 16), (48, 16, 16)])
-def test_the_smaller_block_size_counts(ours: int, theirs: int, wire: int) -> None:
+@pytest.mark.parametrize(
+    ("ours", "theirs", "wire_size"), [(16, 16, 16), (16, 64, 16), (64, 16, 16), (48, 16, 16)]
+)
+def test_the_smaller_block_size_counts(ours: int, theirs: int, wire_size: int) -> None:
     terms = agree(wiring(block_size=ours), opened(block_size=theirs))
     assert isinstance(terms, Terms)
-    assert (terms.connector.name, terms.block_size) == ("tcp", wire)
+    assert (terms.connector, terms.block_size) == ("tcp", wire_size)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(False, True), (True, False), (True, True), (False, False)])
@@ -121,6 +133,45 @@ def test_what_cannot_work_is_refused_by_name(field: str, value: object, words: t
     assert isinstance(refusal, pb.LinkRefuse)
     assert refusal.field == field
     assert all(word in refusal.reason for word in (field.rstrip("s"), *words))
+
+
+@pytest.mark.parametrize("theirs", [(WHOLE,), HALVES])
+@pytest.mark.parametrize("ours", [(WHOLE,), HALVES, HALVES * 2])
+def test_how_many_ranks_there_are_is_no_mismatch(ours: tuple[Share, ...], theirs: tuple[Share, ...]) -> None:
+    terms = agree(wiring(shares=ours), opened(shares=theirs))
+    assert isinstance(terms, Terms)
+    assert terms.ties == ties(theirs, ours)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [(HALVES[:1], "do not hold"), ((WHOLE, *HALVES), "equal or have nothing in common")],
+)
+def test_ranks_that_cannot_be_are_refused(theirs: tuple[Share, ...], words: str) -> None:
+    refusal = agree(wiring(), opened(shares=theirs))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert refusal.field == "ranks"
+    assert words in refusal.reason
+
+
+def test_a_worker_that_says_nothing_of_ranks_has_one() -> None:
+    terms = agree(wiring(), opened(shares=()))
+    assert isinstance(terms, Terms)
+    assert terms.ties == (Tie(0, 0, WHOLE),)
+    refusal = agree(wiring(shares=HALVES), opened(shares=()))
+    assert isinstance(refusal, pb.LinkRefuse)
+    assert (refusal.field, "decode has 2" in refusal.reason) == ("ranks", True)
+
+
+def test_decode_tells_prefill_of_each_data_connection() -> None:
+    for number, (ours, theirs) in enumerate([((WHOLE,), (WHOLE,)), (HALVES, (WHOLE,)), (HALVES, HALVES)]):
+        addresses = [f"10.0.0.2:{rank}" for rank in range(len(ours))]
+        strands = wiring(shares=ours).ends.strands(ties(theirs, ours), addresses)
+        accept = pb.LinkAccept()
+        wire.accept_strands(accept, strands)
+        assert wire.strands_of(pb.LinkAccept.FromString(accept.SerializeToString()), WHOLE) == strands
+        assert (accept.data_address == "10.0.0.2:0") == (number == 0), "as it was before there were ranks"
+    assert len({strand.token for strand in strands}) == 2
 
 
 def test_another_process_is_not_meant() -> None:

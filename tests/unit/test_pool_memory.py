@@ -8,16 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from baton.connector.memory import PoolMemory
 from baton.connector.transport import PageMemory
-from baton.worker.memory import PoolMemory
 
 LAYERS, DIM = 2, 4
 DTYPES = (torch.bfloat16, torch.float32, torch.uint8)
 
 
-def pool_of(num_blocks: int, heads: int, block_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def pool_of(
+    num_blocks: int, heads: int, block_size: int, dtype: torch.dtype = torch.float32, layers: int = LAYERS
+) -> Tensor:
     """Random bytes, so that each element differs from what could be taken for it."""
-    shape = (num_blocks, heads, LAYERS, 2, block_size, DIM)
+    shape = (num_blocks, heads, layers, 2, block_size, DIM)
     values = torch.randint(0, 256, (torch.Size(shape).numel() * dtype.itemsize,), dtype=torch.uint8)
     return values.view(dtype).reshape(shape)
 
@@ -26,10 +28,11 @@ def bits(pool: Tensor) -> Tensor:
     return pool.view(torch.uint8)
 
 
-def tokens_of(pool: Tensor, block_size: int, block: int, heads: range) -> Tensor:
+def tokens_of(pool: Tensor, block_size: int, block: int, heads: range, layers: range) -> Tensor:
     """A wire block by its definition."""
     page, sub = divmod(block, pool.shape[4] // block_size)
-    return bits(pool[page, heads.start : heads.stop, :, :, sub * block_size : (sub + 1) * block_size])
+    part = pool[page, heads.start : heads.stop, layers.start : layers.stop]
+    return bits(part[:, :, :, sub * block_size : (sub + 1) * block_size])
 
 
 def taken(part: PageMemory, blocks: list[int]) -> bytes:
@@ -50,8 +53,8 @@ def given_to(part: PageMemory, blocks: list[int], content: bytes, *, in_place: b
 
 
 @st.composite
-def some_heads(draw: st.DrawFn, count: int) -> tuple[int, range]:
-    """A number of heads, and ``count`` adjacent ones of them."""
+def some_of(draw: st.DrawFn, count: int) -> tuple[int, range]:
+    """A number of heads or layers, and ``count`` adjacent ones of them."""
     before, after = draw(st.integers(0, 2)), draw(st.integers(0, 2))
     return before + count + after, range(before, before + count)
 
@@ -59,26 +62,26 @@ def some_heads(draw: st.DrawFn, count: int) -> tuple[int, range]:
 @given(st.data())
 def test_every_pool_gives_and_takes_the_same_wire_blocks(data: st.DataObject) -> None:
     wire, dtype = data.draw(st.sampled_from([1, 2, 4])), data.draw(st.sampled_from(DTYPES))
-    count = data.draw(st.integers(1, 3))
-    pools, parts, heads = [], [], []
+    counts = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    pools, parts, cuts = [], [], []
     for ratio in (data.draw(st.sampled_from([1, 2, 4])) for _ in range(2)):
-        num_heads, of_them = data.draw(some_heads(count))
-        pools.append(pool_of(8 // ratio, num_heads, wire * ratio, dtype))
-        parts.append(PoolMemory(pools[-1]).part(wire, of_them))
-        heads.append(of_them)
+        (num_heads, heads), (num_layers, layers) = (data.draw(some_of(count)) for count in counts)
+        pools.append(pool_of(8 // ratio, num_heads, wire * ratio, dtype, num_layers))
+        parts.append(PoolMemory(pools[-1]).part(wire, heads, layers))
+        cuts.append((heads, layers))
     sent = data.draw(st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True))
     landing = data.draw(st.permutations(range(8)))[: len(sent)]
     before = pools[1].clone()
 
     content = taken(parts[0], sent)
-    definition = [tokens_of(pools[0], wire, block, heads[0]) for block in sent]
+    definition = [tokens_of(pools[0], wire, block, *cuts[0]) for block in sent]
     assert content == b"".join(tokens.numpy().tobytes() for tokens in definition)
     assert parts[0].block_bytes == parts[1].block_bytes == definition[0].numel()
     given_to(parts[1], landing, content, in_place=data.draw(st.booleans()))
 
     for block, tokens in zip(landing, definition, strict=True):
-        assert torch.equal(tokens_of(pools[1], wire, block, heads[1]), tokens)
-        tokens_of(before, wire, block, heads[1]).copy_(tokens)
+        assert torch.equal(tokens_of(pools[1], wire, block, *cuts[1]), tokens)
+        tokens_of(before, wire, block, *cuts[1]).copy_(tokens)
     assert torch.equal(bits(pools[1]), bits(before)), "something else changed as well"
 
 
@@ -110,6 +113,15 @@ def test_a_range_of_heads_is_a_view_in_place_for_each_page() -> None:
     assert not bits(pool[5, 1:3]).any()
 
 
+def test_some_layers_are_a_view_in_place_for_each_head_of_a_page() -> None:
+    pool = pool_of(8, 4, 4, layers=3)
+    part = PoolMemory(pool).part(4, range(1, 3), range(1, 3))
+    assert len(part.in_place([2, 3])) == 4
+    for view in part.in_place([5]):
+        view[:] = bytes(view.nbytes)
+    assert not bits(pool[5, 1:3, 1:3]).any()
+
+
 def test_parts_of_a_page_are_not_contiguous() -> None:
     assert PoolMemory(pool_of(8, 2, 4)).part(2).in_place([0, 1]) == []
 
@@ -124,6 +136,12 @@ def test_a_block_size_that_does_not_divide_the_pools(block_size: int) -> None:
 def test_heads_that_the_pool_does_not_have(heads: range) -> None:
     with pytest.raises(ValueError, match=r"adjacent heads out of 0 to 1 are allowed"):
         PoolMemory(pool_of(2, 2, 4)).part(4, heads)
+
+
+@pytest.mark.parametrize("layers", [range(0), range(3), range(-1, 1), range(0, 2, 2)])
+def test_layers_that_the_pool_does_not_have(layers: range) -> None:
+    with pytest.raises(ValueError, match=r"adjacent layers out of 0 to 1 are allowed"):
+        PoolMemory(pool_of(2, 2, 4)).part(4, None, layers)
 
 
 @pytest.mark.parametrize("blocks", [[], [-1], [0, 4]])

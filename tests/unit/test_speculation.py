@@ -20,6 +20,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.runner import StepInputs, StepResult
 from baton.engine.sequence import FinishReason, Fork, Sequence
+from baton.engine.step import StepTensors
 from baton.errors import ModelError
 from baton.hub import resolve_model
 from baton.models.loader import load_model
@@ -169,7 +170,7 @@ class TestEnds:
         execute = engine.runner.execute
 
         def watched(inputs: StepInputs) -> StepResult:
-            places.append(int(inputs.batch.positions.max()))
+            places.append(int(StepTensors.of(inputs.layout, inputs.buffer).batch.positions.max()))
             return execute(inputs)
 
         engine.runner.execute = watched  # type: ignore[method-assign]

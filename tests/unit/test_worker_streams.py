@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from baton.connector.liveness import Tempo
+from baton.connector.ranks.end import LocalLink
 from baton.connector.tcp import SendingLink
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
@@ -107,6 +108,21 @@ async def test_a_link_that_cannot_be_closed_ends_the_worker(monkeypatch: pytest.
             fault.setattr(SendingLink, "close", fail)
             await decode.stop()
             await asyncio.wait_for(prefill.crashed.wait(), 5)
+
+
+async def test_prefill_hears_of_no_receive_before_it_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of another rank's process are posted when it says so."""
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        await until(lambda: decode.decode.open_links)
+        posted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(LocalLink, "in_place", lambda link: None if posted.done() else posted)
+        asked = asyncio.create_task(answer(ring, "r", PROMPT, TOKENS))
+        await until(lambda: decode.decode.open_handoffs)
+        await asyncio.sleep(0.2)
+        assert prefill.prefill.holds().blocks == decode.engine.generated_tokens == 0
+        posted.set_result(None)
+        assert await asked == await expected()
 
 
 # --- drains

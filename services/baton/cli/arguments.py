@@ -24,6 +24,7 @@ def _size(text: str | int) -> int:
 _MODEL = "Model"
 _MEMORY = "Memory and batching"
 _SPECULATION = "Speculative decoding"
+_PARALLEL = "Parallelism"
 _NETWORK = "Network"
 _PROCESS = "Process"
 
@@ -50,12 +51,18 @@ Dtype = Annotated[
     ),
 ]
 Device = Annotated[
-    str, typer.Option(help="auto (CUDA where there is one), cpu, cuda or cuda:N.", rich_help_panel=_MODEL)
+    str,
+    typer.Option(
+        help="auto (CUDA where there is one), cpu, cuda or cuda:N. The processes of a split model take N and "
+        "those that follow.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Devices = Annotated[
     str,
     typer.Option(
-        help="auto, cpu, cuda or cuda:N; several, as in cuda:0,cuda:1, are dealt out to the workers.",
+        help="auto, cpu, cuda or cuda:N; several, as in cuda:0,cuda:1, are dealt out to the workers, "
+        "to each as many as it has processes.",
         rich_help_panel=_MODEL,
     ),
 ]
@@ -186,14 +193,33 @@ SpeculativeNgramMin = Annotated[
 SpeculativeNgramMax = Annotated[
     int, typer.Option(help="With ngram: most last tokens to look for.", rich_help_panel=_SPECULATION)
 ]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        help="Processes, each with a device of its own, that share every layer's heads and rows.",
+        rich_help_panel=_PARALLEL,
+    ),
+]
+PipelineParallelSize = Annotated[
+    int,
+    typer.Option(
+        help="Stages that the layers are dealt out to, one after the other, each of as many processes.",
+        rich_help_panel=_PARALLEL,
+    ),
+]
 Threads = Annotated[
     int | None,
-    typer.Option(help="CPU threads of a worker. Default: the library's choice.", rich_help_panel=_PROCESS),
+    typer.Option(
+        help="CPU threads of a worker, or of each of its processes. Default: the library's choice, or the "
+        "cores shared out to the processes.",
+        rich_help_panel=_PROCESS,
+    ),
 ]
 ThreadsPerWorker = Annotated[
     int | None,
     typer.Option(
-        help="CPU threads of each worker. Default: the cores, shared out.", rich_help_panel=_PROCESS
+        help="CPU threads of each worker, or of each of its processes. Default: the cores, shared out.",
+        rich_help_panel=_PROCESS,
     ),
 ]
 

@@ -57,6 +57,8 @@ def latency(
     num_speculative_tokens: arg.NumSpeculativeTokens = _WORKER.num_speculative_tokens,
     speculative_ngram_min: arg.SpeculativeNgramMin = _WORKER.speculative_ngram_min,
     speculative_ngram_max: arg.SpeculativeNgramMax = _WORKER.speculative_ngram_max,
+    tensor_parallel_size: arg.TensorParallelSize = _WORKER.tensor_parallel_size,
+    pipeline_parallel_size: arg.PipelineParallelSize = _WORKER.pipeline_parallel_size,
     threads: arg.Threads = None,
 ) -> None:
     """Time one batch in the engine, without a server: the whole of it and per token."""
@@ -101,6 +103,8 @@ def throughput(
     num_speculative_tokens: arg.NumSpeculativeTokens = _WORKER.num_speculative_tokens,
     speculative_ngram_min: arg.SpeculativeNgramMin = _WORKER.speculative_ngram_min,
     speculative_ngram_max: arg.SpeculativeNgramMax = _WORKER.speculative_ngram_max,
+    tensor_parallel_size: arg.TensorParallelSize = _WORKER.tensor_parallel_size,
+    pipeline_parallel_size: arg.PipelineParallelSize = _WORKER.pipeline_parallel_size,
     threads: arg.Threads = None,
 ) -> None:
     """Have the engine do a whole workload, without a server: requests and tokens per second."""

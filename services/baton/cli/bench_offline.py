@@ -89,6 +89,8 @@ def _llm(config: WorkerConfig) -> LLM:
             speculative_ngram_min=config.speculative_ngram_min,
             speculative_ngram_max=config.speculative_ngram_max,
             num_threads=config.threads,
+            tensor_parallel_size=config.tensor_parallel_size,
+            pipeline_parallel_size=config.pipeline_parallel_size,
         )
     except (ModelError, TokenizerError, ValueError) as error:
         raise StartError(str(error)) from error

@@ -49,8 +49,9 @@ class Ring:
         """One line on what is about to start."""
         counts = Counter(config.role for config in self.workers.values())
         roles = " + ".join(f"{count} {role}" for role, count in counts.items())
-        threads = {config.threads for config in self.workers.values()}
-        return f"{self.router.model_name}: {roles} + router, {threads.pop()} CPU thread(s) per worker"
+        worker = next(iter(self.workers.values()))
+        each = "worker" if worker.world == 1 else f"process, {worker.world} processes per worker"
+        return f"{self.router.model_name}: {roles} + router, {worker.threads} CPU thread(s) per {each}"
 
 
 def roles_wanted(prefill: int | None, decode: int | None, both: int) -> list[RoleName]:
@@ -72,8 +73,8 @@ def plan(
 ) -> Ring:
     """Give every worker its role, addresses, device and threads, and the router its workers.
 
-    ``worker`` is the pattern for all of them; devices are dealt out in turn; ``router`` holds the fields of
-    RouterConfig that are not decided here.
+    ``worker`` is the pattern for all of them; devices are dealt out in turn, to each worker as many as it has
+    processes; ``router`` holds the fields of RouterConfig that are not decided here.
     """
     ports = iter(_free_ports(worker.host, 2 * len(roles) + 2))
     key = os.environ.get(CLUSTER_KEY) or secrets.token_hex(32)
@@ -84,10 +85,12 @@ def plan(
             device=device,
             port=next(ports),
             metrics_port=next(ports),
-            threads=worker.threads or max(1, _cores() // len(roles)),
+            threads=worker.threads or max(1, _cores() // (len(roles) * worker.world)),
             cluster_key=key,
         )
-        for name, role, device in zip(_names(roles), roles, cycle(devices), strict=False)
+        for name, role, device in zip(
+            _names(roles), roles, cycle(_first_devices(devices, worker.world)), strict=False
+        )
     }
     addresses = tuple(join_address(config.advertised_host, config.port) for config in workers.values())
     config = RouterConfig(workers=addresses, cluster_key=key, **router)
@@ -117,6 +120,19 @@ def arguments(config: WorkerConfig | RouterConfig) -> list[str]:
         else:
             result += [flag(field.name), str(value)]
     return result
+
+
+def _first_devices(devices: Sequence[str], world: int) -> Sequence[str]:
+    """The first device of each worker, whose processes take those that follow it. One that is named alone is
+    the first."""
+    if world == 1 or len(devices) == 1:
+        return devices
+    numbers = [name.removeprefix("cuda:") for name in devices]
+    first = [int(number) for number in numbers[::world] if number.isdecimal()]
+    if [str(number + at) for number in first for at in range(world)] != numbers:
+        problem = f"must be cuda:N, cuda:N+1, ... in groups of {world}, one for each worker's processes"
+        raise ConfigError("device", f"{problem}, not {','.join(devices)}")
+    return devices[::world]
 
 
 def _names(roles: Sequence[RoleName]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from baton.connector.group import GroupConnector
 from baton.connector.staging import Staging
@@ -18,19 +18,20 @@ class ConnectorMissingError(Exception):
 
 
 def available(
-    wanted: str, *, on_cuda: bool, host: str, on_crash: Callable[[], None], staging: Staging
+    wanted: str, *, device: int | None, host: str, on_crash: Callable[[], None], staging: Staging
 ) -> dict[str, Connector]:
     """The connectors that ``wanted`` (of worker.config.CONNECTORS) means, the best first.
 
-    ``host`` is what they will listen on. ``on_crash`` is called on the event loop when a thread of theirs met
-    what it did not expect: pages could stay pinned for ever, so it must end the worker.
+    ``device``: the CUDA device that the pool is on, if it is on one. ``host`` is what they will listen on.
+    ``on_crash`` is called on the event loop when a thread of theirs met what it did not expect: pages could
+    stay pinned for ever, so it must end the worker.
 
     ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested, and
     ``nccl`` after ``ucx``, which needs no host memory in between.
     """
-    group = "nccl" if on_cuda else "gloo"
+    group = "gloo" if device is None else "nccl"
     if wanted in ("nccl", "gloo"):
-        return {group: GroupConnector(group, staging, on_crash)}
+        return {group: GroupConnector(group, staging, on_crash, device)}
     if wanted == "tcp":
         return {"tcp": TcpConnector(staging, on_crash)}
     try:
@@ -42,8 +43,11 @@ def available(
         ucx = None
     if wanted == "ucx" and ucx is not None:
         return {"ucx": ucx}
-    order: list[Connector] = [TcpConnector(staging, on_crash), GroupConnector(group, staging, on_crash)]
-    if on_cuda:
+    order: list[Connector] = [
+        TcpConnector(staging, on_crash),
+        GroupConnector(group, staging, on_crash, device),
+    ]
+    if device is not None:
         order.reverse()
     return {connector.name: connector for connector in ([ucx] if ucx is not None else []) + order}
 
@@ -62,6 +66,6 @@ def _ucx(staging: Staging, on_crash: Callable[[], None], host: str) -> Connector
         raise ConnectorMissingError(f"UCX does not start: {error}") from error
 
 
-def first_common(offered: Sequence[str], ours: Mapping[str, Connector]) -> Connector | None:
+def first_common(offered: Sequence[str], ours: Collection[str]) -> str | None:
     """The first of the peer's connectors, the best first, that is here too."""
-    return next((ours[name] for name in offered if name in ours), None)
+    return next((name for name in offered if name in ours), None)

@@ -89,8 +89,10 @@ class _Library(Protocol):
 
 
 class _Nccl:
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(self, store: Store, rank: int, device: int | None) -> None:
         from torch.distributed import ProcessGroupNCCL
+
+        self._device = device
 
         options = ProcessGroupNCCL.Options()
         options._timeout = _LONGEST
@@ -103,12 +105,11 @@ class _Nccl:
     def receive(self, data: Tensor) -> Callable[[], None]:
         return partial(self._wait, self._group.recv([data], _PREFILL, 0))
 
-    @staticmethod
-    def _wait(work: Work) -> None:
+    def _wait(self, work: Work) -> None:
         import torch
 
         work.wait(_LONGEST)
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream(self._device).synchronize()
 
     def break_off(self) -> None:
         self._group.abort()
@@ -178,9 +179,10 @@ class _Pair:
     left, and with False if they never will and the library does not touch their memory any more.
     """
 
-    def __init__(self, backend: str, store: Store, rank: int, host: str) -> None:
+    def __init__(self, backend: str, store: Store, rank: int, host: str, device: int | None) -> None:
         self._on_cuda = backend == "nccl"
-        self._library: _Library = _Nccl(store, rank) if self._on_cuda else _Gloo(store, rank, host)
+        self._device = device
+        self._library: _Library = _Nccl(store, rank, device) if self._on_cuda else _Gloo(store, rank, host)
         self._changed = threading.Condition()
         self._running: deque[_Transfer] = deque()
         self._ended = False
@@ -217,7 +219,7 @@ class _Pair:
     def _place(self, memory: memoryview | DeviceView) -> Tensor:
         if isinstance(memory, DeviceView):
             return _device_tensor(memory)
-        return _tensor(memory).cuda() if self._on_cuda else _tensor(memory)
+        return _tensor(memory).cuda(self._device) if self._on_cuda else _tensor(memory)
 
     def _start(
         self,
@@ -464,10 +466,13 @@ class GroupConnector:
 
     drained_is_proof = False
 
-    def __init__(self, backend: str, staging: Staging, on_crash: Callable[[], None]) -> None:
+    def __init__(
+        self, backend: str, staging: Staging, on_crash: Callable[[], None], device: int | None = None
+    ) -> None:
         """``backend``: nccl or gloo. ``on_crash`` ends the worker: what a thread met leaves pages pinned for
-        ever."""
+        ever. ``device``: that of nccl, on which its threads would not find themselves."""
         self.name = backend
+        self._device = device
         self._staging = staging
         self._on_crash = on_crash
         self._host = "127.0.0.1"
@@ -496,7 +501,8 @@ class GroupConnector:
         store, name, backend = self._store, token.hex(), self.name
         assert store is not None
         host = sock.getsockname()[0]
-        link.make_pair = lambda: _Pair(backend, _room(store, name), _DECODE, host)
+        device = self._device
+        link.make_pair = lambda: _Pair(backend, _room(store, name), _DECODE, host, device)
         sock.setblocking(True)
         sock.sendall(_PORT.pack(self._store_port))
         link.attach(sock)
@@ -510,14 +516,14 @@ class GroupConnector:
         except BaseException:
             sock.close()
             raise
-        backend, name = self.name, token.hex()
+        backend, name, device = self.name, token.hex(), self._device
         store_host, own_host = sock.getpeername()[0], sock.getsockname()[0]
 
         def make_pair() -> _Pair:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
             store = TCPStore(store_host, port, None, False, timedelta(seconds=_MEET_S))
-            return _Pair(backend, _room(store, name), _PREFILL, own_host)
+            return _Pair(backend, _room(store, name), _PREFILL, own_host, device)
 
         room = self._staging.sending
         return _GroupSendingLink(memory, room, sock, on_lost, self._on_crash, make_pair)

@@ -36,7 +36,7 @@ class PageMemory(Protocol):
     """What one link sees of a KV pool: *wire blocks* of equal size, as bytes.
 
     Where both ends have pages of one size, a wire block is a page. Otherwise it is as many tokens as the
-    smaller page holds, and, of the heads, those that both ends hold.
+    smaller page holds, and, of the heads and layers, those that both ends hold.
     """
 
     @property
@@ -59,11 +59,11 @@ class PageMemory(Protocol):
 
 
 class KVMemory(Protocol):
-    """A worker's KV pool, of which each link has a part."""
+    """One rank's KV pool, of which each data connection has a part."""
 
-    def part(self, block_size: int, heads: range | None = None) -> PageMemory:
+    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
         """Wire blocks of ``block_size`` tokens, which divides the pool's block size, and these of its KV
-        heads (None: all). Raises ValueError for what the pool cannot be divided into."""
+        heads and layers (None: all). Raises ValueError for what the pool cannot be divided into."""
 
 
 class Link(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.connector.messages import (
     Cancel,
     Credit,
@@ -20,6 +22,8 @@ from baton.connector.messages import (
     ToPrefill,
     Withdraw,
 )
+from baton.connector.ranks.ends import Strand
+from baton.connector.ranks.share import Share, Tie
 from baton.v1 import handoff_pb2 as pb
 
 FromPrefill = Ready | SendComplete | Drained | Withdraw
@@ -117,3 +121,44 @@ def from_decode(message: pb.DecodeMessage) -> ToPrefill | None:
             return Cancel(name_of(message.cancel.name))
         case _:
             return None
+
+
+def share_to_proto(share: Share) -> pb.Share:
+    heads, layers = share.heads, share.layers
+    return pb.Share(
+        first_head=heads.start, num_heads=len(heads), first_layer=layers.start, num_layers=len(layers)
+    )
+
+
+def share_of(share: pb.Share) -> Share:
+    return Share(
+        range(share.first_head, share.first_head + share.num_heads),
+        range(share.first_layer, share.first_layer + share.num_layers),
+    )
+
+
+def accept_strands(accept: pb.LinkAccept, strands: Sequence[Strand]) -> None:
+    """Put a link's data connections into decode's answer. The one of two workers of one rank each has its own
+    place there."""
+    first = strands[0]
+    if len(strands) == 1:
+        accept.data_address, accept.data_token = first.address, first.token
+        return
+    for strand in strands:
+        accept.strands.add(
+            prefill_rank=strand.tie.prefill,
+            decode_rank=strand.tie.decode,
+            share=share_to_proto(strand.tie.share),
+            address=strand.address,
+            token=strand.token,
+        )
+
+
+def strands_of(accept: pb.LinkAccept, whole: Share) -> tuple[Strand, ...]:
+    """The link's data connections as decode answered. ``whole``: all of the model's KV."""
+    if not accept.strands:
+        return (Strand(Tie(0, 0, whole), accept.data_address, accept.data_token),)
+    return tuple(
+        Strand(Tie(s.prefill_rank, s.decode_rank, share_of(s.share)), s.address, s.token)
+        for s in accept.strands
+    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from baton.connector import wire
 from baton.connector.choice import first_common
 from baton.connector.identity import first_mismatch
-from baton.connector.transport import Connector, KVMemory
+from baton.connector.ranks.ends import Ends
+from baton.connector.ranks.share import Share, Tie, objection, ties
 from baton.telemetry.handoff import HandoffMetrics
 from baton.v1 import handoff_pb2 as pb
 
@@ -19,9 +20,8 @@ class Wiring:
     incarnation: str
     address: str
     """Where this process serves, for the logs and metrics of its peers."""
-    connectors: Mapping[str, Connector]
-    """By name, the best first."""
-    memory: KVMemory
+    ends: Ends
+    """The connectors and pools of its ranks."""
     compatibility: pb.Compatibility
     metrics: HandoffMetrics
     verify: bool = False
@@ -29,15 +29,22 @@ class Wiring:
     patience_s: float = 120.0
     """How long decode waits for a sign of life of one handoff on a healthy link."""
 
+    @property
+    def whole(self) -> Share:
+        """All of the model's KV."""
+        return Share(range(self.compatibility.num_kv_heads), range(self.compatibility.num_layers))
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How one link works."""
 
-    connector: Connector
+    connector: str
     block_size: int
     """Tokens of a wire block: the smaller of both sides' block sizes, which divides the other."""
     verify: bool
+    ties: tuple[Tie, ...]
+    """Which ranks exchange what."""
 
 
 def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
@@ -55,9 +62,27 @@ def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
             reason="block_size of one side must divide that of the other: "
             f"prefill {opened.compatibility.block_size}, decode {ours.compatibility.block_size}",
         )
-    connector = first_common(opened.connectors, ours.connectors)
+    connector = first_common(opened.connectors, ours.ends.connectors)
     if connector is None:
-        theirs, mine = (", ".join(names) for names in (opened.connectors, ours.connectors))
+        theirs, mine = (", ".join(names) for names in (opened.connectors, ours.ends.connectors))
         reason = f"no common connector: prefill has {theirs}, decode {mine}"
         return pb.LinkRefuse(field="connectors", reason=reason)
-    return Terms(connector, smaller, ours.verify or opened.verify)
+    exchanged = _ties(ours, opened)
+    if isinstance(exchanged, pb.LinkRefuse):
+        return exchanged
+    return Terms(connector, smaller, ours.verify or opened.verify, exchanged)
+
+
+def _ties(ours: Wiring, opened: pb.LinkOpen) -> tuple[Tie, ...] | pb.LinkRefuse:
+    """Which ranks exchange what. A prefill worker that says nothing of ranks knows of one a worker."""
+    here = ours.ends.shares
+    if not opened.ranks and len(here) > 1:
+        reason = (
+            f"the ranks of prefill are not known, and decode has {len(here)}: prefill is too old for that"
+        )
+        return pb.LinkRefuse(field="ranks", reason=reason)
+    shares = [wire.share_of(share) for share in opened.ranks] or [ours.whole]
+    wrong = objection(shares, len(ours.whole.heads), len(ours.whole.layers))
+    if wrong is not None:
+        return pb.LinkRefuse(field="ranks", reason=f"the ranks of prefill cannot be: {wrong}")
+    return ties(shares, here)

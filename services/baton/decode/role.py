@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
 
 from baton.connector import wire
-from baton.connector.checksum import checksum
 from baton.connector.decode import Counters, DecodeHandoffs
 from baton.connector.identity import handle_is_valid, tokens_digest
 from baton.connector.liveness import TEMPO, TICK_S, Pulse, Tempo
@@ -32,8 +31,10 @@ from baton.connector.messages import (
     Send,
     Stop,
 )
+from baton.connector.ranks.end import DataLink
+from baton.connector.ranks.ends import Strand
 from baton.connector.timeline import STAGE_OF, Stage, Timeline
-from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.transport import TransferError
 from baton.connector.wiring import Terms, Wiring, agree
 from baton.decode.room import PoolRoom
 from baton.engine.beams import Candidates
@@ -62,16 +63,24 @@ _STAGES = (
 
 @dataclass(slots=True)
 class _Peer:
-    """One prefill worker's link: its control stream and its data connection."""
+    """One prefill worker's link: its control stream and its data connection, or those of each rank."""
 
     id: LinkId
     pair: Pair
     terms: Terms
-    memory: PageMemory
-    data: Link
+    data: DataLink
     pulse: Pulse
-    outbound: asyncio.Queue[pb.DecodeMessage | None] = field(default_factory=asyncio.Queue)
+    outbound: asyncio.Queue[pb.DecodeMessage | Awaitable[None] | None] = field(default_factory=asyncio.Queue)
+    """What is only to be waited for holds back what is behind it."""
     fenced: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def say(self, message: pb.DecodeMessage) -> None:
+        """Once all is in place that prefill may act upon (rule 1): receives may be posted in other
+        processes."""
+        waiting = self.data.in_place()
+        if waiting is not None:
+            self.outbound.put_nowait(waiting)
+        self.outbound.put_nowait(message)
 
 
 class DecodeRole(pb_grpc.HandoffServicer):
@@ -99,15 +108,16 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._on_crash = on_crash
         self._tempo = tempo
         self._room = PoolRoom(engine)
-        drained_is_proof = all(connector.drained_is_proof for connector in wiring.connectors.values())
-        self._machine = DecodeHandoffs(wiring.incarnation, self._room, drained_is_proof=drained_is_proof)
+        self._machine = DecodeHandoffs(
+            wiring.incarnation, self._room, drained_is_proof=wiring.ends.drained_is_proof
+        )
         self._timelines: dict[Name, Timeline] = {}
         self._joined: dict[Sequence, Timeline] = {}
         """Of requests that no step has computed anything for since they were committed."""
         self._peers: dict[LinkId, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.data_addresses: dict[str, str] = {}
-        """Connector → where it listens."""
+        self.data_addresses: Mapping[str, Many[str]] = {}
+        """Connector → where each rank's listens."""
 
     @property
     def counters(self) -> Counters:
@@ -199,7 +209,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
         reader = asyncio.create_task(self._read(peer, request_iterator))
         try:
             while (message := await peer.outbound.get()) is not None:
-                yield message
+                if isinstance(message, pb.DecodeMessage):
+                    yield message
+                else:
+                    await asyncio.shield(message)
         finally:
             reader.cancel()
             self._do(lambda now: self._machine.link_lost(peer.id, now))
@@ -222,31 +235,32 @@ class DecodeRole(pb_grpc.HandoffServicer):
             link = self._machine.open_link(prefill, per_page, verify=terms.verify)
         if link is None:  # it has dialled twice, and the other call was first
             return await self._accept(opened, terms)
-        peer, token = self._expect(link, opened.prefill_address, terms)
+        peer, strands = self._expect(link, opened.prefill_address, terms)
         accept = pb.LinkAccept(
             decode_incarnation=self._wiring.incarnation,
             epoch=link.epoch,
-            connector=terms.connector.name,
-            data_address=self.data_addresses[terms.connector.name],
-            data_token=token,
+            connector=terms.connector,
             block_size=terms.block_size,
             verify=terms.verify,
         )
-        peer.outbound.put_nowait(pb.DecodeMessage(accept=accept))
+        wire.accept_strands(accept, strands)
+        peer.say(pb.DecodeMessage(accept=accept))
         self._wiring.metrics.linked(peer.pair)
-        log.info("prefill %s linked, epoch %d, connector %s", prefill, link.epoch, terms.connector.name)
+        log.info("prefill %s linked, epoch %d, connector %s", prefill, link.epoch, terms.connector)
         return peer
 
-    def _expect(self, link: LinkId, address: str, terms: Terms) -> tuple[_Peer, bytes]:
-        """Our end of the link's data connection, and the token that admits prefill to it."""
-        token = secrets.token_bytes(32)
-        memory = self._wiring.memory.part(terms.block_size)
-        data = terms.connector.expect(
-            token, memory, lambda: self._do(lambda now: self._machine.link_lost(link, now))
-        )
-        peer = _Peer(link, Pair(address, terms.connector.name), terms, memory, data, Pulse(self._tempo))
+    def _expect(self, link: LinkId, address: str, terms: Terms) -> tuple[_Peer, Many[Strand]]:
+        """Our end of the link, and how prefill gets to it."""
+        ends = self._wiring.ends
+        strands = ends.strands(terms.ties, self.data_addresses[terms.connector])
+
+        def lost() -> None:
+            self._do(lambda now: self._machine.link_lost(link, now))
+
+        data = ends.expect(terms.connector, terms.block_size, strands, lost)
+        peer = _Peer(link, Pair(address, terms.connector), terms, data, Pulse(self._tempo))
         self._peers[link] = peer
-        return peer, token
+        return peer, strands
 
     def _take(self, link: LinkId, message: pb.PrefillMessage) -> None:
         if message.HasField("ask"):
@@ -341,7 +355,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def _send(self, link: LinkId, message: pb.DecodeMessage) -> None:
         peer = self._peers.get(link)
         if peer is not None:
-            peer.outbound.put_nowait(message)
+            peer.say(message)
 
     def _post_receive(self, action: PostReceive) -> None:
         peer = self._peers.get(action.link)
@@ -356,12 +370,12 @@ class DecodeRole(pb_grpc.HandoffServicer):
         try:
             await arrival
             if peer.terms.verify:
-                crc = await checksum(peer.memory, action.blocks)
+                crc = await peer.data.checksum(action.blocks)
             ok = True
         except TransferError:
             ok = False
         else:
-            self._wiring.metrics.received(peer.pair, len(action.blocks) * peer.memory.block_bytes)
+            self._wiring.metrics.received(peer.pair, len(action.blocks) * peer.data.block_bytes)
             name = self._machine.name_of(action.link, action.tag)
             if name is not None:
                 self._reach(name, Stage.ARRIVED)

@@ -21,6 +21,8 @@ _POSITIVE = (
     "prefill_chunk",
     "max_model_len",
     "num_threads",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
 )
 
 
@@ -65,7 +67,13 @@ class EngineConfig:
     enforce_eager: bool = False
     """On CUDA, launch every kernel of a decode step by itself: no graphs (``baton.engine.graphs``)."""
     num_threads: int | None = None
-    """Threads of torch on the CPU, for the whole process; None: as torch chooses."""
+    """Threads of torch on the CPU, for the whole process, of each rank; None: as torch chooses, or the cores
+    shared out to the ranks."""
+    tensor_parallel_size: int = 1
+    """Ranks that share the heads and inner rows of every layer."""
+    pipeline_parallel_size: int = 1
+    """Stages that the layers are dealt out to. There are tensor x pipeline ranks, a process each; on CUDA
+    they use as many devices, from ``device`` on."""
 
     def __post_init__(self) -> None:
         settings: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -77,6 +85,11 @@ class EngineConfig:
             if settings[name] not in allowed:
                 raise ValueError(f"{name} is {settings[name]!r}; allowed: {', '.join(allowed)}")
         _ = self.speculation
+        if self.world > 1 and self.speculative_method in ("medusa", "eagle"):
+            raise ValueError(
+                f"speculative_method is {self.speculative_method!r}; allowed with "
+                f"{self.world} ranks (tensor_parallel_size x pipeline_parallel_size): none, ngram, draft"
+            )
         if not 0 < self.device_memory_fraction <= 1:
             raise ValueError(
                 f"device_memory_fraction is {self.device_memory_fraction}; allowed: above 0, at most 1"
@@ -95,6 +108,11 @@ class EngineConfig:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}; allowed: at least max_num_seqs "
                 f"({self.max_num_seqs}), so that every running sequence can decode in every step"
             )
+
+    @property
+    def world(self) -> int:
+        """How many ranks the model is split over."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def speculation(self) -> SpeculationConfig:

@@ -121,15 +121,18 @@ class Engine:
 
     @classmethod
     def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Engine:
-        """Loads the model, sizes the KV pool and warms up. ValueError if config and model do not agree or
-        do not fit on the device; ``progress`` hears of bytes of weights read."""
+        """Loads the model, sizes the KV pool and warms up, on all ranks. ValueError if config and model do
+        not agree or do not fit on the device, RankError if a rank cannot start; ``progress`` hears of bytes
+        of weights read."""
         built = build_runner(config, progress)
         limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
         tier = host = None
         if built.num_host_blocks:
             break_even = BreakEven(config.block_size)
             tier = HostTier(built.num_host_blocks, break_even)
-            host = HostMemory(built.runner.pool, built.num_host_blocks, break_even)
+            host = HostMemory(
+                built.runner.pool, built.num_host_blocks, break_even, built.runner.ranks, built.block_bytes
+            )
         pool = BlockPool(built.num_blocks, config.block_size, tier.save if tier else None)
         scheduler = Scheduler(limits, pool, tier)
         eos = frozenset(built.model_config.eos_token_ids)
@@ -140,6 +143,17 @@ class Engine:
 
         speculator = built.speculator
         return cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens), speculator)
+
+    def call_on_rank_death(self, on_death: Callable[[str], None]) -> None:
+        """``on_death`` hears which of the other ranks died and how, at once and on a thread of its own; until
+        it has returned, nobody else does."""
+        if self.runner.ranks is not None:
+            self.runner.ranks.call_on_death(on_death)
+
+    def close(self) -> None:
+        """Ends the processes of the other ranks, if there are any. No step may run, then or later."""
+        if self.runner.ranks is not None:
+            self.runner.ranks.close()
 
     # -- requests ----------------------------------------------------------------------------------------
 

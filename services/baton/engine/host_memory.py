@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 
@@ -11,17 +13,30 @@ from torch import Tensor
 
 from baton.engine.break_even import BreakEven
 from baton.engine.host_tier import CopyPlan
+from baton.parallel.messages import CopyBlocks
+from baton.parallel.ranks import Ranks
 from baton_kernels.blocks import copy_blocks
 
 
 class HostMemory:
-    """``[num_slots, ...]`` of host memory, each slot as large as a block of the pool.
+    """``[num_slots, ...]`` of host memory, each slot as large as a block of the pool. The other ranks of a
+    model, which have slots of their own, make the same copies at the same time.
 
     All of it is had at the start, so that what does not fit fails then and not under load. It is pinned for a
     pool on CUDA.
     """
 
-    def __init__(self, pool: Tensor, num_slots: int, break_even: BreakEven) -> None:
+    def __init__(
+        self,
+        pool: Tensor,
+        num_slots: int,
+        break_even: BreakEven,
+        ranks: Ranks | None = None,
+        block_bytes: int | None = None,
+    ) -> None:
+        """``block_bytes``: of a block on all ranks together; None: there is only this one."""
+        self._ranks = ranks
+        self._block_bytes = pool[0].nbytes if block_bytes is None else block_bytes
         on_cuda = pool.device.type == "cuda"
         self._pool = pool
         self._break_even = break_even
@@ -33,7 +48,7 @@ class HostMemory:
 
     def carry_out(self, plan: CopyPlan) -> None:
         """Makes all copies of a plan: on CUDA in one launch for each direction, elsewhere adjacent ones in
-        one go. They are over on return.
+        one go. They are over on return, on all ranks.
 
         On CUDA they have a stream of their own and need not wait for a forward pass: none is using a block of
         the plan, as all had been given back, and what was written to them was complete by then.
@@ -41,15 +56,21 @@ class HostMemory:
         if not plan:
             return
         began = time.perf_counter()
+        question = self._tell(plan)
+        self.copy(plan)
+        if self._ranks is not None:
+            self._ranks.answers(question)
+        self._break_even.copied(len(plan.saves) + len(plan.restores), time.perf_counter() - began)
+        self.saved_bytes += len(plan.saves) * self._block_bytes
+        self.restored_bytes += len(plan.restores) * self._block_bytes
+
+    def copy(self, plan: CopyPlan) -> None:
+        """As :meth:`carry_out`, on this rank alone."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             self._copy(self._slots, self._pool, plan.saves)
             self._copy(self._pool, self._slots, plan.restores)
         if self._stream is not None:
             self._stream.synchronize()
-        self._break_even.copied(len(plan.saves) + len(plan.restores), time.perf_counter() - began)
-        block_bytes = self._pool[0].nbytes
-        self.saved_bytes += len(plan.saves) * block_bytes
-        self.restored_bytes += len(plan.restores) * block_bytes
 
     def _copy(self, target: Tensor, source: Tensor, moves: Mapping[int, int]) -> None:
         """``moves``: index in ``target`` -> index in ``source``."""
@@ -59,6 +80,26 @@ class HostMemory:
         elif moves:
             ids = torch.tensor([list(moves), list(moves.values())], device=self._pool.device)
             copy_blocks(target, ids[0], source, ids[1])
+
+    def _tell(self, plan: CopyPlan) -> int:
+        if self._ranks is None:
+            return 0
+        question = self._ranks.question()
+        message = CopyBlocks(question, len(plan.saves), len(plan.restores))
+        self._ranks.tell(message, plan_to_bytes(plan))
+        return question
+
+
+def plan_to_bytes(plan: CopyPlan) -> bytes:
+    """The pairs of a plan, those of saves first, as int64."""
+    pairs = (*plan.saves.items(), *plan.restores.items())
+    return array("q", (number for pair in pairs for number in pair)).tobytes()
+
+
+def plan_from_bytes(num_saves: int, data: bytes | bytearray) -> CopyPlan:
+    """What ``plan_to_bytes`` made of a plan with so many saves."""
+    pairs = list(struct.iter_unpack("=qq", data))
+    return CopyPlan(dict(pairs[:num_saves]), dict(pairs[num_saves:]))
 
 
 def _runs(moves: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

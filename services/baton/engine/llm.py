@@ -74,11 +74,14 @@ class EngineOptions(TypedDict, total=False):
     speculative_ngram_max: int
     enforce_eager: bool
     num_threads: int | None
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
 
 
 class LLM:
     """A loaded model that answers prompts. The same engine, tokenizer and checks as behind the router, so the
-    same seed gives the same tokens; but no server and no other processes.
+    same seed gives the same tokens; but no server, and no other processes than the ranks of a model that is
+    split. These end with it: with `close`, or when nobody refers to it any more.
 
     One thread at a time.
     """
@@ -87,7 +90,7 @@ class LLM:
         """``model``: "demo", a Hugging Face directory, or a hub id.
 
         Raises ModelError or TokenizerError when the model cannot be had, ValueError for options that cannot
-        work (which it names) and TypeError for one that there is not.
+        work (which it names), TypeError for one that there is not, and RankError when a rank cannot start.
         """
         path = hub.resolve_model(model)
         options["device"] = choose_device(options.get("device", "auto"))
@@ -105,6 +108,10 @@ class LLM:
         )
         self._limits = SamplingLimits()
         self._numbers = itertools.count()
+
+    def close(self) -> None:
+        """Ends the processes of the other ranks, if there are any. Nothing can be generated after that."""
+        self.engine.close()
 
     def generate(
         self,

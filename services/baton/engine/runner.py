@@ -19,14 +19,14 @@ from baton.engine.logprobs import score, score_each
 from baton.engine.sampler import sample
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
+from baton.engine.step import StepTensors, prompt_pieces
 from baton.engine.verification import Drafted, Sampled, verify
 from baton.logprobs import Logprobs
+from baton.parallel.messages import StepLayout
+from baton.parallel.ranks import Ranks
 from baton.sampling_params import SamplingParams
 from baton_kernels.blocks import copy_blocks
-from baton_kernels.paged import Chunk, PagedBatch
-
-PROMPT_ROWS = 64
-"""Rows of a prompt whose logits are made at once: those of a whole chunk would outweigh its activations."""
+from baton_kernels.paged import PagedBatch
 
 
 class Model(Protocol):
@@ -74,28 +74,33 @@ class StepResult:
 class StepInputs:
     """One step, laid out for the model and the sampler."""
 
-    token_ids: Tensor
-    """[T] int64."""
-    batch: PagedBatch
+    layout: StepLayout
+    buffer: Tensor
+    """On the host: ``StepTensors`` names its parts."""
     due: tuple[Sequence, ...]
-    """Sequences whose last token is in the step, so that it yields their next one; without drafts."""
+    """Sequences whose last token is in the step, so that it yields their next one; without drafts. Their rows
+    come first."""
     drafted: tuple[Drafted, ...]
-    """Those with drafts behind their last token."""
-    rows: Tensor | None
-    """[R] int64: the rows of what is due in the step, then for each of ``drafted`` one and another for each
-    draft; None: every row, in order."""
+    """Those with drafts behind their last token: one row each, and another for each draft."""
     prompts: tuple[PromptRows, ...] = ()
-    copies: tuple[Tensor, Tensor] | None = None
-    """Sources and targets, [C] int64 each, of the blocks to copy before anything is computed."""
 
 
 class ModelRunner:
     """Owns the model and the bytes of the KV pool ([num_blocks, kv_heads, layers, 2, block_size, dim])."""
 
     def __init__(
-        self, model: Model, pool: Tensor, block_size: int, device: torch.device, *, with_lengths: bool = False
+        self,
+        model: Model,
+        pool: Tensor,
+        block_size: int,
+        device: torch.device,
+        *,
+        with_lengths: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
-        """``with_lengths``: the model wants ``PagedBatch.lengths``."""
+        """``with_lengths``: the model wants ``PagedBatch.lengths``. ``ranks``: the others that the model is
+        split over, each with a pool of its own; this is their leader."""
+        self.ranks = ranks
         self.keeps_hidden = False
         """Whether steps give their hidden states, for a drafter."""
         self.with_lengths = with_lengths
@@ -106,21 +111,41 @@ class ModelRunner:
         self.masks = MaskStage()
 
     def run(self, batch: ScheduledBatch) -> StepResult:
-        """Computes a step and what it yields. The step's KV is in the pool on return."""
+        """Computes a step and what it yields. The step's KV is in the pool on return, on every rank."""
         return self.execute(self.prepare(batch))
 
     def execute(self, inputs: StepInputs) -> StepResult:
+        """RankError if a rank is dead. Whatever else is raised, an interrupt too, ends the other ranks: they
+        may be in the middle of the step."""
+        if self.ranks is None:
+            return self._execute(inputs)
+        try:
+            self.ranks.tell(inputs.layout, inputs.buffer.numpy().data)
+            result = self._execute(inputs)
+            if inputs.layout.reply:
+                self.ranks.answers(inputs.layout.reply)
+            return result
+        except RuntimeError as error:
+            cause = self.ranks.cause(error)
+            self.ranks.close()
+            raise cause from error
+        except BaseException:
+            self.ranks.close()
+            raise
+
+    def _execute(self, inputs: StepInputs) -> StepResult:
+        step = StepTensors.of(inputs.layout, inputs.buffer.to(self.device))
         with torch.inference_mode():
-            if inputs.copies is not None:
-                sources, targets = inputs.copies
+            if step.copies is not None:
+                sources, targets = step.copies
                 copy_blocks(self.pool, targets, self.pool, sources)
-            hidden = self.model.forward(inputs.token_ids, inputs.batch, self.pool)
+            hidden = self.model.forward(step.token_ids, step.batch, self.pool)
             result = StepResult(hidden=hidden if self.keeps_hidden else None)
             for prompt in inputs.prompts:
                 result.prompt_logprobs[prompt.sequence] = self._score_prompt(hidden, prompt)
-            if inputs.due or inputs.drafted:
-                if inputs.rows is not None:
-                    hidden = hidden[inputs.rows]
+            if inputs.layout.num_rows:
+                if step.rows is not None:
+                    hidden = hidden[step.rows]
                 logits = self.model.logits(hidden)
                 result.candidates.update(_candidates(logits, inputs.due))
                 self._choose(logits, inputs, result)
@@ -133,14 +158,11 @@ class ModelRunner:
     def _score_prompt(self, hidden: Tensor, prompt: PromptRows) -> Logprobs:
         rows = hidden[prompt.start : prompt.start + len(prompt.token_ids)]
         num_top = prompt.sequence.params.prompt_logprobs or 0
-        parts = [
-            score(
-                self.model.logits(rows[at : at + PROMPT_ROWS]),
-                prompt.token_ids[at : at + PROMPT_ROWS],
-                num_top,
-            )
-            for at in range(0, len(rows), PROMPT_ROWS)
-        ]
+        parts = []
+        at = 0
+        for piece in prompt_pieces(rows):
+            parts.append(score(self.model.logits(piece), prompt.token_ids[at : at + len(piece)], num_top))
+            at += len(piece)
         return Logprobs.join(parts)
 
     def _choose(self, logits: Tensor, inputs: StepInputs, result: StepResult) -> None:
@@ -183,23 +205,46 @@ class ModelRunner:
         few array operations; nothing is done per token."""
         singles = [item.sequence for item in batch.items[: batch.num_single]]
         chunks = batch.items[batch.num_single :]
-        num_tokens = len(singles) + sum(item.num_new for item in chunks)
-        width = max((len(seq.block_ids) for seq in singles), default=0)
-        chunk_blocks = [self._blocks_seen(item.sequence.num_computed + item.num_new) for item in chunks]
         due, drafted, rows = _due(batch)
-        sizes = [num_tokens] * 4 + [len(singles), len(singles) * width, *chunk_blocks, len(rows)]
-        buffer = torch.zeros(sum(sizes), dtype=torch.int64)
-        parts = buffer.split_with_sizes(sizes)
-        columns = buffer[: 4 * num_tokens].view(4, num_tokens).numpy()
-        tables = parts[5].view(len(singles), width).numpy()
-        self._fill_singles(columns[:, : len(singles)], parts[4].numpy(), tables, singles)
-        start = len(singles)
-        for (seq, num_new), table in zip(chunks, parts[6:-1], strict=True):
+        prompts = _prompt_rows(batch)
+        layout = self._layout(batch, singles, len(rows), prompts)
+        buffer = torch.zeros(sum(layout.sizes), dtype=torch.int64)
+        step = StepTensors.of(layout, buffer)
+        columns = buffer[: 4 * layout.num_tokens].view(4, layout.num_tokens).numpy()
+        tables, contexts = step.batch.decode_tables.numpy(), step.batch.decode_contexts.numpy()
+        self._fill_singles(columns[:, : len(singles)], contexts, tables, singles)
+        for (seq, _), chunk in zip(chunks, step.batch.chunks, strict=True):
             drafts = batch.drafts.get(seq, ())
-            self._fill_chunk(columns[:, start : start + num_new], table.numpy(), seq, drafts)
-            start += num_new
-        parts[-1].numpy()[:] = rows
-        return self._on_device(batch, buffer.to(self.device), sizes, width, due, drafted)
+            own = columns[:, chunk.start : chunk.start + chunk.length]
+            self._fill_chunk(own, chunk.table.numpy(), seq, drafts)
+        if step.rows is not None:
+            step.rows.numpy()[:] = rows
+        if step.copies is not None:
+            step.copies[0].numpy()[:] = [copy.source for copy in batch.copies]
+            step.copies[1].numpy()[:] = [copy.target for copy in batch.copies]
+        if step.batch.lengths is not None:
+            step.batch.lengths.numpy()[:] = _lengths(batch, columns[1])
+        return StepInputs(layout, buffer, due, drafted, prompts)
+
+    def _layout(
+        self, batch: ScheduledBatch, singles: list[Sequence], num_rows: int, prompts: tuple[PromptRows, ...]
+    ) -> StepLayout:
+        contexts = [(item.num_new, item.sequence.num_computed + item.num_new) for item in batch.items]
+        return StepLayout(
+            num_tokens=sum(num_new for num_new, _ in contexts),
+            num_decode=len(singles),
+            width=max((len(seq.block_ids) for seq in singles), default=0),
+            chunks=tuple(
+                (num_new, context, self._blocks_seen(context))
+                for num_new, context in contexts[batch.num_single :]
+            ),
+            num_rows=num_rows,
+            num_copies=len(batch.copies),
+            with_lengths=self.with_lengths,
+            prompts=tuple((prompt.start, len(prompt.token_ids)) for prompt in prompts),
+            # Logits that come tell that a step is over; without any, the ranks are asked.
+            reply=self.ranks.question() if self.ranks is not None and not num_rows else 0,
+        )
 
     def _fill_singles(
         self,
@@ -232,52 +277,6 @@ class ModelRunner:
         columns[2] = table[columns[1] // self.block_size]
         columns[3] = columns[1] % self.block_size
 
-    def _on_device(
-        self,
-        batch: ScheduledBatch,
-        buffer: Tensor,
-        sizes: list[int],
-        width: int,
-        due: tuple[Sequence, ...],
-        drafted: tuple[Drafted, ...],
-    ) -> StepInputs:
-        """Names the parts of the buffer that :meth:`prepare` filled."""
-        token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables, rows = torch.split_with_sizes(
-            buffer, sizes
-        )
-        chunks = []
-        start = batch.num_single
-        for (seq, num_new), table in zip(batch.items[batch.num_single :], chunk_tables, strict=True):
-            chunks.append(Chunk(start, num_new, seq.num_computed + num_new, table))
-            start += num_new
-        paged = PagedBatch(
-            positions=positions,
-            slot_blocks=blocks,
-            slot_offsets=offsets,
-            num_decode=batch.num_single,
-            decode_tables=tables.view(batch.num_single, width),
-            decode_contexts=contexts,
-            chunks=tuple(chunks),
-            lengths=_lengths(batch, positions) if self.with_lengths else None,
-        )
-        return StepInputs(
-            token_ids,
-            paged,
-            due,
-            drafted,
-            # In order: without prompts under way the singles come first, then the drafted.
-            None if len(rows) == len(token_ids) else rows,
-            _prompt_rows(batch),
-            self._copies(batch),
-        )
-
-    def _copies(self, batch: ScheduledBatch) -> tuple[Tensor, Tensor] | None:
-        if not batch.copies:
-            return None
-        pairs = torch.tensor([(copy.source, copy.target) for copy in batch.copies], device=self.device)
-        sources, targets = pairs.T.contiguous()
-        return sources, targets
-
     def _blocks_seen(self, context: int) -> int:
         return -(-context // self.block_size)
 
@@ -286,11 +285,11 @@ def _guided(due: tuple[Sequence, ...]) -> list[GuidedRow]:
     return [GuidedRow(i, s.guide, s.output_ids) for i, s in enumerate(due) if s.guide is not None]
 
 
-def _lengths(batch: ScheduledBatch, positions: Tensor) -> Tensor:
+def _lengths(batch: ScheduledBatch, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """[T]: see ``PagedBatch.lengths``."""
-    prompts = torch.tensor([seq.num_prompt for seq, _ in batch.items], device=positions.device)
-    repeats = torch.tensor([num_new for _, num_new in batch.items], device=positions.device)
-    return torch.maximum(prompts.repeat_interleave(repeats), positions + 1)
+    prompts = np.repeat([seq.num_prompt for seq, _ in batch.items], [num_new for _, num_new in batch.items])
+    longest: NDArray[np.int64] = np.maximum(prompts, positions + 1)
+    return longest
 
 
 def _due(batch: ScheduledBatch) -> tuple[tuple[Sequence, ...], tuple[Drafted, ...], list[int]]:

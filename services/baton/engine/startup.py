@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from baton.engine.config import EngineConfig
 from baton.engine.graphs import CudaRecord, GraphedModel, graph_sizes
-from baton.engine.runner import Model, ModelRunner
+from baton.engine.rank_start import (
+    LoadedRank,
+    checked_blocks,
+    load_rank,
+    meet,
+    part_of,
+    spare_device_memory,
+    start_ranks,
+    threads_of_rank,
+)
+from baton.engine.runner import ModelRunner
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
-from baton.models.loader import Progress, kv_block_bytes, load_model, new_kv_pool
+from baton.models.loader import Progress
+from baton.parallel.messages import NewPool, Scratch, Spare
+from baton.parallel.ranks import Ranks
+from baton.parallel.shard import check_split
 from baton.sampling_params import SamplingParams
 from baton.speculation.choice import Target, plan_drafter
 from baton.speculation.speculator import Speculator
@@ -33,34 +48,62 @@ class Built:
     num_blocks: int
     num_host_blocks: int
     """Slots of the host tier."""
+    block_bytes: int
+    """Of a block of the pool, on all ranks together."""
     speculator: Speculator | None
 
 
 def build_runner(config: EngineConfig, progress: Progress | None = None) -> Built:
-    """The model and its KV pool on the device, warmed up. ValueError if no block fits."""
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    device = torch.device(config.device)
-    model = load_model(config.model, config.dtype, device, config.load_format, config.load_seed, progress)
+    """The model and its KV pool on the device, or on those of all ranks, warmed up. ValueError if no block
+    fits, RankError if a rank cannot start."""
+    if config.world == 1:
+        return _build(config, None, progress)
+    sizes = ModelConfig.from_dir(config.model)  # before any process is started
+    check_split(sizes, config.tensor_parallel_size, config.pipeline_parallel_size)
+    ranks = start_ranks(config)
+    try:
+        return _build(config, ranks, progress)
+    except RuntimeError as error:
+        cause = ranks.cause(error)
+        ranks.close()
+        raise cause from error
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _build(config: EngineConfig, ranks: Ranks | None, progress: Progress | None) -> Built:
+    num_threads = threads_of_rank(config)
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    loaded = load_rank(part_of(config, 0), progress)
+    model, device = loaded.model, loaded.device
+    others = meet(ranks, loaded) if ranks is not None else []
     most = config.limits(model.config.max_model_len).max_model_len
     plan = plan_drafter(config.speculation, _target(config, model, device))
-    num_blocks = config.num_blocks
-    scratch = int(replays(config, device))
-    if num_blocks is None:
-        budget = config.kv_cache_bytes
-        if budget is None and device.type == "cuda":
-            step = min(most, config.max_num_batched_tokens)
-            budget = _spare_device_memory(model, model.config, model.dtype, device, config, step)
-        budget = CPU_KV_BYTES if budget is None else budget
-        block_bytes = kv_block_bytes(model.config, config.block_size, model.dtype)
-        block_bytes += plan.block_bytes if plan else 0
-        num_blocks = budget // block_bytes - scratch
-        if num_blocks < 1:
-            raise ValueError(f"{budget} bytes are left for the KV cache; one block takes {block_bytes}")
-    num_host_blocks = _host_blocks(config, kv_block_bytes(model.config, config.block_size, model.dtype))
-    whole = new_kv_pool(model.config, num_blocks + scratch, config.block_size, model.dtype, device)
+    block_bytes = [loaded.block_bytes + (plan.block_bytes if plan else 0), *others]
     with_lengths = model.config.rope.kind == "dynamic"
-    runner = ModelRunner(model, whole[:num_blocks], config.block_size, device, with_lengths=with_lengths)
+    scratch = int(replays(config, device))
+
+    def runner_of(pool: Tensor) -> ModelRunner:
+        return ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths, ranks=ranks)
+
+    num_blocks = config.num_blocks
+    if num_blocks is None and config.kv_cache_bytes is None and device.type == "cuda":
+        step_tokens = min(most, config.max_num_batched_tokens)
+        num_blocks = _blocks_that_fit(config, loaded, runner_of, step_tokens, block_bytes[0], scratch)
+    elif num_blocks is None:
+        budget = CPU_KV_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
+        num_blocks = checked_blocks(budget, sum(block_bytes), scratch)
+    kv_bytes = loaded.block_bytes + sum(others)
+    num_host_blocks = _host_blocks(config, kv_bytes)
+    if ranks is not None:
+        question = ranks.question()
+        ranks.tell(NewPool(question, num_blocks, num_host_blocks))
+    whole = loaded.new_pool(num_blocks + scratch)
+    runner = runner_of(whole[:num_blocks])
+    if ranks is not None:
+        ranks.answers(question)
     room = min(num_blocks * config.block_size, most)
     for num_tokens in CUDA_WARM_UP if device.type == "cuda" else (2,):
         if num_tokens < room:
@@ -72,12 +115,12 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
     if plan is not None:
         drafter = plan.build(num_blocks)
         speculator = Speculator(drafter, config.num_speculative_tokens, model.config.vocab_size)
-    return Built(runner, model.config, num_blocks, num_host_blocks, speculator)
+    return Built(runner, model.config, num_blocks, num_host_blocks, kv_bytes, speculator)
 
 
 def replays(config: EngineConfig, device: torch.device) -> bool:
-    """Whether decode steps are replayed. It takes the pool a block of its own."""
-    return device.type == "cuda" and not config.enforce_eager
+    """Whether decode steps are replayed: not those of several ranks. It takes the pool a block of its own."""
+    return device.type == "cuda" and not config.enforce_eager and config.world == 1
 
 
 def _target(config: EngineConfig, model: CausalLM, device: torch.device) -> Target:
@@ -111,23 +154,30 @@ def warm_up(runner: ModelRunner, num_tokens: int) -> None:
         seq.append(sampled.token)
 
 
-def _spare_device_memory(
-    model: Model,
-    model_config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
+def _blocks_that_fit(
     config: EngineConfig,
+    loaded: LoadedRank,
+    runner_of: Callable[[Tensor], ModelRunner],
     step_tokens: int,
+    block_bytes: int,
+    scratch: int,
 ) -> int:
-    """Bytes of the device's allowed share that a step of ``step_tokens`` leaves at its peak: measured, by
-    running one in a pool of its own. What other processes use counts as gone."""
-    blocks = step_tokens // config.block_size + 1
-    scratch = new_kv_pool(model_config, blocks, config.block_size, dtype, device)
-    torch.cuda.reset_peak_memory_stats(device)
-    warm_up(ModelRunner(model, scratch, config.block_size, device), step_tokens)
-    peak = torch.cuda.max_memory_allocated(device) - scratch.nbytes
-    del scratch
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    elsewhere = total - free - torch.cuda.memory_reserved(device)
-    return int(total * config.device_memory_fraction) - elsewhere - peak
+    """Blocks that every rank's device has memory for beside a step of ``step_tokens`` at its peak: measured,
+    by running one in pools of their own. ``block_bytes``: what a block takes on this rank;
+    ``scratch``: blocks of this rank that are nobody's."""
+    num_scratch = step_tokens // config.block_size + 1
+    pool = loaded.new_pool(num_scratch)
+    runner = runner_of(pool)
+    if runner.ranks is not None:
+        question = runner.ranks.question()
+        runner.ranks.ask(question, Scratch(question, num_scratch))
+    torch.cuda.reset_peak_memory_stats(loaded.device)
+    warm_up(runner, step_tokens)
+    scratch_bytes = pool.nbytes
+    del runner.pool, pool
+    budget = spare_device_memory(loaded.device, scratch_bytes, config.device_memory_fraction)
+    counts = [checked_blocks(budget, block_bytes, scratch)]
+    if runner.ranks is not None:
+        question = runner.ranks.question()
+        counts += runner.ranks.ask(question, Spare(question, config.device_memory_fraction))
+    return min(counts)

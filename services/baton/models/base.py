@@ -3,37 +3,54 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
+from baton.parallel.collectives import Parallel
 from baton_kernels.paged import PagedBatch
+
+
+class Place(NamedTuple):
+    """A slice of a parameter, and the part of a tensor in the checkpoint that fills it."""
+
+    tensor: Tensor
+    source: tuple[slice, ...]
+    """Of each dimension of the checkpoint's tensor; slice(None): all of it."""
 
 
 class CausalLM(nn.Module):
     """A decoder-only language model over a paged KV pool.
 
-    A family is built as ``Family(config, dtype)`` on torch's current default device, with weights that are
-    not yet filled.
+    A family is built as ``Family(config, dtype, parallel)`` on torch's current default device, with weights
+    that are not yet filled. It has the part of the model that ``parallel`` says. All ranks call ``forward``
+    and ``logits`` in the same order, with the same tokens and as many rows.
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
         super().__init__()
         self.config = config
         self.dtype = dtype
+        self.shard = parallel.shard
+        self.collectives = parallel.collectives
 
     @abstractmethod
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        """token_ids [T] int64 -> the final norm's output [T, hidden_size]; the tokens' K and V go to pool."""
+        """token_ids [T] int64 -> the final norm's output [T, hidden_size]; the tokens' K and V go to pool.
+
+        Before the last stage of a pipeline it is that stage's own output, for ``logits`` alone."""
 
     @abstractmethod
     def embed(self, token_ids: Tensor) -> Tensor:
-        """token_ids [T] int64 -> what the first layer gets [T, hidden_size], in the weights' type."""
+        """token_ids [T] int64 -> what the first layer gets [T, hidden_size], in the weights' type. First
+        stage of a pipeline only."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [R, hidden_size], the rows that need a next token -> [R, vocab_size] float32."""
+        """hidden [R, hidden_size], the rows that need a next token -> [R, vocab_size] float32; on
+        other ranks than the leader something that is worth nothing."""
 
     @abstractmethod
     def pack(self) -> None:
@@ -41,5 +58,5 @@ class CausalLM(nn.Module):
         ``checkpoint_tensors`` included, may be gone afterwards."""
 
     @abstractmethod
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
+    def checkpoint_tensors(self) -> dict[str, Place]:
         """Name in the checkpoint -> the slice of a parameter that it fills. Together they fill all, once."""

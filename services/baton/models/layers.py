@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
+from baton.parallel.collectives import Collectives, Parallel
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.rotary import HeadNorm
@@ -34,15 +35,36 @@ def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
-class Embedding(nn.Module):
-    """token_ids [T] -> [T, hidden]."""
+def _span(rows: int | range) -> range:
+    return range(rows) if isinstance(rows, int) else rows
 
-    def __init__(self, num_embeddings: int, size: int, dtype: torch.dtype) -> None:
+
+def _slice(rows: range) -> slice:
+    return slice(rows.start, rows.stop)
+
+
+def _of_heads(heads: range, head_dim: int) -> range:
+    """The rows of these heads."""
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+class Embedding(nn.Module):
+    """token_ids [T] -> [T, hidden]. Of a vocabulary in parts, ids of other parts give zeros."""
+
+    def __init__(self, ids: range, size: int, dtype: torch.dtype, *, is_part: bool) -> None:
+        """``ids``: those that have a row here."""
         super().__init__()
-        self.weight = _empty(num_embeddings, size, dtype=dtype)
+        self.ids = ids
+        self.is_part = is_part
+        self.weight = _empty(len(ids), size, dtype=dtype)
+        self.source = (_slice(ids), slice(None))
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        return F.embedding(token_ids, self.weight)
+        if not self.is_part:
+            return F.embedding(token_ids, self.weight)
+        rows = token_ids - self.ids.start
+        elsewhere = (rows < 0) | (rows >= len(self.ids))
+        return F.embedding(rows.masked_fill(elsewhere, 0), self.weight).masked_fill_(elsewhere[:, None], 0)
 
 
 class RMSNorm(nn.Module):
@@ -65,14 +87,20 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """[T, inputs] -> [T, outputs]."""
+    """[T, inputs] -> [T, outputs]. A range stands for these inputs or outputs out of those in the
+    checkpoint."""
 
     gated: ClassVar[bool] = False
 
-    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype, *, bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int | range, outputs: int | range, dtype: torch.dtype, *, bias: bool = False
+    ) -> None:
         super().__init__()
-        self.weight = _empty(outputs, inputs, dtype=dtype)
-        self.bias = _empty(outputs, dtype=dtype) if bias else None
+        columns, rows = _span(inputs), _span(outputs)
+        self.weight = _empty(len(rows), len(columns), dtype=dtype)
+        self.bias = _empty(len(rows), dtype=dtype) if bias else None
+        self.source = (_slice(rows), _slice(columns))
+        """The part of the checkpoint's tensor that fills the weight; the bias has its rows."""
         self.packed: PackedWeight | None = None
 
     def pack(self) -> None:
@@ -88,18 +116,29 @@ class Linear(nn.Module):
         return F.linear(x, self.weight, self.bias)
 
 
+class FusedPart(NamedTuple):
+    """One projection of several."""
+
+    rows: slice
+    """Of the fused weight and bias."""
+    source: slice
+    """The rows of the checkpoint's tensors that fill them."""
+
+
 class FusedLinear(Linear):
     """Several projections of the same input as one matmul: [T, inputs] -> [T, sum of the parts' sizes]."""
 
     def __init__(
-        self, inputs: int, parts: Mapping[str, int], dtype: torch.dtype, *, bias: bool = False
+        self, inputs: int, parts: Mapping[str, int | range], dtype: torch.dtype, *, bias: bool = False
     ) -> None:
-        super().__init__(inputs, sum(parts.values()), dtype, bias=bias)
-        stops = accumulate(parts.values())
+        spans = {name: _span(rows) for name, rows in parts.items()}
+        stops = list(accumulate(len(rows) for rows in spans.values()))
+        super().__init__(inputs, stops[-1], dtype, bias=bias)
         self.parts = {
-            name: slice(stop - size, stop) for (name, size), stop in zip(parts.items(), stops, strict=True)
+            name: FusedPart(slice(stop - len(rows), stop), _slice(rows))
+            for (name, rows), stop in zip(spans.items(), stops, strict=True)
         }
-        """Name of each projection in the checkpoint -> its rows of the weight and bias."""
+        """By each projection's name in the checkpoint."""
 
 
 class GatedLinear(FusedLinear):
@@ -107,7 +146,7 @@ class GatedLinear(FusedLinear):
 
     gated: ClassVar[bool] = True
 
-    def __init__(self, inputs: int, size: int, dtype: torch.dtype, *, bias: bool = False) -> None:
+    def __init__(self, inputs: int, size: int | range, dtype: torch.dtype, *, bias: bool = False) -> None:
         super().__init__(inputs, {"gate_proj": size, "up_proj": size}, dtype, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -116,19 +155,25 @@ class GatedLinear(FusedLinear):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention with rotary positions over the paged pool."""
+    """Grouped-query attention with rotary positions over the paged pool, of a rank's heads; the output is the
+    sum over all of them."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, parallel: Parallel) -> None:
+        """``layer``: of the whole model."""
         super().__init__()
-        self.layer = layer
-        self.heads = config.num_heads
-        self.kv_heads = config.num_kv_heads
+        shard = parallel.shard
+        self.collectives: Collectives = parallel.collectives
+        self.layer = layer - shard.layers.start
+        """In the pool."""
+        self.heads = len(shard.heads)
+        self.kv_heads = len(shard.kv_heads)
         self.window = config.windows[layer]
         self.scale = config.head_dim**-0.5
-        query, key = self.heads * config.head_dim, self.kv_heads * config.head_dim
+        query, key = _of_heads(shard.heads, config.head_dim), _of_heads(shard.kv_heads, config.head_dim)
         parts = {"q_proj": query, "k_proj": key, "v_proj": key}
         self.qkv_proj = FusedLinear(config.hidden_size, parts, dtype, bias=config.qkv_bias)
-        self.o_proj = Linear(query, config.hidden_size, dtype, bias=config.o_bias)
+        # One rank adds the bias: the outputs are summed.
+        self.o_proj = Linear(query, config.hidden_size, dtype, bias=config.o_bias and shard.tp_rank == 0)
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         qkv = self.qkv_proj(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
@@ -136,8 +181,7 @@ class Attention(nn.Module):
             step.pool, self.layer, qkv, step.plan, cos=step.cos, sin=step.sin, norm=self.head_norm
         )
         out = paged_attention(step.pool, self.layer, q, step.plan, scale=self.scale, window=self.window)
-        projected: Tensor = self.o_proj(out.flatten(1))
-        return projected
+        return self.collectives.sum(self.o_proj(out.flatten(1)))
 
     @property
     def head_norm(self) -> HeadNorm | None:
@@ -146,14 +190,16 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202)."""
+    """down(silu(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202), of a rank's inner rows; the output is
+    the sum over all of them."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        shard = parallel.shard
+        self.collectives: Collectives = parallel.collectives
+        hidden, inner, bias = config.hidden_size, shard.inner, config.mlp_bias
         self.gate_up_proj = GatedLinear(hidden, inner, dtype, bias=bias)
-        self.down_proj = Linear(inner, hidden, dtype, bias=bias)
+        self.down_proj = Linear(inner, hidden, dtype, bias=bias and shard.tp_rank == 0)
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(self.gate_up_proj(x))
-        return down
+        return self.collectives.sum(self.down_proj(self.gate_up_proj(x)))

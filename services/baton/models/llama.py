@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.models.base import CausalLM
+from baton.models.base import CausalLM, Place
 from baton.models.config import ModelConfig
 from baton.models.layers import Attention, Embedding, FusedLinear, Linear, RMSNorm, Step, SwiGLU
 from baton.models.rope import RotaryEmbedding
+from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.paged import PagedBatch
@@ -20,12 +21,14 @@ from baton_kernels.paged import PagedBatch
 class LlamaLayer(nn.Module):
     """Attention, then the MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, attention: Attention, dtype: torch.dtype, parallel: Parallel
+    ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = SwiGLU(config, dtype)
+        self.mlp = SwiGLU(config, dtype, parallel)
 
     def forward(self, delta: Tensor | None, x: Tensor, step: Step) -> Tensor:
         """What this layer's MLP adds to x [T, hidden], the residual stream, which this changes. ``delta`` is
@@ -40,18 +43,27 @@ class LlamaForCausalLM(CausalLM):
 
     attention: ClassVar[type[Attention]] = Attention
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__(config, dtype)
-        self.windows = frozenset(config.windows)
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
+        super().__init__(config, dtype, parallel)
+        shard, size = parallel.shard, config.hidden_size
+        self.windows = frozenset(config.windows[layer] for layer in shard.layers)
         self.rope = RotaryEmbedding(config)
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nn.ModuleList(
-            LlamaLayer(config, self.attention(config, layer, dtype), dtype)
-            for layer in range(config.num_layers)
-        )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         tied = config.tie_word_embeddings
-        self.lm_head = None if tied else Linear(config.hidden_size, config.vocab_size, dtype)
+        self.embed_tokens = None
+        if shard.is_first_stage or (tied and shard.is_last_stage):
+            self.embed_tokens = Embedding(shard.vocab, size, dtype, is_part=shard.tp_size > 1)
+        # By its number in the whole model, which is its name in the checkpoint.
+        self.layers = nn.ModuleDict(
+            {
+                str(layer): LlamaLayer(
+                    config, self.attention(config, layer, dtype, parallel), dtype, parallel
+                )
+                for layer in shard.layers
+            }
+        )
+        self.norm = RMSNorm(size, config.rms_norm_eps, dtype) if shard.is_last_stage else None
+        with_head = shard.is_last_stage and not tied
+        self.lm_head = Linear(size, shard.vocab, dtype) if with_head else None
         self._packed_head: PackedWeight | None = None
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
@@ -59,42 +71,62 @@ class LlamaForCausalLM(CausalLM):
         step = Step(pool, AttentionPlan.build(batch, pool, self.windows), cos, sin)
         # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
         # all that came before (transformers does; it costs up to half as much again in accuracy).
-        x = self.embed(token_ids).float()
+        if self.shard.is_first_stage:
+            x = self.embed(token_ids).float()
+        else:
+            shape = len(token_ids), self.config.hidden_size
+            x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
         delta = None
-        for layer in self.layers:
+        for layer in self.layers.values():
             delta = layer(delta, x, step)
+        if self.norm is None:
+            if delta is not None:
+                x += delta
+            self.collectives.pass_on(x)
+            return x
         hidden: Tensor = self.norm.after_adding(delta, x)
         return hidden
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        embedded: Tensor = self.embed_tokens(token_ids)
-        return embedded
+        assert self.embed_tokens is not None
+        return self.collectives.sum(self.embed_tokens(token_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
+        if not self.shard.is_last_stage:
+            return self.collectives.collect(hidden[:, :0].to(self.dtype)).float()
         if self._packed_head is not None:
-            return self._packed_head.multiply(hidden, torch.float32)
+            # Alone, float32 at once; other ranks expect the weights' type.
+            whole = torch.float32 if self.shard.world == 1 else None
+            return self.collectives.collect(self._packed_head.multiply(hidden, whole)).float()
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight).float()
+        assert head is not None
+        return self.collectives.collect(F.linear(hidden, head.weight)).float()
 
     def pack(self) -> None:
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
         # A tied head is there twice from now on: an embedding is looked up row by row.
-        if self.lm_head is None:
-            self._packed_head = PackedWeight.of(self.embed_tokens.weight)
-        else:
+        if self.lm_head is not None:
             self._packed_head = self.lm_head.packed
+        elif self.shard.is_last_stage and self.embed_tokens is not None:
+            self._packed_head = PackedWeight.of(self.embed_tokens.weight)
 
-    def checkpoint_tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
+    def checkpoint_tensors(self) -> dict[str, Place]:
+        places: dict[str, Place] = {}
         for path, module in self.named_modules():
             # Everything but the output head lies under "model." in checkpoints.
             name = path if path == "lm_head" else f"model.{path}"
-            parts = {name: slice(None)}
+            whole = (slice(None), slice(None))
+            source = module.source if isinstance(module, Embedding | Linear) else whole
+            parts = {name: (slice(None), source)}
             if isinstance(module, FusedLinear):
                 parent = name.rpartition(".")[0]
-                parts = {f"{parent}.{part}": rows for part, rows in module.parts.items()}
+                parts = {
+                    f"{parent}.{part}": (rows, (of_part, slice(None)))
+                    for part, (rows, of_part) in module.parts.items()
+                }
             for kind, parameter in module.named_parameters(recurse=False):
-                tensors |= {f"{part}.{kind}": parameter[rows] for part, rows in parts.items()}
-        return tensors
+                for part, (rows, of_part) in parts.items():
+                    places[f"{part}.{kind}"] = Place(parameter[rows], of_part[: parameter.dim()])
+        return places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from baton.errors import ModelError
-from baton.models.base import CausalLM
+from baton.models.base import CausalLM, Place
 from baton.models.config import DTYPES, ModelConfig
 from baton.models.registry import MODEL_CLASSES
+from baton.parallel.collectives import Parallel
+from baton.parallel.shard import Shard
 from baton_kernels.attention import new_pool
 
 LoadFormat = Literal["auto", "dummy"]
@@ -33,11 +36,14 @@ def load_model(
     load_format: LoadFormat = "auto",
     seed: int = 0,
     progress: Progress | None = None,
+    parallel: Parallel | None = None,
 ) -> CausalLM:
-    """The model in the directory ``path``, ready to run on ``device``.
+    """The model in the directory ``path``, ready to run on ``device``; the part that ``parallel`` says, or
+    all of it.
 
     ``dtype``: "auto" (as saved), "float32", "bfloat16" or "float16". ``load_format`` "dummy" reads only the
-    config and draws the weights from ``seed``: the same ones wherever the kind of device and the dtype are.
+    config and draws the weights from ``seed``: the same ones wherever the kind of device and the dtype are,
+    however the model is split.
 
     Raises ModelError for anything about the directory that keeps the model from being served.
     """
@@ -45,13 +51,18 @@ def load_model(
     if load_format not in get_args(LoadFormat):
         raise ModelError(f"load format is {load_format!r}; allowed: {', '.join(get_args(LoadFormat))}")
     weights = weight_files(path) if load_format == "auto" else []
+    family, alone = MODEL_CLASSES[config.architecture], Parallel.alone(config)
     with torch.device(device):
-        model = MODEL_CLASSES[config.architecture](config, torch_dtype(dtype, config))
+        model = family(config, torch_dtype(dtype, config), parallel or alone)
+    with torch.device("meta"):
+        whole = family(config, torch_dtype(dtype, config), alone)
+    shapes = {name: place.tensor.shape for name, place in whole.checkpoint_tensors().items()}
     if load_format == "dummy":
-        _draw_weights(model, seed)
+        _draw_weights(model, shapes, seed)
     else:
         fill(
             model.checkpoint_tensors(),
+            shapes,
             path,
             weights,
             owner=config.architecture,
@@ -71,16 +82,32 @@ def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
 
 
 def new_kv_pool(
-    config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: str | torch.device
+    config: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    shard: Shard | None = None,
 ) -> Tensor:
-    """A zeroed KV pool for the model: [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
-    heads, layers, dim = config.num_kv_heads, config.num_layers, config.head_dim
+    """A zeroed KV pool for the model: [num_blocks, kv_heads, layers, 2, block_size, head_dim]. ``shard``:
+    with its heads and layers alone."""
+    heads, layers = _heads_and_layers(config, shard)
+    dim = config.head_dim
     return new_pool(num_blocks, heads, layers, block_size, dim, dtype=dtype, device=torch.device(device))
 
 
-def kv_block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block of the pool, all heads and layers."""
-    return config.num_kv_heads * config.num_layers * 2 * block_size * config.head_dim * dtype.itemsize
+def kv_block_bytes(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard | None = None
+) -> int:
+    """Bytes of one block of the pool: all heads and layers, or those of ``shard``."""
+    heads, layers = _heads_and_layers(config, shard)
+    return heads * layers * 2 * block_size * config.head_dim * dtype.itemsize
+
+
+def _heads_and_layers(config: ModelConfig, shard: Shard | None) -> tuple[int, int]:
+    if shard is None:
+        return config.num_kv_heads, config.num_layers
+    return len(shard.kv_heads), len(shard.layers)
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -106,7 +133,8 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def fill(
-    places: Mapping[str, Tensor],
+    places: Mapping[str, Place],
+    shapes: Mapping[str, torch.Size],
     path: Path,
     files: list[Path],
     *,
@@ -114,7 +142,8 @@ def fill(
     harmless: Callable[[str], bool] = lambda name: False,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Copy every tensor of the files in the directory ``path`` into its place; each place exactly once.
+    """Copy what ``places`` want of the files in the directory ``path``, each place exactly once, and nothing
+    else is read. ``shapes`` are those of all tensors that may be there.
 
     ``owner`` is what the places belong to, for the ModelError about a tensor without one, unless that is
     ``harmless``.
@@ -125,9 +154,11 @@ def fill(
         for name, tensor in _tensors(file):
             done += tensor.nbytes
             if name in waiting:
-                _copy(file, name, tensor, waiting.pop(name))
+                _copy(file, name, tensor, waiting.pop(name), shapes[name])
             elif name in places:
                 raise ModelError(f"{file}: tensor {name} comes a second time")
+            elif name in shapes:  # another rank's
+                pass
             elif not harmless(name):
                 raise ModelError(f"{file}: {owner} has no place for tensor {name}")
             progress(done, total)
@@ -147,14 +178,22 @@ def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
         raise ModelError(f"{file}: truncated or corrupt ({error})") from error
 
 
-def _copy(file: Path, name: str, tensor: Tensor, place: Tensor) -> None:
-    if tensor.shape != place.shape:
-        found, expected = list(tensor.shape), list(place.shape)
+def fill_all(module: nn.Module, path: Path, *, owner: str) -> None:
+    """Fill a module whose names are those of the tensors in the directory ``path``."""
+    tensors = module.state_dict()
+    places = {name: Place(tensor, (slice(None),) * tensor.dim()) for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    fill(places, shapes, path, weight_files(path), owner=owner)
+
+
+def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        found, expected = list(tensor.shape), list(shape)
         raise ModelError(f"{file}: tensor {name} has shape {found}; expected {expected}")
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         found_type = str(tensor.dtype).removeprefix("torch.")
         raise ModelError(f"{file}: tensor {name} is {found_type}; allowed: {', '.join(DTYPES)}")
-    place.copy_(tensor)
+    place.tensor.copy_(tensor[place.source])
 
 
 def _harmless(name: str, config: ModelConfig) -> bool:
@@ -162,14 +201,23 @@ def _harmless(name: str, config: ModelConfig) -> bool:
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
 
 
-def _draw_weights(model: CausalLM, seed: int) -> None:
-    """Norms at 1, biases at 0, matrices scaled so that activations neither fade nor blow up."""
-    for name, place in model.checkpoint_tensors().items():
+def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) -> None:
+    """Norms at 1, biases at 0, matrices scaled so that activations neither fade nor blow up. A rank draws
+    each matrix whole, of those that it has a part of."""
+    places = model.checkpoint_tensors()
+    seeds = itertools.count(seed)
+    for name, shape in shapes.items():
+        matrix_seed = next(seeds) if len(shape) > 1 else 0
+        if name not in places:
+            continue
+        place, source = places[name]
         if name.endswith(".bias"):
             place.zero_()
         elif place.dim() == 1:
             place.fill_(1)
         else:
-            generator = torch.Generator(place.device).manual_seed(seed)
-            place.normal_(std=place.shape[1] ** -0.5, generator=generator)
-            seed += 1
+            generator = torch.Generator(place.device).manual_seed(matrix_seed)
+            drawn = place if place.shape == shape else place.new_empty(shape)
+            drawn.normal_(std=shape[1] ** -0.5, generator=generator)
+            if drawn is not place:
+                place.copy_(drawn[source])

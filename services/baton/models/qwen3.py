@@ -9,12 +9,13 @@ import torch
 from baton.models.config import ModelConfig
 from baton.models.layers import Attention, RMSNorm
 from baton.models.llama import LlamaForCausalLM
+from baton.parallel.collectives import Parallel
 from baton_kernels.rotary import HeadNorm
 
 
 class Qwen3Attention(Attention):
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype) -> None:
-        super().__init__(config, layer, dtype)
+    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, parallel: Parallel) -> None:
+        super().__init__(config, layer, dtype, parallel)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
 

@@ -10,9 +10,11 @@ from functools import partial
 
 import grpc
 
+from baton.connector import wire
 from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.connector.messages import LinkId
-from baton.connector.transport import Link, PageMemory, TransferError
+from baton.connector.ranks.end import DataLink
+from baton.connector.transport import TransferError
 from baton.connector.wiring import Wiring
 from baton.prefill.peers import LONGEST_PAUSE_S, MAX_PEERS, Backoff, KnownPeers, Peer
 from baton.telemetry.handoff import BusyTime, Pair
@@ -50,7 +52,7 @@ queue of prompts would hold each of them once more."""
 class DecodePeer:
     """One decode process: the control stream, the data connection and the link's name.
 
-    What decode's answer settles (``memory``, ``block_size``, ``verify``, ``pair``, ``busy``) is there once
+    What decode's answer settles (``block_size``, ``verify``, ``pair``, ``busy``) is there once
     ``open`` has returned, and so is ``living``.
     ``on_message`` gets every message after the greeting; ``on_lost`` is called once, when either connection
     has ended and the data connection is closed, so that no send can read a page any more.
@@ -66,8 +68,7 @@ class DecodePeer:
     ) -> None:
         self.address = address
         self.link: LinkId | None = None
-        self.data: Link | None = None
-        self.memory: PageMemory
+        self.data: DataLink | None = None
         self.block_size: int
         self.verify: bool
         self.pair: Pair
@@ -115,19 +116,19 @@ class DecodePeer:
         self.living = asyncio.create_task(self._live(channel, self._reading), name=f"link {self.address}")
         return link
 
-    async def _connect(self, accept: pb.LinkAccept) -> Link:
-        """Take decode's terms and make the data connection."""
-        connector = self._wiring.connectors.get(accept.connector)
-        if connector is None:
+    async def _connect(self, accept: pb.LinkAccept) -> DataLink:
+        """Take decode's terms and make the data connection, or those of each rank."""
+        ends = self._wiring.ends
+        if accept.connector not in ends.connectors:
             raise LinkRefusedError(f"decode chose a connector not offered: {accept.connector!r}")
-        try:
-            self.memory = self._wiring.memory.part(accept.block_size)
-        except ValueError as error:
-            raise LinkRefusedError(f"decode chose wire blocks that cannot be: {error}") from error
         self.block_size, self.verify = accept.block_size, accept.verify
         self.pair = Pair(self.address, accept.connector)
         self.busy = BusyTime(partial(self._wiring.metrics.sending, self.pair))
-        return await connector.connect(accept.data_address, accept.data_token, self.memory, self.close)
+        strands = wire.strands_of(accept, self._wiring.whole)
+        try:
+            return await ends.connect(accept.connector, accept.block_size, strands, self.close)
+        except ValueError as error:
+            raise LinkRefusedError(f"decode chose wire blocks that cannot be: {error}") from error
 
     @property
     def connector(self) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from baton.connector import wire
-from baton.connector.checksum import checksum
 from baton.connector.identity import tokens_digest
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import (
@@ -27,8 +26,9 @@ from baton.connector.messages import (
     Stop,
 )
 from baton.connector.prefill import Computed, Counters, PrefillHandoffs
+from baton.connector.ranks.end import DataLink
 from baton.connector.timeline import STAGE_OF, Stage, Timeline
-from baton.connector.transport import Link, TransferError
+from baton.connector.transport import TransferError
 from baton.connector.wiring import Wiring
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
@@ -245,9 +245,10 @@ class PrefillRole:
             prefill_incarnation=self._wiring.incarnation,
             decode_incarnation=peer.incarnation,
             compatibility=self._wiring.compatibility,
-            connectors=list(self._wiring.connectors),
+            connectors=self._wiring.ends.connectors,
             prefill_address=self._wiring.address,
             verify=self._wiring.verify,
+            ranks=[wire.share_to_proto(share) for share in self._wiring.ends.shares],
         )
         connection = DecodePeer(peer.address, self._wiring, self._on_message, on_lost, self._tempo)
         await connection.open(greeting)
@@ -349,13 +350,13 @@ class PrefillRole:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    async def _send_data(self, peer: DecodePeer, data: Link, action: SendBlocks) -> None:
+    async def _send_data(self, peer: DecodePeer, data: DataLink, action: SendBlocks) -> None:
         """Send blocks, and tell the machine how that ended, with the checksum of what was to be sent."""
         crc: int | None = None
         name = self._machine.name_of(action.link, action.tag)
         try:
             if peer.verify:
-                crc = await checksum(peer.memory, action.blocks)
+                crc = await data.checksum(action.blocks)
             peer.busy.start(time.monotonic())
             self._reach(name, Stage.POSTED)
             try:
@@ -366,7 +367,7 @@ class PrefillRole:
         except TransferError:
             ok = False
         else:
-            self._wiring.metrics.sent(peer.pair, len(action.blocks) * peer.memory.block_bytes)
+            self._wiring.metrics.sent(peer.pair, len(action.blocks) * data.block_bytes)
             self._reach(name, Stage.SENT)
         self._do(lambda now: self._machine.sent(action.link, action.tag, ok, now, crc))
 

@@ -21,8 +21,9 @@ from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.config import Fields, ModelConfig, read_object
 from baton.models.layers import FusedLinear, Linear, RMSNorm, SwiGLU
-from baton.models.loader import fill, weight_files
+from baton.models.loader import fill_all
 from baton.models.rope import cos_and_signed_sin, inverse_frequencies
+from baton.parallel.collectives import Parallel
 from baton.speculation.drafter import TokenSequence
 from baton.speculation.fit import check_fit
 from baton.speculation.kv_ring import KvRing
@@ -57,7 +58,7 @@ class EagleLayer(nn.Module):
         self.qkv_proj = FusedLinear(size, {"q_proj": query, "k_proj": key, "v_proj": key}, dtype)
         self.o_proj = Linear(query, size, dtype)
         self.post_attention_layernorm = RMSNorm(size, eps, dtype)
-        self.mlp = SwiGLU(config, dtype)
+        self.mlp = SwiGLU(config, dtype, Parallel.alone(config))
         self.norm = RMSNorm(size, eps, dtype)
 
     def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -91,7 +92,7 @@ def load_eagle(path: Path, target: CausalLM, device: torch.device) -> tuple[Eagl
     check_fit(path, target, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     with torch.device(device):
         layer = EagleLayer(config, target.dtype)
-    fill(layer.state_dict(), path, weight_files(path), owner="eagle")
+    fill_all(layer, path, owner="eagle")
     return layer.eval(), config
 
 

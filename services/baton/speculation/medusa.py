@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from baton.models.base import CausalLM
 from baton.models.config import Fields, read_object
 from baton.models.layers import Linear
-from baton.models.loader import fill, weight_files
+from baton.models.loader import fill_all
 from baton.speculation.drafter import TokenSequence
 from baton.speculation.fit import check_fit
 
@@ -97,7 +97,7 @@ def load_medusa(path: Path, target: CausalLM, device: torch.device) -> MedusaHea
     check_fit(path, target, hidden_size=config.hidden_size, vocab_size=config.vocab_size)
     with torch.device(device):
         heads = MedusaHeads(config, target.dtype)
-    fill(heads.state_dict(), path, weight_files(path), owner="medusa")
+    fill_all(heads, path, owner="medusa")
     return heads.eval()
 
 

@@ -176,6 +176,7 @@ class LinkOpen(_message.Message):
     CONNECTORS_FIELD_NUMBER: _builtins.int
     PREFILL_ADDRESS_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     prefill_incarnation: _builtins.str
     decode_incarnation: _builtins.str
     """whom prefill believes it is talking to"""
@@ -189,6 +190,10 @@ class LinkOpen(_message.Message):
     def connectors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """in order of preference"""
 
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Share]:
+        """what each of prefill's ranks holds; none: there is one, which holds all"""
+
     def __init__(
         self,
         *,
@@ -198,14 +203,45 @@ class LinkOpen(_message.Message):
         connectors: _abc.Iterable[_builtins.str] | None = ...,
         prefill_address: _builtins.str = ...,
         verify: _builtins.bool = ...,
+        ranks: _abc.Iterable[Global___Share] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "connectors", b"connectors", "decode_incarnation", b"decode_incarnation", "prefill_address", b"prefill_address", "prefill_incarnation", b"prefill_incarnation", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility", "connectors", b"connectors", "decode_incarnation", b"decode_incarnation", "prefill_address", b"prefill_address", "prefill_incarnation", b"prefill_incarnation", "ranks", b"ranks", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkOpen: _TypeAlias = LinkOpen  # noqa: Y015
+
+@_typing.final
+class Share(_message.Message):
+    """Part of a model's KV: adjacent heads of adjacent layers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_HEAD_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    first_head: _builtins.int
+    num_heads: _builtins.int
+    first_layer: _builtins.int
+    num_layers: _builtins.int
+    def __init__(
+        self,
+        *,
+        first_head: _builtins.int = ...,
+        num_heads: _builtins.int = ...,
+        first_layer: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_head", b"first_head", "first_layer", b"first_layer", "num_heads", b"num_heads", "num_layers", b"num_layers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Share: _TypeAlias = Share  # noqa: Y015
 
 @_typing.final
 class LinkAccept(_message.Message):
@@ -218,6 +254,7 @@ class LinkAccept(_message.Message):
     DATA_TOKEN_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
+    STRANDS_FIELD_NUMBER: _builtins.int
     decode_incarnation: _builtins.str
     epoch: _builtins.int
     connector: _builtins.str
@@ -228,6 +265,12 @@ class LinkAccept(_message.Message):
     """tokens in what this link calls a block: the smaller of both sides' sizes"""
     verify: _builtins.bool
     """one side wants checksums, so both make them"""
+    @_builtins.property
+    def strands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Strand]:
+        """Where a side has several ranks: a data connection for each pair of them that holds something in common, in
+        place of the one at data_address.
+        """
+
     def __init__(
         self,
         *,
@@ -238,14 +281,52 @@ class LinkAccept(_message.Message):
         data_token: _builtins.bytes = ...,
         block_size: _builtins.int = ...,
         verify: _builtins.bool = ...,
+        strands: _abc.Iterable[Global___Strand] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "connector", b"connector", "data_address", b"data_address", "data_token", b"data_token", "decode_incarnation", b"decode_incarnation", "epoch", b"epoch", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "connector", b"connector", "data_address", b"data_address", "data_token", b"data_token", "decode_incarnation", b"decode_incarnation", "epoch", b"epoch", "strands", b"strands", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkAccept: _TypeAlias = LinkAccept  # noqa: Y015
+
+@_typing.final
+class Strand(_message.Message):
+    """A data connection between one rank of prefill and one of decode."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFILL_RANK_FIELD_NUMBER: _builtins.int
+    DECODE_RANK_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    prefill_rank: _builtins.int
+    decode_rank: _builtins.int
+    address: _builtins.str
+    token: _builtins.bytes
+    """presented there, once"""
+    @_builtins.property
+    def share(self) -> Global___Share:
+        """what it carries of each block; no two of them to one decode rank overlap"""
+
+    def __init__(
+        self,
+        *,
+        prefill_rank: _builtins.int = ...,
+        decode_rank: _builtins.int = ...,
+        share: Global___Share | None = ...,
+        address: _builtins.str = ...,
+        token: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "decode_rank", b"decode_rank", "prefill_rank", b"prefill_rank", "share", b"share", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Strand: _TypeAlias = Strand  # noqa: Y015
 
 @_typing.final
 class LinkRefuse(_message.Message):

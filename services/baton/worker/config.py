@@ -18,6 +18,7 @@ ROLES: tuple[RoleName, ...] = ("prefill", "decode", "both")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS: tuple[LoadFormat, ...] = ("auto", "dummy")
 SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = ("fcfs", "priority")
+MOST_RANKS = 128
 CONNECTORS = ("auto", "tcp", "ucx", "nccl", "gloo")
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
@@ -63,6 +64,8 @@ class WorkerConfig:
     num_speculative_tokens: int = 4
     speculative_ngram_min: int = 2
     speculative_ngram_max: int = 4
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     threads: int | None = None
     drain_timeout: int | None = None  # seconds; None: as long as what is open takes
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
@@ -82,6 +85,7 @@ class WorkerConfig:
         self._check_ports()
         self._check_sizes()
         self._check_speculation()
+        self._check_parallelism()
 
     def _check_ports(self) -> None:
         check_range("port", self.port, 0, 65535)
@@ -113,6 +117,23 @@ class WorkerConfig:
         if self.speculative_method not in WITH_MODEL and self.speculative_model:
             methods = ", ".join(WITH_MODEL)
             raise ConfigError("speculative_model", f"can only be given with --speculative-method {methods}")
+
+    def _check_parallelism(self) -> None:
+        check_range("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
+        check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, MOST_RANKS)
+        if self.world == 1:
+            return
+        option = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
+        if self.speculative_method in ("medusa", "eagle"):
+            method = self.speculative_method
+            raise ConfigError(
+                option, f"must be 1 with --speculative-method {method}; allowed: none, ngram, draft"
+            )
+
+    @property
+    def world(self) -> int:
+        """Processes that the model is split over."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def model_name(self) -> str:

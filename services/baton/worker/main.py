@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,10 +18,9 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
 from baton import hub, logs, options
-from baton.connector import choice
 from baton.connector.identity import PROTOCOL, new_incarnation
-from baton.connector.staging import Staging, heap
-from baton.connector.transport import Connector
+from baton.connector.ranks.ends import Ends
+from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.config import EngineConfig
@@ -30,6 +28,7 @@ from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
 from baton.errors import ModelError
 from baton.options import StartError
+from baton.parallel.ranks import RankError
 from baton.prefill.role import PrefillRole
 from baton.ready import Progress, WorkerReady, announce
 from baton.telemetry.grammar import GrammarCollector
@@ -38,8 +37,8 @@ from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
+from baton.worker.ends import make_ends
 from baton.worker.engine_loop import EngineLoop
-from baton.worker.memory import PoolMemory, pinned
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
 from baton_kernels.paged import LAYOUT
@@ -82,8 +81,9 @@ def run(config: WorkerConfig) -> int:
     try:
         path = hub.resolve_model(config.model)
         engine = Engine.from_config(_engine_config(config, path), _announce_progress)
-    except (ModelError, ValueError) as error:
+    except (ModelError, ValueError, RankError) as error:
         raise StartError(str(error)) from error
+    engine.call_on_rank_death(_rank_died)
     return asyncio.run(Worker(config, engine, hub.revision_of(path)).serve())
 
 
@@ -117,7 +117,15 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         speculative_ngram_min=config.speculative_ngram_min,
         speculative_ngram_max=config.speculative_ngram_max,
         num_threads=config.threads,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
     )
+
+
+def _rank_died(what: str) -> None:
+    """Not in order: what others wait for, in the engine or in a library, may never come."""
+    log.error("%s; the worker cannot go on", what)
+    end_process(EXIT_CRASHED)
 
 
 def end_process(status: int) -> NoReturn:
@@ -185,14 +193,14 @@ class Worker:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> Drain:
         config, engine = self._config, self._engine
-        connectors = self._connectors()
-        for connector in connectors.values():
-            stack.push_async_callback(connector.close)
+        stack.callback(engine.close)
+        ends = await make_ends(engine.runner, config.connector, config.host, self._crash)
+        stack.push_async_callback(ends.close)
         routers = Routers()
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
-        wiring = self._wiring(address, connectors, registry)
+        wiring = self._wiring(address, ends, registry)
         prefill = PrefillRole(engine, wiring, routers, self._crash)
         stack.push_async_callback(prefill.close)
         decode = DecodeRole(
@@ -213,7 +221,7 @@ class Worker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)
         try:
-            decode.data_addresses = await self._listen(connectors)
+            decode.data_addresses = await self._listen(ends)
             metrics_port = serve_metrics(config.host, config.metrics_port, registry, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
@@ -231,47 +239,27 @@ class Worker:
         log.info("%s of %s ready at %s", config.role, config.model_name, address)
         return Drain(service, engine_loop, health)
 
-    def _connectors(self) -> dict[str, Connector]:
-        on_cuda = self._engine.runner.pool.device.type == "cuda"
-        try:
-            connectors = choice.available(
-                self._config.connector,
-                on_cuda=on_cuda,
-                host=self._config.host,
-                on_crash=self._crash,
-                staging=Staging(allocate=pinned if on_cuda else heap),
-            )
-        except choice.ConnectorMissingError as error:
-            raise StartError(str(error)) from error
-        log.info("connectors, the best first: %s", ", ".join(connectors))
-        return connectors
-
-    def _wiring(
-        self, address: str, connectors: Mapping[str, Connector], registry: CollectorRegistry
-    ) -> Wiring:
+    def _wiring(self, address: str, ends: Ends, registry: CollectorRegistry) -> Wiring:
         return Wiring(
             incarnation=self._incarnation,
             address=address,
-            connectors=connectors,
-            memory=PoolMemory(self._engine.runner.pool),
-            compatibility=self._compatibility(),
+            ends=ends,
+            compatibility=self._compatibility(ends.whole),
             metrics=HandoffMetrics(registry, self._config.role),
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
         )
 
-    async def _listen(self, connectors: dict[str, Connector]) -> dict[str, str]:
-        """Connector → the address to hand to peers. Only decode is called."""
+    async def _listen(self, ends: Ends) -> dict[str, list[str]]:
+        """Connector → the address of each rank to hand to peers. Only decode is called."""
         if self._config.role == "prefill":
             return {}
-        addresses = {}
-        for offset, (name, connector) in enumerate(connectors.items()):
-            port = self._config.data_port + offset if self._config.data_port else 0
-            bound = await connector.listen(self._config.host, port)
-            addresses[name] = options.join_address(
-                self._config.advertised_host, options.parse_address(bound)[1]
-            )
-        return addresses
+        bound = await ends.listen(self._config.host, self._config.data_port)
+        host = self._config.advertised_host
+        return {
+            name: [options.join_address(host, options.parse_address(address)[1]) for address in addresses]
+            for name, addresses in bound.items()
+        }
 
     def _bind(self, server: grpc.aio.Server) -> int:
         wanted = options.join_address(self._config.host, self._config.port)
@@ -306,16 +294,16 @@ class Worker:
             takes_priorities=limits.priority_aging is not None,
         )
 
-    def _compatibility(self) -> handoff_pb2.Compatibility:
-        _, num_kv_heads, num_layers, _, block_size, head_dim = self._engine.runner.pool.shape
+    def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:
+        *_, block_size, head_dim = self._engine.runner.pool.shape
         return handoff_pb2.Compatibility(
             protocol=PROTOCOL,
             model=self._config.model_name,
             revision=self._revision,
             kv_dtype=str(self._engine.runner.pool.dtype).removeprefix("torch."),
             layout=LAYOUT,
-            num_kv_heads=num_kv_heads,
-            num_layers=num_layers,
+            num_kv_heads=len(whole.heads),
+            num_layers=len(whole.layers),
             head_dim=head_dim,
             block_size=block_size,
         )

@@ -19,24 +19,36 @@ class PoolMemory:
             raise ValueError("the KV pool must be contiguous: a block is one message")
         self._pool = pool
 
-    def part(self, block_size: int, heads: range | None = None) -> PageMemory:
-        """The pool as wire blocks of ``block_size`` tokens and these heads (None: all).
+    @property
+    def device(self) -> int | None:
+        """The index of the CUDA device that it is on, if it is on one."""
+        device = self._pool.device
+        if device.type != "cuda":
+            return None
+        return torch.cuda.current_device() if device.index is None else device.index
+
+    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
+        """The pool as wire blocks of ``block_size`` tokens, these heads and these layers (None: all), both
+        counted from the pool's first.
 
         With ``ratio`` wire blocks in a page, the wire block ``page * ratio + sub`` holds the page's tokens
-        from ``sub * block_size`` on. Its bytes are what a pool of that block size with these heads alone
-        would hold: ``[heads, num_layers, 2, block_size, head_dim]``.
+        from ``sub * block_size`` on. Its bytes are what a pool of that block size with these heads and layers
+        alone would hold: ``[heads, layers, 2, block_size, head_dim]``.
 
-        Raises ValueError for a block size that does not divide the pool's, and for heads it does not have.
+        Raises ValueError for a block size that does not divide the pool's, and for heads or layers that it
+        does not have.
         """
-        num_heads, pool_block_size = self._pool.shape[1], self._pool.shape[4]
+        _, num_heads, num_layers, _, pool_block_size, _ = self._pool.shape
         heads = range(num_heads) if heads is None else heads
+        layers = range(num_layers) if layers is None else layers
         if block_size < 1 or pool_block_size % block_size:
             raise ValueError(
                 f"block_size {block_size} does not divide the pool's block size, {pool_block_size}"
             )
-        if not heads or heads.step != 1 or heads.start < 0 or heads.stop > num_heads:
-            raise ValueError(f"heads {heads}: adjacent heads out of 0 to {num_heads - 1} are allowed")
-        return _Part(self._pool, pool_block_size // block_size, heads)
+        for name, some, count in (("heads", heads, num_heads), ("layers", layers, num_layers)):
+            if not some or some.step != 1 or some.start < 0 or some.stop > count:
+                raise ValueError(f"{name} {some}: adjacent {name} out of 0 to {count - 1} are allowed")
+        return _Part(self._pool, pool_block_size // block_size, heads, layers)
 
 
 class _Part:
@@ -46,19 +58,21 @@ class _Part:
     read them, as it is issued on the same (default) stream.
     """
 
-    def __init__(self, pool: Tensor, ratio: int, heads: range) -> None:
+    def __init__(self, pool: Tensor, ratio: int, heads: range, layers: range) -> None:
         num_blocks, num_heads, num_layers, two, _, _ = pool.shape
         # A wire block is some rows of the pool, each contiguous: a head, or of each layer's K and V a part.
-        rows_per_head = 1 if ratio == 1 else num_layers * two
+        by_head = ratio == 1 and len(layers) == num_layers
+        rows_per_head = 1 if by_head else num_layers * two
+        of_head = range(1) if by_head else range(layers.start * two, layers.stop * two)
+        rows = [(head * rows_per_head + row) * ratio for head in heads for row in of_head]
         self._num_blocks = num_blocks * ratio
         self._ratio = ratio
         self._rows_per_page = num_heads * rows_per_head * ratio
         self._rows = _in_words(pool).view(num_blocks * self._rows_per_page, -1)
-        rows = range(heads.start * rows_per_head * ratio, heads.stop * rows_per_head * ratio, ratio)
         self._rows_of_first = torch.tensor(rows, device=pool.device)
         self.block_bytes = len(rows) * self._rows[0].nbytes
         self._page_bytes = pool[0].nbytes
-        self._start = pool[0, : heads.start].nbytes
+        self._strips = _strips(pool, heads, layers)
         self._on_host = pool.device.type == "cpu"
         self._pointer = pool.data_ptr()
         in_place = self._on_host and ratio == 1
@@ -78,9 +92,10 @@ class _Part:
 
     def _spans(self, blocks: Sequence[int]) -> list[tuple[int, int]]:
         """Where in the pool the bytes of contiguous wire blocks begin, and how many there are."""
-        whole = self.block_bytes == self._page_bytes
-        runs = _runs(blocks) if whole else [(block, 1) for block in blocks]
-        return [(block * self._page_bytes + self._start, count * self.block_bytes) for block, count in runs]
+        size = self._page_bytes
+        if self.block_bytes == size:
+            return [(block * size, count * size) for block, count in _runs(blocks)]
+        return [(block * size + start, length) for block in blocks for start, length in self._strips]
 
     def gather(self, blocks: Sequence[int], into: memoryview) -> None:
         rows, copy = self._rows_of(blocks), self._as_rows(into)
@@ -108,6 +123,17 @@ class _Part:
         if not blocks or min(blocks) < 0 or max(blocks) >= self._num_blocks:
             allowed = f"ids of 0 to {self._num_blocks - 1} are allowed, at least one"
             raise ValueError(f"wire blocks {list(blocks)}: {allowed}")
+
+
+def _strips(pool: Tensor, heads: range, layers: range) -> list[tuple[int, int]]:
+    """Where in a page, and how long, the contiguous bytes of these heads and layers are."""
+    page = pool[0]
+    if len(layers) == page.shape[1]:
+        return [(page[: heads.start].nbytes, page[heads.start : heads.stop].nbytes)]
+    length, before = (
+        page[0, some].nbytes for some in (slice(layers.start, layers.stop), slice(layers.start))
+    )
+    return [(page[:head].nbytes + before, length) for head in heads]
 
 
 def pinned(size: int) -> memoryview:

@@ -1,0 +1,157 @@
+"""How a rank gets its part of a model, the leader as well as the others, and how they meet."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from baton.engine.config import EngineConfig
+from baton.models.base import CausalLM
+from baton.models.config import ModelConfig
+from baton.models.loader import LoadFormat, Progress, kv_block_bytes, load_model, new_kv_pool
+from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
+from baton.parallel.messages import Connect, Start
+from baton.parallel.ranks import Ranks
+from baton.parallel.shard import Shard
+
+_LOAD = 1
+"""The number of the first question: all ranks are asked to load before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """A rank with its weights on its device."""
+
+    model: CausalLM
+    device: torch.device
+    block_size: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block of its pool."""
+        model = self.model
+        return kv_block_bytes(model.config, self.block_size, model.dtype, model.shard)
+
+    def new_pool(self, num_blocks: int) -> Tensor:
+        model = self.model
+        return new_kv_pool(model.config, num_blocks, self.block_size, model.dtype, self.device, model.shard)
+
+    def connect(self, port: int) -> None:
+        """Meets the other ranks at the leader's store."""
+        if isinstance(self.model.collectives, GroupCollectives):
+            self.model.collectives.connect(store_at(port, self.model.shard.world))
+
+
+def part_of(config: EngineConfig, rank: int) -> Start:
+    """What a rank has to load."""
+    return Start(
+        reply=_LOAD,
+        rank=rank,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        model=str(config.model),
+        dtype=config.dtype,
+        device=config.device,
+        load_format=config.load_format,
+        load_seed=config.load_seed,
+        block_size=config.block_size,
+        num_threads=threads_of_rank(config),
+        log_level=logging.getLogger().getEffectiveLevel(),
+    )
+
+
+def start_ranks(config: EngineConfig) -> Ranks:
+    """The processes of all ranks but the first, which begin to load."""
+    ranks = Ranks(config.world, threads_of_rank(config))
+    assert ranks.question() == _LOAD
+    ranks.ask_each(_LOAD, lambda rank: part_of(config, rank))
+    return ranks
+
+
+def load_rank(part: Start, progress: Progress | None = None) -> LoadedRank:
+    """Loads a rank's part. ValueError (a ModelError) if it cannot be had."""
+    device = _device(part)
+    sizes = ModelConfig.from_dir(Path(part.model))
+    shard = Shard.of(sizes, part.rank, part.tensor_parallel_size, part.pipeline_parallel_size)
+    collectives = GroupCollectives(shard, device) if shard.world > 1 else Alone()
+    model = load_model(
+        Path(part.model),
+        part.dtype,
+        device,
+        cast(LoadFormat, part.load_format),
+        part.load_seed,
+        progress,
+        Parallel(shard, collectives),
+    )
+    return LoadedRank(model, device, part.block_size)
+
+
+def meet(ranks: Ranks, leader: LoadedRank) -> list[int]:
+    """Waits until all ranks are loaded, and connects them. The bytes of a block of each rank's pool but the
+    leader's. RankError if one is dead."""
+    block_bytes = ranks.answers(_LOAD)
+    store, port = listening_store(leader.model.shard.world)
+    question = ranks.question()
+    ranks.tell(Connect(question, port))
+    assert isinstance(leader.model.collectives, GroupCollectives)
+    leader.model.collectives.connect(store)
+    ranks.answers(question)
+    abort = leader.model.collectives.abort
+    ranks.call_on_death(lambda what: abort())
+    return block_bytes
+
+
+def checked_blocks(budget: int, block_bytes: int, scratch: int = 0) -> int:
+    """Blocks that fit into so many bytes beside ``scratch`` of them. ValueError if none does."""
+    blocks = budget // block_bytes - scratch
+    if blocks < 1:
+        raise ValueError(f"{budget} bytes are left for the KV cache; one block takes {block_bytes}")
+    return blocks
+
+
+def spare_device_memory(device: torch.device, scratch_bytes: int, fraction: float) -> int:
+    """Bytes of the device's allowed share that are left beside the peak since it was reset, of which a pool
+    of ``scratch_bytes`` that is gone now was a part. What other processes use counts as gone."""
+    peak = torch.cuda.max_memory_allocated(device) - scratch_bytes
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    elsewhere = total - free - torch.cuda.memory_reserved(device)
+    return int(total * fraction) - elsewhere - peak
+
+
+def threads_of_rank(config: EngineConfig) -> int | None:
+    """Threads of torch in a rank's process. None: as torch chooses."""
+    if config.num_threads is not None or config.world == 1 or config.device != "cpu":
+        return config.num_threads
+    return max(1, _cores() // config.world)
+
+
+def _cores() -> int:
+    """Cores this process may use, which in a container can be fewer than the machine has."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _device(part: Start) -> torch.device:
+    """On CUDA, the ranks use as many devices from the one that is named on. ValueError if there are fewer."""
+    device = torch.device(part.device)
+    world = part.tensor_parallel_size * part.pipeline_parallel_size
+    if device.type != "cuda" or world == 1:
+        return device
+    first, there = device.index or 0, torch.cuda.device_count()
+    if first + world > there:
+        raise ValueError(
+            f"{world} ranks (tensor_parallel_size x pipeline_parallel_size) from cuda:{first} on; allowed: "
+            f"at most {max(there - first, 0)}, the devices there"
+        )
+    device = torch.device("cuda", first + part.rank)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,59 @@
+"""One step's buffer as the model takes it: the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from baton.parallel.messages import StepLayout
+from baton_kernels.paged import Chunk, PagedBatch
+
+PROMPT_ROWS = 64
+"""Rows of a prompt whose logits are made at once: those of a whole chunk would outweigh its activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensors:
+    """The buffer's parts, by name."""
+
+    token_ids: Tensor
+    """[T] int64."""
+    batch: PagedBatch
+    rows: Tensor | None
+    """[R] int64: the rows whose logits are made last; None: every row, in order."""
+    copies: tuple[Tensor, Tensor] | None
+    """Sources and targets, [C] int64 each, of the blocks to copy before anything is computed."""
+
+    @classmethod
+    def of(cls, layout: StepLayout, buffer: Tensor) -> StepTensors:
+        """Names the parts of ``buffer`` ([sum of ``layout.sizes``] int64), as views of it."""
+        parts = buffer.split_with_sizes(layout.sizes)
+        token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables = parts[:-4]
+        rows, sources, targets, lengths = parts[-4:]
+        chunks = []
+        start = layout.num_decode
+        for (length, context, _), table in zip(layout.chunks, chunk_tables, strict=True):
+            chunks.append(Chunk(start, length, context, table))
+            start += length
+        batch = PagedBatch(
+            positions=positions,
+            slot_blocks=blocks,
+            slot_offsets=offsets,
+            num_decode=layout.num_decode,
+            decode_tables=tables.view(layout.num_decode, layout.width),
+            decode_contexts=contexts,
+            chunks=tuple(chunks),
+            lengths=lengths if layout.with_lengths else None,
+        )
+        # In order: without prompts under way the singles come first, then the drafted.
+        every = layout.num_rows == layout.num_tokens
+        copies = (sources, targets) if layout.num_copies else None
+        return cls(token_ids, batch, None if every else rows, copies)
+
+
+def prompt_pieces(hidden: Tensor) -> Iterator[Tensor]:
+    """Rows of a prompt [R, H] in the pieces whose logits are made at once."""
+    for at in range(0, len(hidden), PROMPT_ROWS):
+        yield hidden[at : at + PROMPT_ROWS]

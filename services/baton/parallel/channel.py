@@ -1,0 +1,86 @@
+"""Frames over a socket pair: a message, and raw bytes behind it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+import msgspec
+
+from baton.parallel.messages import ToLeader, ToRank
+
+MOST_HEADER = 1 << 20
+MOST_PAYLOAD = 1 << 30
+_SIZES = struct.Struct("!IQ")
+Out = TypeVar("Out")
+In = TypeVar("In")
+
+
+class ChannelClosedError(ConnectionError):
+    """The other end is gone, or says what it may not."""
+
+
+class Channel(Generic[Out, In]):
+    """One end of a socket pair. Any thread may send; one receives."""
+
+    def __init__(self, sock: socket.socket, incoming: object) -> None:
+        """``incoming``: the union of what the other end sends."""
+        self.sock = sock
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
+        self._sending = threading.Lock()
+
+    def send(self, message: Out, payload: bytes | memoryview = b"") -> None:
+        """OSError when the other end is gone; ValueError for more than a frame may hold."""
+        header = self._encoder.encode(message)
+        size = len(payload) if isinstance(payload, bytes) else payload.nbytes
+        if len(header) > MOST_HEADER or size > MOST_PAYLOAD:
+            raise ValueError(f"a frame of {len(header)} + {size} bytes")
+        with self._sending:
+            self.sock.sendall(_SIZES.pack(len(header), size) + header)
+            if size:
+                self.sock.sendall(payload)
+
+    def receive(self) -> tuple[In, bytearray]:
+        """The next message and its payload. ChannelClosedError when there is none to come."""
+        header_size, size = _SIZES.unpack(self._exactly(_SIZES.size))
+        if header_size > MOST_HEADER or size > MOST_PAYLOAD:
+            raise ChannelClosedError(f"a frame of {header_size} + {size} bytes came")
+        header = self._exactly(header_size)
+        try:
+            message = self._decoder.decode(header)
+        except msgspec.MsgspecError as error:
+            raise ChannelClosedError(f"a message that is none came: {error}") from error
+        return message, self._exactly(size)
+
+    def close(self) -> None:
+        """Ends both directions, whoever else has the socket."""
+        with suppress(OSError):  # the other end was first
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def _exactly(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self.sock.recv_into(view)
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            if not count:
+                raise ChannelClosedError("the other end closed the connection")
+            view = view[count:]
+        return data
+
+
+def to_ranks(sock: socket.socket) -> Channel[ToRank, ToLeader]:
+    """The leader's end."""
+    return Channel(sock, ToLeader)
+
+
+def to_leader(sock: socket.socket) -> Channel[ToLeader, ToRank]:
+    """A rank's end."""
+    return Channel(sock, ToRank)

@@ -1,0 +1,51 @@
+"""A worker's ends of all links: its own connectors, and those of its other ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from baton.connector import choice
+from baton.connector.memory import PoolMemory, pinned
+from baton.connector.ranks.end import LocalEnd, RankEnd
+from baton.connector.ranks.ends import Ends
+from baton.connector.ranks.frames import FrameError
+from baton.connector.ranks.remote import EndMissingError, RemoteEnd
+from baton.connector.ranks.share import Share
+from baton.connector.staging import Staging, heap
+from baton.engine.runner import ModelRunner
+from baton.options import StartError
+from baton.parallel.ranks import RankError
+
+log = logging.getLogger(__name__)
+
+
+async def make_ends(runner: ModelRunner, connector: str, host: str, on_crash: Callable[[], None]) -> Ends:
+    """``connector``: as the option. ``host``: on which data connections are accepted.
+
+    Raises StartError if a connector that was asked for by name cannot be had, if the ranks have none in
+    common, or if one of them is dead.
+    """
+    try:
+        members: list[RankEnd] = [_local(runner, connector, host, on_crash)]
+        for sock in runner.ranks.serve_links() if runner.ranks is not None else ():
+            members.append(await RemoteEnd.meet(sock, connector=connector, host=host, on_crash=on_crash))
+    except (choice.ConnectorMissingError, EndMissingError, FrameError, RankError, OSError) as error:
+        raise StartError(str(error)) from error
+    ends = Ends(members)
+    if not ends.connectors:
+        raise StartError("the ranks of this worker have no connector in common")
+    log.info("connectors, the best first: %s", ", ".join(ends.connectors))
+    return ends
+
+
+def _local(runner: ModelRunner, connector: str, host: str, on_crash: Callable[[], None]) -> LocalEnd:
+    """This process leads: it holds the first heads of the first layers."""
+    pool = runner.pool
+    memory = PoolMemory(pool)
+    staging = Staging(allocate=heap if memory.device is None else pinned)
+    connectors = choice.available(
+        connector, device=memory.device, host=host, on_crash=on_crash, staging=staging
+    )
+    _, num_heads, num_layers, _, _, _ = pool.shape
+    return LocalEnd(connectors, memory, Share(range(num_heads), range(num_layers)))

@@ -1,0 +1,15 @@
+"""A rank whose device has no room: takes the place of ``baton.rank``."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+from baton.parallel.channel import to_leader
+from baton.parallel.messages import Failed, Start
+
+channel = to_leader(socket.socket(fileno=int(sys.argv[sys.argv.index("--control") + 1])))
+message, _ = channel.receive()
+assert isinstance(message, Start)
+channel.send(Failed("no room for the weights"))
+sys.exit(70)
