@@ -69,9 +69,14 @@ def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
 
 def test_matmul_refuses_what_it_would_misread() -> None:
     weight = packed(torch.randn(8, 16), None)
-    for x in (torch.randn(2, 15), torch.randn(2, 16).bfloat16(), torch.randn(16, 2).T):
-        with pytest.raises(ValueError, match=r"contiguous rows of 16 torch\.float32 are allowed"):
+    for x in (torch.randn(2, 15), torch.randn(2, 16).bfloat16(), torch.randn(1, 2, 16)):
+        with pytest.raises(ValueError, match=r"rows of 16 torch\.float32 are allowed"):
             weight.multiply(x)
+
+
+def test_matmul_takes_strided_rows() -> None:
+    x, weight = torch.randn(4, 3, 16)[:, 1], torch.randn(8, 16)
+    close(packed(weight, None).multiply(x), x.double() @ weight.double().T, torch.float32)
 
 
 def test_what_is_left_to_plain_torch() -> None:

@@ -49,10 +49,9 @@ class PackedWeight:
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, inputs] of the weight's type -> [T, outputs], of ``out_dtype`` (None: of x's type)."""
-        if x.dtype != self._dtype or x.shape[-1] != self._inputs or not x.is_contiguous():
-            raise ValueError(
-                f"{tuple(x.shape)} {x.dtype}: contiguous rows of {self._inputs} {self._dtype} are allowed"
-            )
+        if x.dtype != self._dtype or x.dim() != 2 or x.shape[1] != self._inputs:
+            raise ValueError(f"{tuple(x.shape)} {x.dtype}: rows of {self._inputs} {self._dtype} are allowed")
+        x = x.contiguous()
         out = torch.empty((x.shape[0], self.outputs), dtype=out_dtype or x.dtype)
         self._kernels.linear(
             KINDS[x.dtype],
