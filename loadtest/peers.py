@@ -32,12 +32,13 @@ from rich.table import Table
 
 from baton.bench.config import ServeConfig, WorkloadConfig
 from baton.bench.serve import serve
+from baton.bench.spread import Spread
 from baton.bench.summary import Summary
 from loadtest.shapes import SHAPES, save_random
 from tests.support.ring import running_ring
 
 START_S = 600.0
-VLLM_KV_GIB = "2"
+KV_GIB = "2"
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,17 @@ class Round:
     figures: Mapping[str, Summary]
 
 
+def of(spread: Spread | None) -> Spread:
+    """What a round in which every request was answered has."""
+    assert spread is not None
+    return spread
+
+
 FIGURES: Mapping[str, Callable[[Summary], float]] = {
     "output tokens/s": lambda s: s.output_tokens_per_s,
-    "TTFT median, ms": lambda s: s.ttft.median * 1e3 if s.ttft else 0.0,
-    "TPOT median, ms": lambda s: s.tpot.median * 1e3 if s.tpot else 0.0,
-    "ITL p99, ms": lambda s: s.itl.p99 * 1e3 if s.itl else 0.0,
+    "TTFT median, ms": lambda s: of(s.ttft).median * 1e3,
+    "TPOT median, ms": lambda s: of(s.tpot).median * 1e3,
+    "ITL p99, ms": lambda s: of(s.itl).p99 * 1e3,
 }
 
 
@@ -70,7 +77,7 @@ FIGURES: Mapping[str, Callable[[Summary], float]] = {
 def baton_both(tmp: Path, model: Path) -> Iterator[str]:
     """One worker that does both, with every core. Yields its router's address."""
     cores = str(len(os.sched_getaffinity(0)))
-    options = ("--dtype", "bfloat16", "--threads", cores, "--kv-cache-memory", f"{VLLM_KV_GIB}GiB")
+    options = ("--threads", cores, "--kv-cache-memory", f"{KV_GIB}GiB")
     with running_ring(
         tmp, model=str(model), prefill=0, decode=0, both=1, dtype="bfloat16", options=options
     ) as ring:
@@ -85,7 +92,7 @@ def vllm(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
     environment = {
         **os.environ,
         "VLLM_CPU_OMP_THREADS_BIND": cores,
-        "VLLM_CPU_KVCACHE_SPACE": VLLM_KV_GIB,
+        "VLLM_CPU_KVCACHE_SPACE": KV_GIB,
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -6,6 +6,7 @@ then, never a slower way.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan
-from baton_kernels.cpu.library import advise_large_pages
+from baton_kernels.cpu.library import advise_large_pages, native
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
+
+log = logging.getLogger(__name__)
 
 
 class StepAttention(Protocol):
@@ -75,10 +78,15 @@ def new_pool(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A pool in the layout of ``baton_kernels.paged``, zeroed: plain torch multiplies masked slots by 0."""
+    """A pool in the layout of ``baton_kernels.paged``, zeroed: plain torch multiplies masked slots by 0. Says
+    in the log if the CPU's kernels are there and do not take its heads."""
     pool = torch.empty((num_blocks, kv_heads, layers, 2, block_size, head_dim), dtype=dtype, device=device)
     if device.type == "cpu":
         advise_large_pages(pool)
+        if native() is not None and not CpuPlan.takes(dtype, head_dim):
+            log.warning(
+                "attention over heads of %d %s is left to plain torch, which is slower", head_dim, dtype
+            )
     return pool.zero_()
 
 

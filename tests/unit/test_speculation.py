@@ -568,7 +568,8 @@ class TestAroundTheEngine:
     def test_offline(self) -> None:
         plain, drafting = LLM("demo"), LLM("demo", speculative_method="ngram", num_speculative_tokens=8)
         asked = "What is a KV cache?"
-        answer = plain.chat([{"role": "user", "content": asked}], progress=False)[0].outputs[0].text
+        greedy = Wanted(temperature=0.0, max_tokens=64)
+        answer = plain.chat([{"role": "user", "content": asked}], greedy, progress=False)[0].outputs[0].text
         chat = [
             {"role": "user", "content": asked},
             {"role": "assistant", "content": answer},

@@ -12,6 +12,9 @@ from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import HeadNorm
 
+VECTOR_BYTES = 64
+MOST_VECTORS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
@@ -25,22 +28,23 @@ class CpuPlan:
 
     @classmethod
     def build(cls, batch: PagedBatch, pool: Tensor) -> CpuPlan | None:
-        """None if plain torch has to do it: for another type, for heads that are no whole vectors, without
-        kernels."""
-        kind = KINDS.get(pool.dtype)
-        if kind is None or pool.shape[-1] * pool.itemsize % 64 or not pool.is_contiguous():
-            return None
+        """None if plain torch has to do it: see :meth:`takes`."""
         kernels = native()
-        if kernels is None:
+        if kernels is None or not cls.takes(pool.dtype, pool.shape[-1]):
             return None
         shape = (ctypes.c_int64 * 6)(*pool.shape)
-        return cls(kernels, batch, shape, kind, torch.get_num_threads())
+        return cls(kernels, batch, shape, KINDS[pool.dtype], torch.get_num_threads())
+
+    @staticmethod
+    def takes(dtype: torch.dtype, head_dim: int) -> bool:
+        """Whether the kernels are written for such heads: a head is some whole vectors, 16 at most."""
+        size = head_dim * dtype.itemsize
+        return dtype in KINDS and size % VECTOR_BYTES == 0 and size <= MOST_VECTORS * VECTOR_BYTES
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
-        places = self.batch.slot_blocks, slice(None), layer
-        offsets = self.batch.slot_offsets
-        pool[places[0], :, layer, 0, offsets] = k
-        pool[places[0], :, layer, 1, offsets] = v
+        blocks, offsets = self.batch.slot_blocks, self.batch.slot_offsets
+        pool[blocks, :, layer, 0, offsets] = k
+        pool[blocks, :, layer, 1, offsets] = v
 
     def rotate_and_store(
         self,

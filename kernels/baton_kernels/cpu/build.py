@@ -52,7 +52,12 @@ def library() -> Path:
 def _cache() -> Path:
     if own := os.environ.get("BATON_CACHE_DIR"):
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton"
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "baton"
+    try:
+        return Path.home() / ".cache" / "baton"
+    except RuntimeError as error:  # a user id that has no name and no HOME, as containers may have
+        raise BuildError("there is no home directory to keep them in; set BATON_CACHE_DIR") from error
 
 
 def _key(compiler: str, flags: tuple[str, ...]) -> str:
@@ -68,8 +73,7 @@ def _processor() -> str:
 
 
 def _build(compiler: str, flags: tuple[str, ...], place: Path) -> None:
-    scratch = place.with_suffix(f".{os.getpid()}")
-    built, linked = scratch.with_suffix(".o"), scratch.with_suffix(".tmp")
+    built, linked = place.with_suffix(".o"), place.with_suffix(".tmp")
     try:
         _run(compiler, *flags, "-c", str(SOURCE), "-o", str(built))
         _run(compiler, "-shared", "-fopenmp", str(built), "-o", str(linked))

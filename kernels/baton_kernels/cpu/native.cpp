@@ -4,13 +4,12 @@
 //
 // Numbers are float or bfloat16 (kinds 0 and 1). Both are handled as 32-bit *words*: one float, or two adjacent
 // bfloat16, the first in the lower half. A *step* multiplies one word of each row by one of each column and adds
-// to a float, so both kinds share every loop. Each sum runs over its words in one order, whatever else is in the
-// batch: a row's result does not depend on its neighbours.
+// to a float, so both kinds share every loop. The sums of a matmul and of a decoding row run in one order, whatever
+// else is in the batch: their results do not depend on it.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <type_traits>
@@ -90,7 +89,7 @@ inline uint16_t rounded(float x) {
 inline void put(float* p, float x) { *p = x; }
 inline void put(bf16* p, float x) { p->bits = rounded(x); }
 
-// e^x to within 2 units in the last place for x in [-87, 0]; what is below counts as -87.
+// e^x for x of at most 0; what is below -87 counts as -87.
 // (Cody and Waite's reduction to [-ln2/2, ln2/2], then a polynomial of degree 6.)
 inline vf exp_of_negative(vf x) {
     x = x > -87.0f ? x : splat(-87.0f);
@@ -129,7 +128,7 @@ inline float sum_of(vf v) {
 
 // ---- matmul ---------------------------------------------------------------------------------------------------
 
-// acc[r] = row r of a (its words lie lda apart from the next row's) times ``vectors`` of a panel.
+// acc[r] = row r of a (its words lie lda apart from the next row's) times TILE_VECS vectors of a panel.
 template <class T, int R>
 inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, vf (&acc)[R][TILE_VECS]) {
     for (int r = 0; r < R; ++r)
@@ -151,7 +150,7 @@ inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps,
     }
 }
 
-// Rows of a times one panel, R rows at a time: sums [rows, 64] with a stride of ``stride`` floats.
+// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart.
 template <class T, int R>
 inline void tile_to(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums, int64_t stride) {
     for (int j = 0; j < VECS; j += TILE_VECS) {
@@ -259,7 +258,7 @@ void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* 
 
 // ---- attention --------------------------------------------------------------------------------------------------
 
-// The pool, and which of its layers: one (block, kv head) holds ``page`` elements of K, then as many of V.
+// The pool, and which of its layers: one (block, kv head) holds block_size * dim elements of K, then as many of V.
 template <class T> struct Pool {
     const T* data;
     int64_t kv_heads, layers, layer, block_size, dim;
@@ -321,7 +320,6 @@ template <class T> inline void put_sums(const float* sums, float factor, int64_t
             store(reinterpret_cast<int32_t*>(out + d),
                   pair(load(sums + d) * factor, load(sums + d + LANES) * factor));
 }
-
 
 struct Decode {
     const void* q;
@@ -782,15 +780,6 @@ template <class T> Pool<T> pool_of(const void* data, const int64_t* shape, int64
 // ---- what Python calls: kinds are 0 for float and 1 for bfloat16 ------------------------------------------------
 
 extern "C" {
-
-// Whether the machine multiplies bfloat16 by itself; the register tile's rows.
-int baton_has_bf16() {
-#if defined(__AVX512BF16__)
-    return 1;
-#else
-    return 0;
-#endif
-}
 
 // A hint, before the memory is first written: fewer and larger pages.
 void baton_advise(void* start, int64_t size) {
