@@ -56,8 +56,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(model: Path) -> list[Drawn]:
-    """None whose answer hangs on two logits so close that a batch may rightly choose the other token, and none
-    whose prompt has a token whose rank does."""
+    """None whose answer hangs on two logits so close that a batch may rightly choose the other token, and
+    none whose prompt has a token whose rank does."""
     rng = random.Random(5)
     found: list[Drawn] = []
     for params in SHAPED:
