@@ -23,18 +23,18 @@ _LLAMA_125M: Mapping[str, object] = MappingProxyType(
     {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": 32_000,
+        "vocab_size": 16_000,
         "hidden_size": 768,
         "intermediate_size": 2048,
-        "num_hidden_layers": 12,
+        "num_hidden_layers": 16,
         "num_attention_heads": 12,
-        "num_key_value_heads": 12,
+        "num_key_value_heads": 4,
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False,
     }
 )
-"""134 million parameters: GPT-2's depth and width in Llama's manner."""
+"""125 million parameters."""
 _QWEN_05B: Mapping[str, object] = MappingProxyType(
     {
         "architectures": ["Qwen2ForCausalLM"],

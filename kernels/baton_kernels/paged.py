@@ -29,6 +29,17 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows of a step that something is made of, where that is not every row. The rest of a prompt only
+    leaves its K and V, so a model's last layer has nothing to do for it behind them."""
+
+    rows: Tensor
+    """[R] int64, indices of the step's tokens."""
+    tables: Tensor
+    """[R, max_blocks] int64: the block table of each row's sequence, padded with block 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class PagedBatch:
     """The T tokens of one step: first one row for each decoding sequence, then the prefill chunks."""
 
@@ -47,3 +58,18 @@ class PagedBatch:
     lengths: Tensor | None = None
     """[T] int64: the sequence length that each token's rotary angles are for, the longer of its prompt and
     its position + 1. Only for models whose angles depend on it (dynamic NTK); None otherwise."""
+    wanted: Wanted | None = None
+    """None: every row."""
+
+    def narrowed(self, wanted: Wanted) -> PagedBatch:
+        """These rows alone, each as one that decodes: what they attend to is in the pool."""
+        positions = self.positions[wanted.rows]
+        return PagedBatch(
+            positions=positions,
+            slot_blocks=self.slot_blocks[wanted.rows],
+            slot_offsets=self.slot_offsets[wanted.rows],
+            num_decode=len(wanted.rows),
+            decode_tables=wanted.tables,
+            decode_contexts=positions + 1,
+            chunks=(),
+        )

@@ -51,6 +51,11 @@ class FakeModel:
             contexts = torch.arange(chunk.context - chunk.length, chunk.context, device=token_ids.device) + 1
             tables = chunk.table.expand(chunk.length, -1)
             hidden[chunk.start : chunk.start + chunk.length, 0] = self._state(pool, tables, contexts)
+        if batch.wanted is not None:  # by the tables that a last layer reads
+            rows = batch.narrowed(batch.wanted)
+            wanted = self._state(pool, rows.decode_tables, rows.decode_contexts)[:, None]
+            assert torch.equal(wanted, hidden[batch.wanted.rows])
+            return wanted
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

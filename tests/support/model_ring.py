@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from baton.models.base import CausalLM
 from baton.models.loader import new_kv_pool
-from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.paged import Chunk, PagedBatch, Wanted
 from tests.support.tiny_models import VOCAB_SIZE
 
 BLOCK_SIZE = 16
@@ -51,6 +52,25 @@ class Ring:
             hidden = self.model(ids, self._batch(runs, len(decode)), self.pool)
             logits = torch.split(self.model.logits(hidden), [len(tokens) for _, tokens in runs])
         return {name: rows for (name, _), rows in zip(runs, logits, strict=True)}
+
+    def step_wanted(self, chunks: Sequence[tuple[str, list[int]]], wanted: Sequence[str]) -> list[Tensor]:
+        """Runs these and yields the logits behind the last token of those named, in that order, alone."""
+        for name, tokens in chunks:
+            self._grow(name, len(tokens))
+        batch = self._batch(chunks, 0)
+        last = {
+            name: chunk.start + chunk.length - 1
+            for (name, _), chunk in zip(chunks, batch.chunks, strict=True)
+        }
+        width = max((len(self.tables[name]) for name in wanted), default=0)
+        tables = [self.tables[name] + [0] * (width - len(self.tables[name])) for name in wanted]
+        rows = torch.tensor([last[name] for name in wanted], dtype=torch.int64)
+        named = Wanted(rows, torch.tensor(tables, dtype=torch.int64).view(len(wanted), width))
+        with torch.inference_mode():
+            ids = torch.tensor([token for _, tokens in chunks for token in tokens])
+            hidden = self.model(ids, replace(batch, wanted=named), self.pool)
+            assert hidden.shape[0] == len(wanted)
+            return list(self.model.logits(hidden))
 
     def greedy(self, prompts: dict[str, list[int]], n: int) -> dict[str, list[int]]:
         """n tokens for each prompt; prompts join one step after another, so that steps are mixed."""

@@ -117,7 +117,7 @@ class TwoRoads(FakeModel):
     """After the prompt 1 and 2 are as likely, and each is followed by itself: two beams part for good."""
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        return token_ids[:, None]
+        return (token_ids if batch.wanted is None else token_ids[batch.wanted.rows])[:, None]
 
     def logits(self, hidden: Tensor) -> Tensor:
         tokens = torch.arange(self.vocab_size)

@@ -79,6 +79,10 @@ def test_matmul_takes_strided_rows() -> None:
     close(packed(weight, None).multiply(x), x.double() @ weight.double().T, torch.float32)
 
 
+def test_matmul_of_no_rows() -> None:
+    assert packed(torch.randn(8, 16), None).multiply(torch.empty(0, 16)).shape == (0, 8)
+
+
 def test_what_is_left_to_plain_torch() -> None:
     assert PackedWeight.of(torch.randn(8, 16).half()) is None
     assert PackedWeight.of(torch.randn(8, 15)) is None

@@ -381,8 +381,21 @@ class TestPreparation:
         [chunk] = batch.chunks
         assert (chunk.start, chunk.length, chunk.context, chunk.table.tolist()) == (1, 3, 9, blocks)
         assert inputs.due == (short, long)
+        assert step.rows is None, "the model yields no others"
+        assert batch.wanted is not None
+        assert batch.wanted.rows.tolist() == [0, 3]
+        padded = [*short.block_ids, *[0] * (len(blocks) - len(short.block_ids))]
+        assert batch.wanted.tables.tolist() == [padded, blocks]
+
+    def test_wants_every_row_of_a_prompt_whose_tokens_are_told(self) -> None:
+        engine = fake_engine()
+        scored = Sequence("a", 1, prompt(9), replace(GREEDY, prompt_logprobs=0))
+        engine.add(scored)
+        inputs = engine.runner.prepare(engine.scheduler.schedule())
+        step = StepTensors.of(inputs.layout, inputs.buffer)
+        assert step.batch.wanted is None
         assert step.rows is not None
-        assert step.rows.tolist() == [0, 3]
+        assert step.rows.tolist() == [8]
 
 
 class TestConfig:

@@ -69,6 +69,22 @@ def test_chunks_and_decoding_in_mixed_steps(name: str, model_dir: ModelDir) -> N
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
+def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
+    model = load_model(model_dir(name))
+    whole, narrow = Ring(model), Ring(model)
+    first = {"a": prompt(50, 1), "b": prompt(33, 2), "c": prompt(7, 3)}
+    second = {"a": prompt(20, 4), "b": prompt(1, 5), "c": prompt(40, 6)}
+    whole.step(chunks=list(first.items()))
+    narrow.step_wanted(list(first.items()), [])
+    torch.testing.assert_close(narrow.pool, whole.pool, rtol=0, atol=1e-5)
+    expected = whole.step(chunks=list(second.items()))
+    got = narrow.step_wanted(list(second.items()), ["a", "c"])
+    torch.testing.assert_close(narrow.pool, whole.pool, rtol=0, atol=1e-5)
+    for name, logits in zip(["a", "c"], got, strict=True):
+        assert_same(logits, expected[name][-1])
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
 def test_greedy_answers_of_a_batch(name: str, model_dir: ModelDir) -> None:
     path = model_dir(name)
     prompts = {"a": prompt(5, seed=3), "b": prompt(64, seed=4), "c": prompt(30, seed=5)}

@@ -268,7 +268,7 @@ class MarkovModel:
         self.table = logits
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        return token_ids[:, None]
+        return (token_ids if batch.wanted is None else token_ids[batch.wanted.rows])[:, None]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.table[hidden[:, 0]].clone()

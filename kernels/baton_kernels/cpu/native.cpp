@@ -41,6 +41,7 @@ constexpr int TILE_ROWS = 4, TILE_VECS = 1;
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 inline vi load(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return v; }
@@ -66,6 +67,8 @@ template <> inline vf step<bf16>(vf acc, vi a, vi b) {
 #endif
 }
 
+inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+
 // Two floats, each rounded to the nearest bfloat16 (ties to even), as one word.
 inline vi pair(vf first, vf second) {
     vu a = (vu)first, b = (vu)second;
@@ -86,25 +89,38 @@ inline uint16_t rounded(float x) {
     std::memcpy(&bits, &x, 4);
     return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+// Sixteen floats as bfloat16.
+inline void put_halves(bf16* to, vf x) {
+    const vu bits = (vu)x;
+    const vh halves = __builtin_convertvector((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, vh);
+    std::memcpy(to, &halves, sizeof halves);
+}
+inline vf widened(const bf16* from) {
+    vh halves;
+    std::memcpy(&halves, from, sizeof halves);
+    return (vf)(__builtin_convertvector(halves, vu) << 16);
+}
+inline vf floats(const float* p) { return load(p); }
+inline vf floats(const bf16* p) { return widened(p); }
+inline void put(float* p, vf x) { store(p, x); }
+inline void put(bf16* p, vf x) { put_halves(p, x); }
 inline void put(float* p, float x) { *p = x; }
 inline void put(bf16* p, float x) { p->bits = rounded(x); }
 
 // e^x for x of at most 0; what is below -87 counts as -87.
-// (Cody and Waite's reduction to [-ln2/2, ln2/2], then a polynomial of degree 6.)
+// (2^whole · 2^rest, the latter by the polynomial of degree 5 with the least relative error on [-1/2, 1/2], 1e-7.)
 inline vf exp_of_negative(vf x) {
     x = x > -87.0f ? x : splat(-87.0f);
-    vf scaled = x * 1.44269504088896341f;
-    vi whole = __builtin_convertvector(scaled - 0.5f, vi);  // truncation: scaled <= 0
-    vf n = __builtin_convertvector(whole, vf);
-    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vf p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    return p * (vf)((whole + 127) << 23);
+    const vf scaled = x * 1.44269504088896341f;
+    const vi whole = __builtin_convertvector(scaled - 0.5f, vi);  // truncation: scaled <= 0
+    const vf rest = scaled - __builtin_convertvector(whole, vf);
+    vf p = splat(1.327647129e-3f);
+    p = p * rest + 9.675540961e-3f;
+    p = p * rest + 5.550713092e-2f;
+    p = p * rest + 2.402212024e-1f;
+    p = p * rest + 6.931469440e-1f;
+    p = p * rest + 1.0f;
+    return (vf)((vi)p + (whole << 23));
 }
 
 inline vf exp_of(vf x) {  // any x: e^x is at most 2^126
@@ -192,7 +208,8 @@ template <> inline void put_vec<float>(float* out, int64_t at, int64_t limit, co
     else for (int64_t i = at; i < limit; ++i) out[i] = values[i - at];
 }
 template <> inline void put_vec<bf16>(bf16* out, int64_t at, int64_t limit, const float* values) {
-    for (int64_t i = at; i < std::min(limit, at + LANES); ++i) put(out + i, values[i - at]);
+    if (at + LANES <= limit) put_halves(out + at, load(values));
+    else for (int64_t i = at; i < limit; ++i) put(out + i, values[i - at]);
 }
 
 struct Linear {
@@ -211,7 +228,7 @@ template <class T, class Out> void linear(const Linear& l, int threads) {
     Out* out = static_cast<Out*>(l.out);
     // A prompt's rows are taken in runs, so that there are tasks for many threads.
     const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? l.rows : 16 * TILE_ROWS;
-    const int64_t runs = (l.rows + run - 1) / run;
+    const int64_t runs = l.rows ? (l.rows + run - 1) / run : 0;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t task = 0; task < panels * runs; ++task) {
         const int64_t panel = task / runs, start = task % runs * run;
@@ -379,9 +396,9 @@ inline void scores_of(const int32_t* query, int64_t row, const int32_t* columns,
     for (int h = 0; h < H; ++h) store(scores + h * stride, acc[h] * scale);
 }
 
-inline void to_weights(const float* from, int64_t count, float* to) { std::copy_n(from, count, to); }
-inline void to_weights(const float* from, int64_t count, bf16* to) {
-    for (int64_t i = 0; i < count; ++i) put(to + i, from[i]);
+// Whole vectors: what lies behind ``count`` is there and is 0.
+template <class T> inline void to_weights(const float* from, int64_t count, T* to) {
+    for (int64_t i = 0; i < count; i += LANES) put(to + i, load(from + i));
 }
 
 // sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once.
@@ -580,6 +597,13 @@ template <class T> struct Workspace {
     float most[QUERIES], total[QUERIES];
 };
 
+// Sixteen words of the same place in one value and, where two go into a word, the next one (or none).
+inline vi in_words(const float* value, const float*) { return (vi)load(value); }
+inline vi in_words(const bf16* value, const bf16* next) {
+    const vu first = (vu)widened(value) >> 16;
+    return (vi)(next ? first | (vu)widened(next) : first);
+}
+
 // Keys and values of the tokens from first to stop as packed operands, in blocks of KEYS tokens: keys
 // [4 panels, dim in words, 64 keys], values [panels of dim, KEYS in words, 64].
 template <class T>
@@ -591,17 +615,26 @@ void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64
     const int64_t key_words = KEYS * row, value_words = KEYS / PER_WORD<T> * wide;
     work.keys.reset(new int32_t[blocks * key_words]());
     work.values.reset(new int32_t[blocks * value_words]());
-    for (int64_t t = first; t < stop; ++t) {
-        const int64_t block = (t - first) / KEYS, at = (t - first) % KEYS;
-        const int32_t* k = words(pool.keys(table[t / size], head)) + t % size * row;
+    for (int64_t t = first; t < stop; t += LANES) {
+        const int64_t block = (t - first) / KEYS, at = (t - first) % KEYS, count = std::min<int64_t>(LANES, stop - t);
+        const int32_t* k[LANES];
+        for (int64_t i = 0; i < count; ++i)
+            k[i] = words(pool.keys(table[(t + i) / size], head)) + (t + i) % size * row;
         int32_t* key = work.keys.get() + block * key_words + at / PANEL * row * PANEL + at % PANEL;
-        for (int64_t w = 0; w < row; ++w) key[w * PANEL] = k[w];
-        const T* v = pool.values(table[t / size], head) + t % size * pool.dim;
+        for (int64_t w = 0; w < row; w += LANES) {
+            vi words_of[LANES];
+            for (int64_t i = 0; i < LANES; ++i) words_of[i] = i < count ? load(k[i] + w) : vi{};
+            transpose(words_of);
+            for (int64_t i = 0; i < LANES; ++i) store(key + (w + i) * PANEL, words_of[i]);
+        }
         int32_t* value = work.values.get() + block * value_words + at / PER_WORD<T> * PANEL;
-        for (int64_t d = 0; d < pool.dim; d += PANEL) {
-            T* to = reinterpret_cast<T*>(value + d * (KEYS / PER_WORD<T>)) + at % PER_WORD<T>;
-            const int64_t count = std::min<int64_t>(PANEL, pool.dim - d);
-            for (int64_t c = 0; c < count; ++c) to[c * PER_WORD<T>] = v[d + c];
+        for (int64_t i = 0; i < count; i += PER_WORD<T>, value += PANEL) {
+            const T* v = pool.values(table[(t + i) / size], head) + (t + i) % size * pool.dim;
+            const T* next = nullptr;
+            if (PER_WORD<T> == 2 && i + 1 < count)
+                next = pool.values(table[(t + i + 1) / size], head) + (t + i + 1) % size * pool.dim;
+            for (int64_t d = 0; d < pool.dim; d += LANES)
+                store(value + d / PANEL * PANEL * (KEYS / PER_WORD<T>) + d % PANEL, in_words(v + d, next ? next + d : nullptr));
         }
     }
 }
@@ -628,9 +661,10 @@ void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int
         for (int64_t i = 0; i < padded; i += LANES) {
             vf v = load(s + i) * how.scale;
             if (how.softcap != 0) v = how.softcap * tanh_of(v * (1 / how.softcap));
-            if (i < begin || i + LANES > stop)
-                for (int j = 0; j < LANES; ++j)
-                    if (i + j < begin || i + j >= stop) v[j] = -1e30f;
+            if (i < begin || i + LANES > stop) {
+                const vi key = lanes() + int32_t(i);
+                v = (key >= int32_t(begin)) & (key < int32_t(stop)) ? v : splat(-1e30f);
+            }
             store(s + i, v);
             most = v > most ? v : most;
         }
@@ -685,8 +719,8 @@ void chunk_part(const Chunk& c, const Pool<T>& pool, const Scores& how, int64_t 
                 attend_tile<T>(q, stride, rows, position, oldest + block * KEYS, block, pool, how, work);
             for (int64_t r = 0; r < rows; ++r) {
                 T* out = static_cast<T*>(c.out) + (first + r) * stride + (head * group + g) * pool.dim;
-                const float* sums = work.sums.get() + r * wide;
-                for (int64_t d = 0; d < pool.dim; ++d) put(out + d, sums[d] / work.total[r]);
+                const float *sums = work.sums.get() + r * wide, factor = 1 / work.total[r];
+                for (int64_t d = 0; d < pool.dim; d += LANES) put(out + d, load(sums + d) * factor);
             }
         }
 }
@@ -717,13 +751,24 @@ void add_norm(const In* x, float* residual, const Out* weight, float eps, int64_
               int threads) {
 #pragma omp parallel for num_threads(threads) if (rows > 16)
     for (int64_t r = 0; r < rows; ++r) {
+        const int64_t whole = size / LANES * LANES;
+        const In* added = x + r * size;
         float* sum = residual + r * size;
-        float squares = 0;
-        if (x)
-            for (int64_t i = 0; i < size; ++i) sum[i] += to_float(x[r * size + i]);
-        for (int64_t i = 0; i < size; ++i) squares += sum[i] * sum[i];
+        Out* to = out + r * size;
+        vf in_lanes = vf{};
+        for (int64_t i = 0; i < whole; i += LANES) {
+            const vf v = x ? load(sum + i) + floats(added + i) : load(sum + i);
+            store(sum + i, v);
+            in_lanes += v * v;
+        }
+        float squares = sum_of(in_lanes);
+        for (int64_t i = whole; i < size; ++i) {
+            if (x) sum[i] += to_float(added[i]);
+            squares += sum[i] * sum[i];
+        }
         const float factor = inverse_rms(squares, size, eps);
-        for (int64_t i = 0; i < size; ++i) put(out + r * size + i, sum[i] * factor * to_float(weight[i]));
+        for (int64_t i = 0; i < whole; i += LANES) put(to + i, load(sum + i) * factor * floats(weight + i));
+        for (int64_t i = whole; i < size; ++i) put(to + i, sum[i] * factor * to_float(weight[i]));
     }
 }
 
@@ -742,11 +787,18 @@ template <class T> inline void rotate_head(const T* x, const T* norm, const Rota
     const int64_t half = dim / 2;
     float factor = 1;
     if (norm) {
-        float squares = 0;
-        for (int64_t i = 0; i < dim; ++i) squares += to_float(x[i]) * to_float(x[i]);
-        factor = inverse_rms(squares, dim, r.eps);
+        vf squares = vf{};
+        for (int64_t i = 0; i < dim; i += LANES) squares += floats(x + i) * floats(x + i);
+        factor = inverse_rms(sum_of(squares), dim, r.eps);
     }
-    for (int64_t i = 0; i < half; ++i) {
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        vf a = floats(x + i) * factor, b = floats(x + i + half) * factor;
+        if (norm) a *= floats(norm + i), b *= floats(norm + i + half);
+        put(out + i, a * load(cos + i) + b * load(sin + i));
+        put(out + i + half, b * load(cos + i + half) + a * load(sin + i + half));
+    }
+    for (; i < half; ++i) {  // half a head of floats need not be whole vectors
         float a = to_float(x[i]) * factor, b = to_float(x[i + half]) * factor;
         if (norm) a *= to_float(norm[i]), b *= to_float(norm[i + half]);
         put(out + i, a * cos[i] + b * sin[i]);

@@ -33,7 +33,8 @@ class Model(Protocol):
     """What the engine needs of a model."""
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        """``token_ids`` [T] int64 → hidden states [T, H]; writes the tokens' K and V into ``pool``."""
+        """``token_ids`` [T] int64 → hidden states [T, H], or [R, H] of those that ``batch.wanted`` names;
+        writes the tokens' K and V into ``pool``."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -207,7 +208,8 @@ class ModelRunner:
         chunks = batch.items[batch.num_single :]
         due, drafted, rows = _due(batch)
         prompts = _prompt_rows(batch)
-        layout = self._layout(batch, singles, len(rows), prompts)
+        owners = [*due, *(seq for seq, drafts in drafted for _ in range(len(drafts) + 1))]
+        layout = self._layout(batch, singles, owners, prompts)
         buffer = torch.zeros(sum(layout.sizes), dtype=torch.int64)
         step = StepTensors.of(layout, buffer)
         columns = buffer[: 4 * layout.num_tokens].view(4, layout.num_tokens).numpy()
@@ -217,7 +219,11 @@ class ModelRunner:
             drafts = batch.drafts.get(seq, ())
             own = columns[:, chunk.start : chunk.start + chunk.length]
             self._fill_chunk(own, chunk.table.numpy(), seq, drafts)
-        if step.rows is not None:
+        wanted = step.batch.wanted
+        if wanted is not None:
+            wanted.rows.numpy()[:] = rows
+            _fill_tables(wanted.tables.numpy(), owners)
+        elif step.rows is not None:
             step.rows.numpy()[:] = rows
         if step.copies is not None:
             step.copies[0].numpy()[:] = [copy.source for copy in batch.copies]
@@ -227,18 +233,28 @@ class ModelRunner:
         return StepInputs(layout, buffer, due, drafted, prompts)
 
     def _layout(
-        self, batch: ScheduledBatch, singles: list[Sequence], num_rows: int, prompts: tuple[PromptRows, ...]
+        self,
+        batch: ScheduledBatch,
+        singles: list[Sequence],
+        owners: list[Sequence],
+        prompts: tuple[PromptRows, ...],
     ) -> StepLayout:
+        """``owners``: the sequence of each row whose logits are made."""
+        num_rows = len(owners)
         contexts = [(item.num_new, item.sequence.num_computed + item.num_new) for item in batch.items]
+        num_tokens = sum(num_new for num_new, _ in contexts)
+        narrow = num_rows < num_tokens and not prompts and not self.keeps_hidden
         return StepLayout(
-            num_tokens=sum(num_new for num_new, _ in contexts),
+            num_tokens=num_tokens,
             num_decode=len(singles),
-            width=max((len(seq.block_ids) for seq in singles), default=0),
+            width=_width(singles),
             chunks=tuple(
                 (num_new, context, self._blocks_seen(context))
                 for num_new, context in contexts[batch.num_single :]
             ),
             num_rows=num_rows,
+            narrow=narrow,
+            wanted_width=_width(owners) if narrow else 0,
             num_copies=len(batch.copies),
             with_lengths=self.with_lengths,
             prompts=tuple((prompt.start, len(prompt.token_ids)) for prompt in prompts),
@@ -258,8 +274,7 @@ class ModelRunner:
         columns[0] = [seq.token_ids[at] for seq, at in zip(singles, positions, strict=True)]
         columns[1] = positions
         contexts[:] = columns[1] + 1
-        for row, seq in enumerate(singles):
-            tables[row, : len(seq.block_ids)] = np.frombuffer(seq.block_ids, dtype=np.int64)
+        _fill_tables(tables, singles)
         if singles:
             columns[2] = tables[np.arange(len(singles)), columns[1] // self.block_size]
         columns[3] = columns[1] % self.block_size
@@ -279,6 +294,16 @@ class ModelRunner:
 
     def _blocks_seen(self, context: int) -> int:
         return -(-context // self.block_size)
+
+
+def _width(sequences: Items[Sequence]) -> int:
+    return max((len(seq.block_ids) for seq in sequences), default=0)
+
+
+def _fill_tables(tables: NDArray[np.int64], sequences: Items[Sequence]) -> None:
+    """Fills [n, width] tables."""
+    for row, seq in enumerate(sequences):
+        tables[row, : len(seq.block_ids)] = np.frombuffer(seq.block_ids, dtype=np.int64)
 
 
 def _guided(due: tuple[Sequence, ...]) -> list[GuidedRow]:

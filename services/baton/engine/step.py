@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton.parallel.messages import StepLayout
-from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.paged import Chunk, PagedBatch, Wanted
 
 PROMPT_ROWS = 64
 """Rows of a prompt whose logits are made at once: those of a whole chunk would outweigh its activations."""
@@ -22,7 +22,7 @@ class StepTensors:
     """[T] int64."""
     batch: PagedBatch
     rows: Tensor | None
-    """[R] int64: the rows whose logits are made last; None: every row, in order."""
+    """[R] int64: the rows whose logits are made last; None: every row that the model yields, in order."""
     copies: tuple[Tensor, Tensor] | None
     """Sources and targets, [C] int64 each, of the blocks to copy before anything is computed."""
 
@@ -30,8 +30,8 @@ class StepTensors:
     def of(cls, layout: StepLayout, buffer: Tensor) -> StepTensors:
         """Names the parts of ``buffer`` ([sum of ``layout.sizes``] int64), as views of it."""
         parts = buffer.split_with_sizes(layout.sizes)
-        token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables = parts[:-4]
-        rows, sources, targets, lengths = parts[-4:]
+        token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables = parts[:-5]
+        rows, row_tables, sources, targets, lengths = parts[-5:]
         chunks = []
         start = layout.num_decode
         for (length, context, _), table in zip(layout.chunks, chunk_tables, strict=True):
@@ -46,11 +46,14 @@ class StepTensors:
             decode_contexts=contexts,
             chunks=tuple(chunks),
             lengths=lengths if layout.with_lengths else None,
+            wanted=Wanted(rows, row_tables.view(layout.num_rows, layout.wanted_width))
+            if layout.narrow
+            else None,
         )
         # In order: without prompts under way the singles come first, then the drafted.
         every = layout.num_rows == layout.num_tokens
         copies = (sources, targets) if layout.num_copies else None
-        return cls(token_ids, batch, None if every else rows, copies)
+        return cls(token_ids, batch, None if every or layout.narrow else rows, copies)
 
 
 def prompt_pieces(hidden: Tensor) -> Iterator[Tensor]:

@@ -38,7 +38,8 @@ class CausalLM(nn.Module):
 
     @abstractmethod
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
-        """token_ids [T] int64 -> the final norm's output [T, hidden_size]; the tokens' K and V go to pool.
+        """token_ids [T] int64 -> the final norm's output [T, hidden_size], or [R, hidden_size] of the rows
+        that ``batch.wanted`` names; the tokens' K and V go to pool.
 
         Before the last stage of a pipeline it is that stage's own output, for ``logits`` alone."""
 

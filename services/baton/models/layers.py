@@ -20,6 +20,16 @@ from baton_kernels.rows import add_rms_norm, silu_mul
 
 
 @dataclass(frozen=True, slots=True)
+class Narrow:
+    """What a last layer needs that yields some rows alone."""
+
+    rows: Tensor
+    """[R] int64, at least one."""
+    plan: AttentionPlan
+    """Of these rows."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """What every layer of one forward pass needs besides its input."""
 
@@ -175,12 +185,18 @@ class Attention(nn.Module):
         # One rank adds the bias: the outputs are summed.
         self.o_proj = Linear(query, config.hidden_size, dtype, bias=config.o_bias and shard.tp_rank == 0)
 
-    def forward(self, x: Tensor, step: Step) -> Tensor:
+    def store(self, x: Tensor, step: Step) -> Tensor:
+        """Puts K and V into the pool; the queries [T, heads, head_dim]."""
         qkv = self.qkv_proj(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
-        q = rotate_and_store(
+        return rotate_and_store(
             step.pool, self.layer, qkv, step.plan, cos=step.cos, sin=step.sin, norm=self.head_norm
         )
-        out = paged_attention(step.pool, self.layer, q, step.plan, scale=self.scale, window=self.window)
+
+    def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
+        q, plan = self.store(x, step), step.plan
+        if narrow is not None:
+            q, plan = q[narrow.rows], narrow.plan
+        out = paged_attention(step.pool, self.layer, q, plan, scale=self.scale, window=self.window)
         return self.collectives.sum(self.o_proj(out.flatten(1)))
 
     @property

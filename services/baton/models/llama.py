@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from baton.models.base import CausalLM, Place
 from baton.models.config import ModelConfig
-from baton.models.layers import Attention, Embedding, FusedLinear, Linear, RMSNorm, Step, SwiGLU
+from baton.models.layers import Attention, Embedding, FusedLinear, Linear, Narrow, RMSNorm, Step, SwiGLU
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
@@ -30,12 +30,19 @@ class LlamaLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = SwiGLU(config, dtype, parallel)
 
-    def forward(self, delta: Tensor | None, x: Tensor, step: Step) -> Tensor:
-        """What this layer's MLP adds to x [T, hidden], the residual stream, which this changes. ``delta`` is
-        what the layer before adds; None: nothing."""
-        attended = self.self_attn(self.input_layernorm.after_adding(delta, x), step)
-        added: Tensor = self.mlp(self.post_attention_layernorm.after_adding(attended, x))
-        return added
+    def forward(
+        self, delta: Tensor | None, x: Tensor, step: Step, narrow: Narrow | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What this layer's MLP adds to the residual stream, and the stream, x [T, hidden], which this
+        changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds; None: nothing."""
+        attended = self.self_attn(self.input_layernorm.after_adding(delta, x), step, narrow)
+        if narrow is not None:
+            x = x[narrow.rows]
+        return self.mlp(self.post_attention_layernorm.after_adding(attended, x)), x
+
+    def store(self, delta: Tensor | None, x: Tensor, step: Step) -> None:
+        """The part of ``forward`` that is needed where it yields no row: K and V are in the pool then."""
+        self.self_attn.store(self.input_layernorm.after_adding(delta, x), step)
 
 
 class LlamaForCausalLM(CausalLM):
@@ -76,14 +83,23 @@ class LlamaForCausalLM(CausalLM):
         else:
             shape = len(token_ids), self.config.hidden_size
             x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
+        *layers, last = self.layers.values()
         delta = None
-        for layer in self.layers.values():
-            delta = layer(delta, x, step)
+        for layer in layers:
+            delta, x = layer(delta, x, step)
+        wanted = batch.wanted
         if self.norm is None:
-            if delta is not None:
-                x += delta
-            self.collectives.pass_on(x)
-            return x
+            delta, x = last(delta, x, step)
+            self.collectives.pass_on(x.add_(delta))
+            return x if wanted is None else x[: len(wanted.rows)]
+        narrow = None
+        if wanted is not None:
+            if not len(wanted.rows):
+                last.store(delta, x, step)
+                return x[:0].to(self.dtype)
+            plan = AttentionPlan.build(batch.narrowed(wanted), pool, {last.self_attn.window})
+            narrow = Narrow(wanted.rows, plan)
+        delta, x = last(delta, x, step, narrow)
         hidden: Tensor = self.norm.after_adding(delta, x)
         return hidden
 

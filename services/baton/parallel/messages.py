@@ -58,8 +58,8 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
 
     The buffer: token ids, positions, slot blocks and slot offsets ([num_tokens] each), the contexts
     [num_decode] and tables [num_decode, width] of the decoding rows, the table of each chunk, the rows to
-    make logits of, the sources and targets of block copies, and the lengths [num_tokens] if
-    ``with_lengths``.
+    make logits of, their tables [num_rows, wanted_width] if nothing else is wanted, the sources and targets
+    of block copies, and the lengths [num_tokens] if ``with_lengths``.
     """
 
     num_tokens: int
@@ -69,6 +69,9 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
     """Of each chunk: tokens, context, blocks in its table."""
     num_rows: int
     """Rows whose logits are made last; 0: none."""
+    narrow: bool
+    """Whether nothing is made of the other rows (``PagedBatch.wanted``)."""
+    wanted_width: int
     num_copies: int
     with_lengths: bool
     prompts: tuple[tuple[int, int], ...]
@@ -85,6 +88,7 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
             self.num_decode * self.width,
             *(blocks for _, _, blocks in self.chunks),
             self.num_rows,
+            self.num_rows * self.wanted_width,
             self.num_copies,
             self.num_copies,
             self.num_tokens * self.with_lengths,
