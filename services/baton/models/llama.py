@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,8 @@ class LlamaLayer(nn.Module):
         self, delta: Tensor | None, x: Tensor, step: Step, narrow: Narrow | None = None
     ) -> tuple[Tensor, Tensor]:
         """What this layer's MLP adds to the residual stream, and the stream, x [T, hidden], which this
-        changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds; None: nothing."""
+        changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds; None:
+        nothing."""
         attended = self.self_attn(self.input_layernorm.after_adding(delta, x), step, narrow)
         if narrow is not None:
             x = x[narrow.rows]
@@ -83,25 +84,26 @@ class LlamaForCausalLM(CausalLM):
         else:
             shape = len(token_ids), self.config.hidden_size
             x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
-        *layers, last = self.layers.values()
+        *layers, last = cast(list[LlamaLayer], list(self.layers.values()))
         delta = None
         for layer in layers:
             delta, x = layer(delta, x, step)
-        wanted = batch.wanted
         if self.norm is None:
             delta, x = last(delta, x, step)
             self.collectives.pass_on(x.add_(delta))
-            return x if wanted is None else x[: len(wanted.rows)]
-        narrow = None
-        if wanted is not None:
-            if not len(wanted.rows):
-                last.store(delta, x, step)
-                return x[:0].to(self.dtype)
-            plan = AttentionPlan.build(batch.narrowed(wanted), pool, {last.self_attn.window})
-            narrow = Narrow(wanted.rows, plan)
-        delta, x = last(delta, x, step, narrow)
-        hidden: Tensor = self.norm.after_adding(delta, x)
-        return hidden
+            return x if batch.wanted is None else x[: len(batch.wanted.rows)]
+        if batch.wanted is not None and not len(batch.wanted.rows):
+            last.store(delta, x, step)
+            return x[:0].to(self.dtype)
+        delta, x = last(delta, x, step, self._narrow(batch, pool))
+        return self.norm.after_adding(delta, x)
+
+    def _narrow(self, batch: PagedBatch, pool: Tensor) -> Narrow | None:
+        """What the whole model's last layer computes of the step; None: all of it."""
+        if batch.wanted is None:
+            return None
+        plan = AttentionPlan.build(batch.narrowed(batch.wanted), pool, {self.config.windows[-1]})
+        return Narrow(batch.wanted.rows, plan)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         assert self.embed_tokens is not None
