@@ -37,6 +37,7 @@ class StepTensors:
         for (length, context, _), table in zip(layout.chunks, chunk_tables, strict=True):
             chunks.append(Chunk(start, length, context, table))
             start += length
+        row_tables = row_tables.view(layout.num_rows, layout.wanted_width)
         batch = PagedBatch(
             positions=positions,
             slot_blocks=blocks,
@@ -46,9 +47,7 @@ class StepTensors:
             decode_contexts=contexts,
             chunks=tuple(chunks),
             lengths=lengths if layout.with_lengths else None,
-            wanted=Wanted(rows, row_tables.view(layout.num_rows, layout.wanted_width))
-            if layout.narrow
-            else None,
+            wanted=Wanted(rows, row_tables) if layout.narrow else None,
         )
         # In order: without prompts under way the singles come first, then the drafted.
         every = layout.num_rows == layout.num_tokens

@@ -96,7 +96,8 @@ class LlamaForCausalLM(CausalLM):
             last.store(delta, x, step)
             return x[:0].to(self.dtype)
         delta, x = last(delta, x, step, self._narrow(batch, pool))
-        return self.norm.after_adding(delta, x)
+        hidden: Tensor = self.norm.after_adding(delta, x)
+        return hidden
 
     def _narrow(self, batch: PagedBatch, pool: Tensor) -> Narrow | None:
         """What the whole model's last layer computes of the step; None: all of it."""
