@@ -79,13 +79,14 @@ class LlamaForCausalLM(CausalLM):
         step = Step(pool, AttentionPlan.build(batch, pool, self.windows), cos, sin)
         # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
         # all that came before (transformers does; it costs up to half as much again in accuracy).
+        x: Tensor
         if self.shard.is_first_stage:
             x = self.embed(token_ids).float()
         else:
             shape = len(token_ids), self.config.hidden_size
             x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
         *layers, last = cast(list[LlamaLayer], list(self.layers.values()))
-        delta = None
+        delta: Tensor | None = None
         for layer in layers:
             delta, x = layer(delta, x, step)
         if self.norm is None:
