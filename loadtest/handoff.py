@@ -33,6 +33,7 @@ from rich.table import Table
 
 from baton.models.config import ModelConfig
 from baton.models.registry import MODEL_CLASSES
+from baton.parallel.collectives import Parallel
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, Service, running_ring
 from tests.support.tiny_models import save_shape
@@ -104,7 +105,7 @@ AROUND: Mapping[str, Callable[[Account], float]] = {
 def num_parameters(path: Path) -> int:
     config = ModelConfig.from_dir(path)
     with torch.device("meta"):
-        model = MODEL_CLASSES[config.architecture](config, torch.float32)
+        model = MODEL_CLASSES[config.architecture](config, torch.float32, Parallel.alone(config))
     return sum(parameter.numel() for parameter in model.parameters())
 
 

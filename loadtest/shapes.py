@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from baton.models.config import ModelConfig
 from baton.models.registry import MODEL_CLASSES
+from baton.parallel.collectives import Parallel
 from tests.support.tiny_models import SPECIALS, save_byte_tokenizer
 
 NUM_BYTES = 256
@@ -109,7 +110,8 @@ def save_random(path: Path, shape: Mapping[str, object], seed: int = 0) -> Path:
     save_unfilled(path, shape)
     read = ModelConfig.from_dir(path)
     with torch.device("meta"):
-        places = MODEL_CLASSES[read.architecture](read, torch.bfloat16).checkpoint_tensors()
+        model = MODEL_CLASSES[read.architecture](read, torch.bfloat16, Parallel.alone(read))
+        places = {name: place.tensor for name, place in model.checkpoint_tensors().items()}
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, place in places.items():

@@ -60,7 +60,8 @@ def connector_of(kind: str, device: torch.device) -> Connector:
     """ConnectorMissingError if it cannot be had here."""
     on_cuda = device.type == "cuda"
     staging = Staging(allocate=pinned if on_cuda else heap)
-    found = choice.available(kind, on_cuda=on_cuda, host=LOCALHOST, on_crash=os.abort, staging=staging)
+    index = torch.cuda.current_device() if on_cuda else None
+    found = choice.available(kind, device=index, host=LOCALHOST, on_crash=os.abort, staging=staging)
     return found[kind]
 
 
