@@ -182,11 +182,8 @@ def plain(kind: str, sock: socket.socket, sending: bool) -> dict[str, Move]:
         return {"plain": plain_gloo(sock, sending)}
     from baton.connector import ucx_driver
 
-    tuned = (
-        ucx_driver.OPTIONS
-        | {"RNDV_THRESH": "0", "RNDV_SCHEME": "am" if UCX[kind] else "get_zcopy"}
-        | UCX[kind]
-    )
+    scheme = "am" if UCX[kind] else "get_zcopy"
+    tuned = {**ucx_driver.OPTIONS, "RNDV_THRESH": "0", "RNDV_SCHEME": scheme, **UCX[kind]}
     return {
         "plain": plain_ucx(sock, sending, UCX[kind]),
         "tuned": plain_ucx(sock, sending, tuned),

@@ -79,12 +79,11 @@ async def disturbance(client: RingClient, rng: random.Random) -> float:
 @contextmanager
 def rings(tmp: Path) -> Iterator[tuple[Ring, Ring, Ring]]:
     """1P1D, and role ``both`` with and without chunked prefill."""
-    one = {"prefill": 0, "decode": 0, "both": 1}
     whole = ("--no-chunked-prefill",)
     with (
         running_ring(tmp / "split") as split,
-        running_ring(tmp / "chunked", **one) as chunked,
-        running_ring(tmp / "whole", **one, options=whole) as unchunked,
+        running_ring(tmp / "chunked", prefill=0, decode=0, both=1) as chunked,
+        running_ring(tmp / "whole", prefill=0, decode=0, both=1, options=whole) as unchunked,
     ):
         yield split, chunked, unchunked
 

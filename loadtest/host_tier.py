@@ -17,6 +17,7 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -29,10 +30,7 @@ from tests.support.tiny_models import save_shape
 
 HOST_MEMORY = "512MiB"
 NEW_TOKENS = 2
-ROLES: Mapping[str, Mapping[str, int]] = {
-    "both": {"prefill": 0, "decode": 0, "both": 1},
-    "ring": {"prefill": 1, "decode": 1, "both": 0},
-}
+ROLES = ("both", "ring")
 
 
 @dataclass
@@ -85,10 +83,11 @@ def measure(tmp: Path, model: Path, tokens: int, repeats: int, threads: int, rol
     sizes = ("--block-size", str(BLOCK_SIZE), "--num-blocks", str(num_blocks), "--threads", str(threads))
     options = ("--load-format", "dummy", *sizes)
     tier = ("--host-kv-memory", HOST_MEMORY)
-    counts = ROLES[role]
+    split = int(role == "ring")
+    start = partial(running_ring, model=str(model), prefill=split, decode=split, both=1 - split)
     with (
-        running_ring(tmp / "tier", model=str(model), options=(*options, *tier), **counts) as with_tier,
-        running_ring(tmp / "plain", model=str(model), options=options, **counts) as without,
+        start(tmp / "tier", options=(*options, *tier)) as with_tier,
+        start(tmp / "plain", options=options) as without,
     ):
         rings = {"host tier": with_tier, "none": without}
         samples = asyncio.run(in_turns(rings, tokens, repeats))
@@ -107,9 +106,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="2000", help="lengths of the prompts, with commas between them")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
-    parser.add_argument(
-        "--role", choices=list(ROLES), default="both", help="one worker, or prefill and decode"
-    )
+    parser.add_argument("--role", choices=ROLES, default="both", help="one worker, or prefill and decode")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as tmp:
         model = save_shape(Path(tmp) / MODEL, **LLAMA)

@@ -153,7 +153,7 @@ def _case(choice: Choice, seed: int, longest: int = 4000, window: int | None = N
             case "short":
                 return rng.randint(1, min(most, 60))
             case "edges of blocks":
-                return min(most, rng.randint(1, 6) * block + rng.choice([-1, 0, 1]))
+                return min(most, rng.randint(1, 6) * int(block) + rng.choice([-1, 0, 1]))
         return rng.randint(1, most)
 
     decode = [length(longest) for _ in range(rng.randint(1, 5))]
@@ -221,7 +221,8 @@ def _lines(choice: Choice, width: int) -> Tensor:
     number: Any = choice["rows"]
     spread: Any = choice["spread"]
     dtype: Any = choice["dtype"]
-    return (spread * torch.randn(number, width)).to(dtype)
+    lines: Tensor = (spread * torch.randn(number, width)).to(dtype)
+    return lines
 
 
 def _add_rms_norm(choice: Choice, seed: int) -> float:

@@ -120,9 +120,18 @@ def head_launches(dtype: str, head_dims: Sequence[int]) -> Iterator[Launch]:
         plain = partial(rotary.rotate_and_store, pool, 0, qkv, angles, angles, None, batch)
         normed = partial(rotary.rotate_and_store, pool, 0, qkv, angles, angles, norm, batch)
         written = partial(rows.write_kv, pool, 0, k, v, batch)
-        named = {"rotate, store": plain, "norm, rotate, store": normed, "KV write": written}
+        named: dict[str, Callable[[], object]] = {
+            "rotate, store": plain,
+            "norm, rotate, store": normed,
+            "KV write": written,
+        }
         for name, launch in named.items():
-            yield Launch(name, str(head_dim), dtype, "-", lambda _, launch=launch: launch())
+            yield Launch(name, str(head_dim), dtype, "-", anywhere(launch))
+
+
+def anywhere(launch: Callable[[], object]) -> Callable[[int], object]:
+    """The same for every compute capability."""
+    return lambda _: launch()
 
 
 def row_launches(dtype: str) -> Iterator[Launch]:
@@ -149,7 +158,7 @@ def row_launches(dtype: str) -> Iterator[Launch]:
             "draw": partial(sampling.draw, scores, settings, seeds),
         }
     for name, launch in named.items():
-        yield Launch(name, "-", dtype, "-", lambda _, launch=launch: launch())
+        yield Launch(name, "-", dtype, "-", anywhere(launch))
 
 
 def build(wanted: Sequence[Launch]) -> bool:
@@ -274,8 +283,7 @@ def contiguous(case: Case, device: torch.device) -> Callable[[], Tensor] | None:
     count = len(case.decode) + len(case.chunks)
     shape = (count, case.heads, length, case.head_dim)
     q = torch.randn(shape, device=device).to(case.dtype)
-    shape = (2, count, case.kv_heads, cached + length, case.head_dim)
-    k, v = torch.randn(shape, device=device).to(case.dtype)
+    k, v = torch.randn(2, count, case.kv_heads, cached + length, case.head_dim, device=device).to(case.dtype)
     return lambda: scaled_dot_product_attention(q, k, v, is_causal=length > 1, enable_gqa=True)
 
 
@@ -293,9 +301,7 @@ def measure(dtype: torch.dtype) -> None:
         q = torch.randn(batch.positions.numel(), case.heads, case.head_dim, device="cuda").to(dtype)
         plan = AttentionPlan.build(batch, pool, {case.window})
         taken = seconds(
-            lambda pool=pool, q=q, plan=plan, case=case: paged_attention(
-                pool, 0, q, plan, scale=case.head_dim**-0.5, window=case.window
-            )
+            partial(paged_attention, pool, 0, q, plan, scale=case.head_dim**-0.5, window=case.window)
         )
         beside = contiguous(case, torch.device("cuda"))
         table.add_row(

@@ -58,14 +58,15 @@ class Contender:
 
     def __init__(self, model: str, name: str, num_tokens: int) -> None:
         method, _, path = name.partition("=")
-        if method not in get_args(Method):
-            raise SystemExit(f"--methods: {method!r} is none of {', '.join(get_args(Method))}")
+        methods: dict[str, Method] = {known: known for known in get_args(Method)}
+        if method not in methods:
+            raise SystemExit(f"--methods: {method!r} is none of {', '.join(methods)}")
         self.name = name
         self.llm = LLM(
             model,
             dtype="float32",
             num_threads=1,
-            speculative_method=method,  # type: ignore[typeddict-item]  # checked above
+            speculative_method=methods[method],
             speculative_model=path or None,
             num_speculative_tokens=num_tokens,
         )

@@ -90,11 +90,11 @@ def through_transformers(bench: Bench, path: Path, loads: list[Load]) -> list[fl
     scale = bench.scale
     config = AutoConfig.from_pretrained(path)
     with torch.device(bench.device):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=scale.dtype, attn_implementation="sdpa")
+        from_config: Any = AutoModelForCausalLM.from_config  # transformers' own is not typed
+        model = from_config(config, dtype=scale.dtype, attn_implementation="sdpa")
     model.eval()
-    wanted = GenerationConfig(
-        max_new_tokens=scale.output_len, do_sample=False, eos_token_id=-1, pad_token_id=0
-    )
+    config_of: Any = GenerationConfig
+    wanted = config_of(max_new_tokens=scale.output_len, do_sample=False, eos_token_id=-1, pad_token_id=0)
     rates = []
     with model.continuous_batching_context_manager(generation_config=wanted, timeout=5) as manager:
         for load in loads:

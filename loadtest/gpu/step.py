@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,8 +124,8 @@ def decode(bench: Bench, loaded: Loaded, roof: Roof) -> Section:
                     return choose(logits, [params] * step.num_decode, range(step.num_decode))
 
                 with torch.inference_mode():
-                    replayed = bench.seconds(lambda run=run: run(loaded.replayed))
-                    eager = bench.seconds(lambda run=run: run(loaded.eager))
+                    replayed = bench.seconds(partial(run, loaded.replayed))
+                    eager = bench.seconds(partial(run, loaded.eager))
                 rate = moved / replayed
                 share = against(rate / roof.bytes_per_s, TARGETS.get(batch))
                 times = (f"{replayed * 1e3:.3f}", f"{eager * 1e3:.3f}", f"{rate / 1e9:.0f}")

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,8 @@ class Rows:
 def _logits(
     choice: Mapping[str, object], vocab: int, rng: random.Random, generator: torch.Generator
 ) -> Tensor:
-    logits = torch.randn(vocab, generator=generator) * choice["spread"]
+    spread: Any = choice["spread"]
+    logits: Tensor = torch.randn(vocab, generator=generator) * spread
     match choice["shape"]:
         case "rounded":
             return logits.bfloat16().float()
