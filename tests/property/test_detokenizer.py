@@ -112,6 +112,10 @@ def test_other_decoders_equal_the_whole(ids: list[int], points: list[int]) -> No
     assert stream(WORD_PIECE, ids, points, skip=True) == WORD_PIECE.decode(ids, skip_special_tokens=True)
 
 
+def test_ids_without_a_token_are_no_context() -> None:
+    assert stream(WORD_PIECE, [0, 9, 9, 9, 9, 0], [], skip=True) == "[UNK] [UNK]"
+
+
 def test_a_character_comes_with_the_token_that_completes_it() -> None:
     ids = [FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in "🙂🙃".encode()]
     detokenizer = Detokenizer(TokenPieces(FALLBACK, frozenset()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,29 @@ def test_matmul_takes_strided_rows() -> None:
 
 def test_matmul_of_no_rows() -> None:
     assert packed(torch.randn(8, 16), None).multiply(torch.empty(0, 16)).shape == (0, 8)
+
+
+def test_released_threads_end() -> None:
+    weight, threads = packed(torch.randn(640, 16), None), torch.get_num_threads()
+
+    def count() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    torch.set_num_threads(3)
+    try:
+        library.release_threads()
+        before = count()
+        expected = weight.multiply(torch.ones(8, 16))
+        assert count() == before + 2
+        library.release_threads()
+        deadline = time.monotonic() + 10
+        while count() > before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert count() == before
+        assert torch.equal(weight.multiply(torch.ones(8, 16)), expected), "others are started"
+        library.release_threads()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_what_is_left_to_plain_torch() -> None:

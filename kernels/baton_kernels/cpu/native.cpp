@@ -833,6 +833,9 @@ template <class T> Pool<T> pool_of(const void* data, const int64_t* shape, int64
 
 extern "C" {
 
+// Ends the threads that have computed for the one that calls; the next kernel it calls starts others.
+void baton_release_threads() { omp_pause_resource_all(omp_pause_soft); }
+
 // A hint, before the memory is first written: fewer and larger pages.
 void baton_advise(void* start, int64_t size) {
 #if defined(__linux__)

@@ -159,6 +159,8 @@ class _WindowStream:
         return self._take(self._new_text()) if self._held else ""
 
     def _push_one(self, token_id: int) -> str:
+        if self._backend.id_to_token(token_id) is None:  # no text, and no context for what follows
+            return ""
         self._held.append(token_id)
         text = self._new_text()
         if text.endswith(_REPLACEMENT) and len(self._held) < self._MAX_HELD:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.engine.engine import Engine, SequenceOutput
+from baton_kernels.cpu.library import release_threads
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        release_threads()  # this one has loaded the model, and computes no more
         self._thread.start()
 
     def stop(self) -> None:
