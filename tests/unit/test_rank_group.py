@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import LocalEnd
+from baton.connector.ranks.end import DataLink, LocalEnd
 from baton.connector.ranks.ends import Ends, Strand
 from baton.connector.ranks.remote import EndMissingError, RemoteEnd
 from baton.connector.ranks.share import MAX_RANKS, Share, Tie, objection, ties
@@ -414,21 +414,34 @@ class TestConnecting:
             await ends.listen("a", 65532)
 
     async def test_one_rank_that_cannot_be_reached_leaves_nothing_open(
-        self, kind: str, place: tuple[RankProcesses, Path] | None
+        self, kind: str, place: tuple[RankProcesses, Path] | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held = shares(2, 4, LAYERS)
         kv = random_kv(BLOCKS, 4, LAYERS, 8)
         prefill = await side(kind, kv, held, listens=False, processes=place)
+        connect, first_is_made = LocalEnd.connect, asyncio.Event()
+
+        async def connect_and_tell(end: LocalEnd, *args: Any) -> DataLink:
+            made = await connect(end, *args)
+            if end is prefill.members[0]:
+                first_is_made.set()
+            return made
+
+        async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await first_is_made.wait()
+            writer.close()
+
+        monkeypatch.setattr(LocalEnd, "connect", connect_and_tell)
         decode = await side(kind, kv, held, listens=True, processes=place)
         lost: list[str] = []
         made = decode.ranks.strands(ties(held, held), decode.addresses)
         receiver = decode.ranks.expect(kind, 8, made, lambda: lost.append("receiver"))
         await in_place(receiver)
-        with socket.create_server(("127.0.0.1", 0)) as unused:
-            nobody = f"127.0.0.1:{unused.getsockname()[1]}"
-        wrong = [made[0], replace(made[1], address=nobody)]
-        with pytest.raises((OSError, TransferError)):
-            await prefill.ranks.connect(kind, 8, wrong, lambda: lost.append("sender"))
+        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as nobody:
+            port = nobody.sockets[0].getsockname()[1]
+            wrong = [made[0], replace(made[1], address=f"127.0.0.1:{port}")]
+            with pytest.raises((OSError, TransferError)):
+                await prefill.ranks.connect(kind, 8, wrong, lambda: lost.append("sender"))
         await until(lambda: lost == ["receiver"])  # of rank 0's, which was made and closed again
         await within(receiver.close())
         await prefill.close()
