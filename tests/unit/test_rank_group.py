@@ -9,10 +9,10 @@ import os
 import signal
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import DataLink, LocalEnd
+from baton.connector.ranks.end import DataLink, LocalEnd, RankEnd
 from baton.connector.ranks.ends import Ends, Strand
 from baton.connector.ranks.remote import EndMissingError, RemoteEnd
 from baton.connector.ranks.share import MAX_RANKS, Share, Tie, objection, ties
@@ -399,6 +399,25 @@ class FakeConnector(TcpConnector):
         return f"{host}:{port}"
 
 
+def in_turns(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second rank connects when the first has."""
+    first_is_made = asyncio.Event()
+
+    def spied(connect: Callable[..., Awaitable[DataLink]]) -> Callable[..., Awaitable[DataLink]]:
+        async def connect_in_turn(end: RankEnd, *args: object) -> DataLink:
+            if end is side.members[1]:
+                await first_is_made.wait()
+            made = await connect(end, *args)
+            if end is side.members[0]:
+                first_is_made.set()
+            return made
+
+        return connect_in_turn
+
+    for kind in {type(member) for member in side.members}:
+        monkeypatch.setattr(kind, "connect", spied(kind.connect))
+
+
 class TestConnecting:
     async def test_each_rank_has_the_ports_behind_those_of_the_one_before(self) -> None:
         connectors = {name: FakeConnector(Staging(), lambda: None) for name in ("ucx", "tcp")}
@@ -419,29 +438,17 @@ class TestConnecting:
         held = shares(2, 4, LAYERS)
         kv = random_kv(BLOCKS, 4, LAYERS, 8)
         prefill = await side(kind, kv, held, listens=False, processes=place)
-        connect, first_is_made = LocalEnd.connect, asyncio.Event()
-
-        async def connect_and_tell(end: LocalEnd, *args: Any) -> DataLink:
-            made = await connect(end, *args)
-            if end is prefill.members[0]:
-                first_is_made.set()
-            return made
-
-        async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await first_is_made.wait()
-            writer.close()
-
-        monkeypatch.setattr(LocalEnd, "connect", connect_and_tell)
+        in_turns(prefill, monkeypatch)
         decode = await side(kind, kv, held, listens=True, processes=place)
         lost: list[str] = []
         made = decode.ranks.strands(ties(held, held), decode.addresses)
         receiver = decode.ranks.expect(kind, 8, made, lambda: lost.append("receiver"))
         await in_place(receiver)
-        async with await asyncio.start_server(refuse, "127.0.0.1", 0) as nobody:
-            port = nobody.sockets[0].getsockname()[1]
-            wrong = [made[0], replace(made[1], address=f"127.0.0.1:{port}")]
-            with pytest.raises((OSError, TransferError)):
-                await prefill.ranks.connect(kind, 8, wrong, lambda: lost.append("sender"))
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            nobody = f"127.0.0.1:{unused.getsockname()[1]}"
+        wrong = [made[0], replace(made[1], address=nobody)]
+        with pytest.raises((OSError, TransferError)):
+            await prefill.ranks.connect(kind, 8, wrong, lambda: lost.append("sender"))
         await until(lambda: lost == ["receiver"])  # of rank 0's, which was made and closed again
         await within(receiver.close())
         await prefill.close()
