@@ -1,0 +1,174 @@
+"""Where a step's time goes on a CPU: matmuls, attention, and the rest of the engine.
+
+    python -m loadtest.cpu_steps [--models llama-125m,qwen-0.5b] [--sequences 1,8,32]
+
+One engine without a server: prompts of 512 tokens, then 64 tokens of each. Medians over the
+steps in which every sequence decodes; for the prompts, the sum of the steps before. The bytes of a decode
+step are those of the weights but the embedding, and of K and V, each once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.sequence import Sequence
+from baton.models.config import ModelConfig
+from baton.sampling_params import SamplingParams
+from baton_kernels.cpu.library import Native, native
+from loadtest.cpu_kernels import read_bandwidth
+from loadtest.shapes import SHAPES, save_random
+
+KERNELS = {"linear": "matmul", "decode": "attention", "prefill": "attention"}
+
+
+@dataclass
+class Clock:
+    """Seconds in the kernels of each kind."""
+
+    spent: dict[str, float] = field(default_factory=lambda: {"matmul": 0.0, "attention": 0.0})
+
+    def timed(self, kind: str, kernel: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: object) -> None:
+            began = time.perf_counter()
+            kernel(*args)
+            self.spent[kind] += time.perf_counter() - began
+
+        return call
+
+
+@contextmanager
+def clocked(kernels: Native) -> Iterator[Clock]:
+    clock, plain = Clock(), dict(vars(kernels))
+    for name, kind in KERNELS.items():
+        setattr(kernels, name, clock.timed(kind, plain[name]))
+    try:
+        yield clock
+    finally:
+        vars(kernels).update(plain)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of one step."""
+
+    step: float
+    matmul: float
+    attention: float
+
+    @property
+    def rest(self) -> float:
+        return self.step - self.matmul - self.attention
+
+
+def steps(engine: Engine, clock: Clock, count: int, input_len: int, output_len: int) -> tuple[Spent, Spent]:
+    """The prompts of ``count`` sequences together, and the median step in which all decode."""
+    params = SamplingParams(max_tokens=output_len, temperature=0, ignore_eos=True)
+    rng = random.Random(count)
+    prompts = ([rng.randrange(4000) for _ in range(input_len)] for _ in range(count))
+    sequences = [Sequence(f"{count}-{i}", 0, prompt, params) for i, prompt in enumerate(prompts)]
+    for sequence in sequences:
+        engine.add(sequence)
+    prompt_steps, decode_steps = [], []
+    while engine.has_work:
+        decodes = all(sequence.output_ids for sequence in sequences)
+        before, began = dict(clock.spent), time.perf_counter()
+        outputs = engine.step()
+        spent = Spent(
+            time.perf_counter() - began,
+            clock.spent["matmul"] - before["matmul"],
+            clock.spent["attention"] - before["attention"],
+        )
+        if not decodes:
+            prompt_steps.append(spent)
+        elif len(outputs) == count:
+            decode_steps.append(spent)
+    middle = sorted(decode_steps, key=lambda spent: spent.step)[len(decode_steps) // 2]
+    whole = Spent(
+        sum(s.step for s in prompt_steps),
+        sum(s.matmul for s in prompt_steps),
+        sum(s.attention for s in prompt_steps),
+    )
+    return whole, middle
+
+
+def measure(name: str, path: Path, counts: list[int], threads: int, bandwidth: float, repeats: int) -> Table:
+    config = ModelConfig.from_dir(path)
+    engine = Engine.from_config(
+        EngineConfig(
+            model=path, dtype="bfloat16", num_threads=threads, kv_cache_bytes=2 << 30, prefix_caching=False
+        )
+    )
+    kernels = native()
+    assert kernels is not None, "there is nothing to measure without a compiler"
+    size = (path / "model.safetensors").stat().st_size
+    if not config.tie_word_embeddings:
+        size -= config.vocab_size * config.hidden_size * 2
+    token = config.num_layers * config.num_kv_heads * config.head_dim * 4
+    table = Table(title=f"{name}, bfloat16, {threads} threads", title_justify="left")
+    columns = (
+        "sequences",
+        "decode step, ms",
+        "matmul",
+        "attention",
+        "rest",
+        "rest's share",
+        "of read bandwidth",
+    )
+    for column in (*columns, "512 tokens of prompt, ms", "matmul", "attention", "rest"):
+        table.add_column(column, justify="right")
+    for count in counts:
+        with clocked(kernels) as clock:
+            found = [steps(engine, clock, count, 512, 64) for _ in range(repeats)]
+        prompts = sorted((prompt for prompt, _ in found), key=lambda s: s.step)[repeats // 2]
+        decode = sorted((step for _, step in found), key=lambda s: s.step)[repeats // 2]
+        share = statistics.median(step.rest / step.step for _, step in found)
+        rate = (size + count * 544 * token) / decode.step
+        table.add_row(
+            str(count),
+            *(f"{x * 1e3:.1f}" for x in (decode.step, decode.matmul, decode.attention, decode.rest)),
+            f"{share:.0%}",
+            f"{rate / bandwidth:.2f}",
+            *(
+                f"{x / count * 1e3:.0f}"
+                for x in (prompts.step, prompts.matmul, prompts.attention, prompts.rest)
+            ),
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--models", default="llama-125m,qwen-0.5b")
+    parser.add_argument("--directory", type=Path, help="where models are kept; default: a temporary one")
+    parser.add_argument("--sequences", default="1,8,32")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--repeats", type=int, default=3)
+    chosen = parser.parse_args()
+    console = Console(width=160)
+    torch.set_num_threads(chosen.threads)
+    bandwidth = read_bandwidth()
+    console.print(f"memory read: {bandwidth / 1e9:.1f} GB/s")
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in chosen.models.split(","):
+            path = save_random((chosen.directory or Path(scratch)) / name, SHAPES[name])
+            counts = [int(count) for count in chosen.sequences.split(",")]
+            console.print(measure(name, path, counts, chosen.threads, bandwidth, chosen.repeats))
+
+
+if __name__ == "__main__":
+    main()
