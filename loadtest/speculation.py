@@ -6,16 +6,18 @@
 Two workloads, greedy: *copy* asks in a second turn what the first has answered, so that the answer is in the
 prompt; *new* asks for the first time. Each method runs next to an engine without drafts, in turns, and the
 ratio is that of the medians. On a CPU, seconds are those of the one thread that computes. Drafting per step
-is wall time. Answers are compared token by token. ``draft=PATH`` names the small model, as
-do ``medusa=PATH`` and ``eagle=PATH``; without a path, those in the model's own directory are taken.
+is wall time. Answers are compared token by token. With ``ngram``, one draft is timed by itself as well.
+``draft=PATH`` names the small model, as do ``medusa=PATH`` and ``eagle=PATH``; without a path, those in the
+model's own directory are taken.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -24,7 +26,10 @@ from rich.table import Table
 
 from baton import LLM, SamplingParams
 from baton.engine.outputs import RequestOutput
+from baton.engine.sequence import Sequence
+from baton.sampling_params import SamplingParams as EngineParams
 from baton.speculation.config import Method
+from baton.speculation.ngram import NgramDrafter
 from baton.telemetry.worker import SpeculationStats
 
 QUESTIONS = (
@@ -79,10 +84,10 @@ class Contender:
 
         self.llm.engine.runner.run = counted  # type: ignore[method-assign, assignment]
 
-    def answer(self, chats: Sequence[Chat], params: SamplingParams) -> list[RequestOutput]:
+    def answer(self, chats: Items[Chat], params: SamplingParams) -> list[RequestOutput]:
         return self.llm.chat(chats, params, progress=False)
 
-    def run(self, chats: Sequence[Chat], params: SamplingParams, samples: Samples) -> None:
+    def run(self, chats: Items[Chat], params: SamplingParams, samples: Samples) -> None:
         before, steps = self.llm.engine.load().speculation, self._steps
         # On a CPU with one thread, others that want it do not count.
         clock = time.thread_time if self.llm.engine.runner.device.type == "cpu" else time.perf_counter
@@ -110,7 +115,7 @@ def chats_of(workload: str, contender: Contender, batch: int, params: SamplingPa
 
 
 def compare(
-    plain: Contender, drafting: Contender, chats: Sequence[Chat], params: SamplingParams, repeats: int
+    plain: Contender, drafting: Contender, chats: Items[Chat], params: SamplingParams, repeats: int
 ) -> tuple[Samples, Samples]:
     for contender in (plain, drafting):
         contender.run(chats, params, Samples())  # what is new to it is not counted
@@ -122,7 +127,7 @@ def compare(
     return without, with_drafts
 
 
-def row(title: Sequence[str], without: Samples, with_drafts: Samples) -> list[str]:
+def row(title: Items[str], without: Samples, with_drafts: Samples) -> list[str]:
     plain, drafted = statistics.median(without.rates), statistics.median(with_drafts.rates)
     spent = with_drafts.spent
     length = spent.accepted_tokens / max(1, spent.verifications) + 1
@@ -136,6 +141,21 @@ def row(title: Sequence[str], without: Samples, with_drafts: Samples) -> list[st
         f"{spent.drafting_seconds / max(1, with_drafts.steps) * 1e3:.2f} ms",
         "same" if without.answers == with_drafts.answers else "DIFFERENT",
     ]
+
+
+def lookup_times() -> Table:
+    """One draft by n-gram, of tokens drawn from a vocabulary of 4,096."""
+    table = Table("tokens of context", "one draft, us", title="n-gram lookup, median of 2,001")
+    drafter, rng = NgramDrafter(2, 4), random.Random(0)
+    for length in (1_000, 8_000, 32_768, 131_072):
+        sequence = Sequence("r", 0, [rng.randrange(4096) for _ in range(length)], EngineParams(max_tokens=16))
+        times = []
+        for _ in range(2001):
+            began = time.perf_counter()
+            drafter.draft([sequence], [4])
+            times.append(time.perf_counter() - began)
+        table.add_row(f"{length:,}", f"{statistics.median(times) * 1e6:.1f}")
+    return table
 
 
 def main() -> None:
@@ -169,7 +189,10 @@ def main() -> None:
                 chats = chats_of(workload, plain, batch, params)
                 results = compare(plain, drafting, chats, params, args.repeats)
                 table.add_row(*row([name.partition("=")[0], workload, str(batch)], *results))
-    Console(width=150).print(table)
+    console = Console(width=150)
+    console.print(table)
+    if "ngram" in args.methods.split(","):
+        console.print(lookup_times())
 
 
 if __name__ == "__main__":

@@ -144,16 +144,20 @@ inline float sum_of(vf v) {
 
 // ---- matmul ---------------------------------------------------------------------------------------------------
 
+// What a tile asks for while it computes: LINES cache lines a step, from here on.
+template <int LINES> struct Ahead {
+    const int32_t* from;
+};
+
 // acc[r] = row r of a (its words lie lda apart from the next row's) times TILE_VECS vectors of a panel.
-template <class T, int R>
-inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, vf (&acc)[R][TILE_VECS]) {
+template <class T, int R, int LINES>
+inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, Ahead<LINES> ahead,
+                 vf (&acc)[R][TILE_VECS]) {
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < TILE_VECS; ++j) acc[r][j] = vf{};
     for (int64_t s = 0; s < steps; ++s, b += PANEL) {
-        __builtin_prefetch(b + 12 * PANEL);
-        __builtin_prefetch(b + 12 * PANEL + 16);
-        __builtin_prefetch(b + 12 * PANEL + 32);
-        __builtin_prefetch(b + 12 * PANEL + 48);
+#pragma GCC unroll 4
+        for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead.from + (s * LINES + i) * LANES);
         vi column[TILE_VECS];
 #pragma GCC unroll 4
         for (int j = 0; j < TILE_VECS; ++j) column[j] = load(b + j * LANES);
@@ -167,27 +171,28 @@ inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps,
 }
 
 // R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart.
-template <class T, int R>
-inline void tile_to(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums, int64_t stride) {
+template <class T, int R, int LINES>
+inline void tile_to(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, Ahead<LINES> ahead, float* sums,
+                    int64_t stride) {
     for (int j = 0; j < VECS; j += TILE_VECS) {
         vf acc[R][TILE_VECS];
-        tile<T, R>(a, lda, b + j * LANES, steps, acc);
+        tile<T, R>(a, lda, b + j * LANES, steps, ahead, acc);
         for (int r = 0; r < R; ++r)
             for (int i = 0; i < TILE_VECS; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
     }
 }
 
-template <class T>
+template <class T, int LINES = 0>
 inline void rows_to(int rows, const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums,
-                    int64_t stride) {
+                    int64_t stride, Ahead<LINES> ahead = {}) {
     switch (rows) {
-        case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride);
-        case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride);
-        case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride);
-        case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride);
+        case 1: return tile_to<T, 1>(a, lda, b, steps, ahead, sums, stride);
+        case 2: return tile_to<T, 2>(a, lda, b, steps, ahead, sums, stride);
+        case 3: return tile_to<T, 3>(a, lda, b, steps, ahead, sums, stride);
+        case 4: return tile_to<T, 4>(a, lda, b, steps, ahead, sums, stride);
 #if defined(__AVX512F__)
-        case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride);
-        default: return tile_to<T, 6>(a, lda, b, steps, sums, stride);
+        case 5: return tile_to<T, 5>(a, lda, b, steps, ahead, sums, stride);
+        default: return tile_to<T, 6>(a, lda, b, steps, ahead, sums, stride);
 #endif
     }
 }
@@ -233,10 +238,25 @@ template <class T, class Out> void linear(const Linear& l, int threads) {
     for (int64_t task = 0; task < panels * runs; ++task) {
         const int64_t panel = task / runs, start = task % runs * run;
         const int64_t column = panel * width, limit = std::min(l.outputs, column + width);
-        const int32_t* b = l.packed + panel * steps * PANEL;
+        const int32_t *b = l.packed + panel * steps * PANEL, *next = b + threads * steps * PANEL;
+        // The first tile reads the panel from memory, the others from a cache, and would leave memory idle: they ask
+        // for the panel that this thread will probably have next, some lines in each step, until all is asked for.
+        const int32_t* const end = next + steps * PANEL;
+        const int64_t tiles = (std::min(run, l.rows - start) + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t lines = tiles == 1 ? 0 : tiles == 2 ? 4 : tiles < 5 ? 2 : 1;
         in_tiles(std::min(run, l.rows - start), [&](int64_t first, int64_t count) {
             alignas(64) float sums[TILE_ROWS * PANEL];
-            rows_to<T>(int(count), a + (start + first) * steps, steps, b, steps, sums, PANEL);
+            const int32_t* rows = a + (start + first) * steps;
+            if (first == 0)
+                rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<4>{b + 12 * PANEL});
+            else if (next >= end)
+                rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL);
+            else {
+                if (lines == 4) rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<4>{next});
+                else if (lines == 2) rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<2>{next});
+                else rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<1>{next});
+                next += steps * lines * LANES;
+            }
             for (int64_t r = 0; r < count; ++r) {
                 float* row = sums + r * PANEL;
                 if (l.bias)
