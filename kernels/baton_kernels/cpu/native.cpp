@@ -421,10 +421,11 @@ template <class T> inline void to_weights(const float* from, int64_t count, T* t
     for (int64_t i = 0; i < count; i += LANES) put(to + i, load(from + i));
 }
 
-// sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once.
+// sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once. As many words
+// from ``soon`` on are asked for meanwhile.
 template <class T, int H>
-inline void add_values(const T* values, const T* weights, int64_t stride, int64_t count, int64_t dim,
-                       int64_t result, float* sums) {
+inline void add_values(const T* values, const int32_t* soon, const T* weights, int64_t stride, int64_t count,
+                       int64_t dim, int64_t result, float* sums) {
     const int64_t row = dim / PER_WORD<T>;
     for (int64_t w = 0; w < row; w += LANES) {
         const int32_t* v = words(values) + w;
@@ -433,6 +434,7 @@ inline void add_values(const T* values, const T* weights, int64_t stride, int64_
             for (int i = 0; i < PER_WORD<T>; ++i) acc[h][i] = load(sums + h * result + PER_WORD<T> * w + i * LANES);
         if constexpr (std::is_same_v<T, float>) {
             for (int64_t t = 0; t < count; ++t) {
+                __builtin_prefetch(soon + t * row + w, 0, 2);
                 vf value = (vf)load(v + t * row);
 #pragma GCC unroll 8
                 for (int h = 0; h < H; ++h) acc[h][0] += weights[h * stride + t] * value;
@@ -441,6 +443,8 @@ inline void add_values(const T* values, const T* weights, int64_t stride, int64_
             // Two slots at a time make words of their even numbers, and of their odd ones.
             for (int64_t t = 0; t < count; t += 2) {
                 const bool two = t + 1 < count;
+                __builtin_prefetch(soon + t * row + w, 0, 2);
+                __builtin_prefetch(soon + (t + 1) * row + w, 0, 2);
                 vu a = (vu)load(v + t * row), b = two ? (vu)load(v + (t + 1) * row) : vu{};
                 vi even = (vi)((a & 0xffffu) | (b << 16)), odd = (vi)((a >> 16) | (b & 0xffff0000u));
 #pragma GCC unroll 8
@@ -477,33 +481,45 @@ template <class F> inline void in_heads(int64_t group, F f) {
 constexpr int64_t SHARED = 3;  // query heads of a kv head from which on it pays to turn the keys round
 constexpr int64_t MOST_WORDS = 256;
 
-// The next pages lie anywhere, so no prefetcher of the machine's finds them: their keys, and with them their
-// values for the pass after this, are asked for now.
-template <class T>
-inline void ask_for(const Pool<T>& pool, const int64_t* table, int64_t head, int64_t token, int64_t count) {
-    const int64_t block = table[token / pool.block_size], offset = token % pool.block_size * pool.dim;
-    const T *keys = pool.keys(block, head) + offset, *values = pool.values(block, head) + offset;
-    for (int64_t d = 0; d < count * pool.dim; d += 64 / int64_t(sizeof(T))) {
-        __builtin_prefetch(keys + d, 0, 2);
-        __builtin_prefetch(values + d, 0, 2);
+// The pages to come lie anywhere, so no prefetcher of the machine's finds them. They are asked for a line at a time
+// while as much is read: more at once than the processor keeps track of would hold up what is needed now. What comes
+// AHEAD tokens later is a key, and behind the last key the first values.
+template <class T> struct Stretch {
+    const Pool<T>& pool;
+    const int64_t* table;
+    int64_t head, first, stop;
+    const int32_t* key(int64_t token) const { return at(pool.keys(table[token / pool.block_size], head), token); }
+    const int32_t* value(int64_t token) const { return at(pool.values(table[token / pool.block_size], head), token); }
+    const int32_t* after_key(int64_t token) const {
+        token += AHEAD;
+        return token < stop ? key(token) : value(std::min(first + token - stop, stop - 1));
     }
-}
+    const int32_t* after_value(int64_t token) const { return value(std::min(token + AHEAD, stop - 1)); }
+
+  private:
+    const int32_t* at(const T* page, int64_t token) const {
+        return words(page + token % pool.block_size * pool.dim);
+    }
+};
 
 // One row, one kv head, the tokens from first to stop: group × (maximum, sum, sums [dim]).
 template <class T>
 void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t head, int64_t group, int64_t first,
                  int64_t stop, const Scores& how, float* scores, T* weights, float* results) {
     const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size, result = 2 + pool.dim;
+    const Stretch<T> tokens{pool, table, head, first, stop};
     alignas(64) int32_t columns[MOST_WORDS * LANES];
     for (int64_t t = first; t < stop;) {
         const int64_t offset = t % size, count = std::min({size - offset, stop - t, int64_t(LANES)});
-        const int32_t* k = words(pool.keys(table[t / size], head)) + offset * row;
-        if (t + AHEAD < stop) ask_for(pool, table, head, t + AHEAD, count);
+        const int32_t *k = tokens.key(t), *soon = tokens.after_key(t);
         float* to = scores + (t - first);  // what is written beyond ``count`` is written again, or not read
         if (group >= SHARED) {
             for (int64_t w = 0; w < row; w += LANES) {
                 vi key[LANES];
-                for (int i = 0; i < LANES; ++i) key[i] = i < count ? load(k + i * row + w) : vi{};
+                for (int i = 0; i < LANES; ++i) {
+                    __builtin_prefetch(soon + i * row + w, 0, 2);
+                    key[i] = i < count ? load(k + i * row + w) : vi{};
+                }
                 transpose(key);
                 for (int i = 0; i < LANES; ++i) store(columns + (w + i) * LANES, key[i]);
             }
@@ -517,8 +533,10 @@ void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t 
                 for (int i = 0; i < LANES; ++i) {
                     acc[i] = vf{};
                     if (i < count)
-                        for (int64_t w = 0; w < row; w += LANES)
+                        for (int64_t w = 0; w < row; w += LANES) {
+                            if (g == 0) __builtin_prefetch(soon + i * row + w, 0, 2);
                             acc[i] = step<T>(acc[i], load(k + i * row + w), load(query + w));
+                        }
                 }
                 store(to + g * STRIDE, sums_of(acc) * how.scale);
             }
@@ -534,8 +552,9 @@ void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t 
     for (int64_t t = first; t < stop;) {
         const int64_t offset = t % size, count = std::min(size - offset, stop - t);
         const T* v = pool.values(table[t / size], head) + offset * pool.dim;
+        const int32_t* soon = tokens.after_value(t);
         in_heads(group, [&](auto heads, int64_t g) {
-            add_values<T, heads>(v, weights + g * STRIDE + (t - first), STRIDE, count, pool.dim, result,
+            add_values<T, heads>(v, soon, weights + g * STRIDE + (t - first), STRIDE, count, pool.dim, result,
                                  results + g * result + 2);
         });
         t += count;
