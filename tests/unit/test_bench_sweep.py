@@ -130,7 +130,7 @@ def test_a_winner_that_only_ran_earlier_is_not_compared() -> None:
 
 async def test_defaults_that_do_not_start_end_it() -> None:
     with pytest.raises(UserError, match="the defaults cannot be measured: no room for it"):
-        await sweep_of(FakeRings(broken=DEFAULT), QUICK, seconds=8).run()
+        await sweep_of(FakeRings(broken=DEFAULT), QUICK, seconds=9.5).run()
 
 
 def test_too_little_time_is_an_error() -> None:

@@ -227,9 +227,13 @@ def router(
 
 
 def _run_worker(config: WorkerConfig) -> NoReturn:
-    from baton.worker.main import end_process, run
+    from baton.telemetry.startup import StartClock
 
-    end_process(run(config))
+    clock = StartClock()
+    with clock.phase("import"):
+        from baton.worker.main import end_process, run
+
+    end_process(run(config, clock))
 
 
 def _run_router(config: RouterConfig) -> int:
