@@ -77,9 +77,9 @@ def resident(file: Path) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_only_a_ranks_own_rows_are_read(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
-    shape = torch.Size((1024, 2048))
+    shape = torch.Size((1024, 8192))
     save_file({name: torch.full(shape, 1.0 + at) for at, name in enumerate(("mine", "others"))}, file)
-    part = torch.empty(256, 2048)
+    part = torch.empty(256, 8192)
     mapped: list[int] = []
     fill(
         {"mine": Place(part, (slice(512, 768), slice(None)))},
@@ -90,7 +90,8 @@ def test_only_a_ranks_own_rows_are_read(tmp_path: Path) -> None:
         progress=lambda done, total: mapped.append(resident(file)),
     )
     assert (part == 1).all()
-    assert part.nbytes <= max(mapped) < 1.25 * part.nbytes
+    # The system maps some pages around those that are wanted, up to a large one at either end.
+    assert part.nbytes <= max(mapped) < part.nbytes + (5 << 20)
     assert resident(file) == 0
 
 

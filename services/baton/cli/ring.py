@@ -76,11 +76,18 @@ def with_ranks(
     worker: WorkerConfig, role: RoleName, tensor_parallel: int | None, pipeline_parallel: int | None
 ) -> WorkerConfig:
     """The pattern for workers of one role, split as its own options say; None: like all others."""
-    sizes = {"tensor_parallel_size": tensor_parallel, "pipeline_parallel_size": pipeline_parallel}
-    for option, size in sizes.items():
+    for option, size in (
+        ("tensor_parallel_size", tensor_parallel),
+        ("pipeline_parallel_size", pipeline_parallel),
+    ):
         if size is not None:
             check_range(f"{role}_{option}", size, 1, MOST_RANKS)
-    return dataclasses.replace(worker, role=role, **{name: size for name, size in sizes.items() if size})
+    return dataclasses.replace(
+        worker,
+        role=role,
+        tensor_parallel_size=tensor_parallel or worker.tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel or worker.pipeline_parallel_size,
+    )
 
 
 def plan(

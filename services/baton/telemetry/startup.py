@@ -82,7 +82,8 @@ class StartClock:
     def times(self) -> StartTimes:
         """Up to now."""
         total = self._now() - self._began
-        return StartTimes({**self._seconds, OTHER: total - sum(self._seconds.values())}, total)
+        phases: dict[str, float] = dict(self._seconds.items())
+        return StartTimes(phases | {OTHER: total - sum(self._seconds.values())}, total)
 
 
 class StartCollector(Collector):
