@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,13 @@ def test_dtypes(single: Path) -> None:
         assert {parameter.dtype for parameter in load_model(single, dtype=dtype).parameters()} == {expected}
     assert "dtype is 'int8'; allowed: auto, float32" in refusal(single, dtype="int8")
     assert "load format is 'gguf'; allowed: auto, dummy" in refusal(single, load_format="gguf")
+
+
+def test_one_rank_loads_without_importing_sympy(single: Path) -> None:
+    """It takes torch a second or two."""
+    code = f"import sys; from baton.models.loader import load_model; load_model({str(single)!r})"
+    code = f"from pathlib import Path; {code.replace(repr(str(single)), f'Path({str(single)!r})')}"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'sympy' not in sys.modules"], check=True)
 
 
 def resident(file: Path) -> int:

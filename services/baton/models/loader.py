@@ -59,8 +59,11 @@ def load_model(
     with clock.phase("weights"):
         with torch.device(device):
             model = family(config, torch_dtype(dtype, config), parallel or alone)
-        with torch.device("meta"):
-            whole = family(config, torch_dtype(dtype, config), alone)
+        whole = model
+        if model.shard.world > 1:
+            # Not otherwise: torch's first tensor without memory imports sympy, which takes as long as torch.
+            with torch.device("meta"):
+                whole = family(config, torch_dtype(dtype, config), alone)
         shapes = {name: place.tensor.shape for name, place in whole.checkpoint_tensors().items()}
         if load_format == "dummy":
             _draw_weights(model, shapes, seed)
