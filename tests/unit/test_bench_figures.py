@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from baton.bench.arrivals import send_times
 from baton.bench.goals import Goals, parse_goals
-from baton.bench.plots import pareto
 from baton.bench.record import Arrival, Failure, Record
 from baton.bench.spread import Spread
 from baton.bench.summary import summarise
 from baton.bench.sweep.candidate import Grid, Split, default_splits, parse_split
 from baton.bench.sweep.halving import most_candidates, rounds_for
+from baton.bench.sweep.plot import pareto
 from baton.bench.sweep.search import RateSearch
 from baton.options import ConfigError
 
@@ -152,13 +152,13 @@ class TestSweep:
         assert 5 < search.rate < 17
 
     @given(st.integers(1, 200))
-    def test_rounds_shrink_to_the_finalists(self, candidates: int) -> None:
+    def test_rounds_shrink_to_one(self, candidates: int) -> None:
         rounds = rounds_for(candidates)
         counts = [one.candidates for one in rounds]
         assert counts[0] == candidates
         assert counts == sorted(counts, reverse=True)
-        assert counts[-1] == min(candidates, 2)
-        assert [one.repeats for one in rounds] == [1] * (len(rounds) - 1) + [3]
+        assert counts[-1] == 1
+        assert [one.repeats for one in rounds] == [1] * (len(rounds) - 1) + [5]
 
     @given(st.integers(1, 100), st.floats(1, 7200))
     def test_no_more_candidates_than_the_time_allows(self, available: int, seconds: float) -> None:

@@ -11,13 +11,14 @@ import pytest
 
 from baton.bench.config import ServeConfig, WorkloadConfig
 from baton.bench.goals import Goals
-from baton.bench.plots import plot_sweep
 from baton.bench.serve import load_tokenizer
 from baton.bench.sweep import halving, trial
 from baton.bench.sweep.candidate import Candidate, Grid, Split
 from baton.bench.sweep.config import SearchConfig
 from baton.bench.sweep.plan import SweepPlan
+from baton.bench.sweep.plot import plot_sweep
 from baton.bench.sweep.run import Sweep
+from baton.bench.sweep.score import Comparison, Probe, Score, Trial
 from baton.bench.sweep.trial import TrialRunner
 from baton.bench.tables import verdict
 from baton.cli.bench_ring import LocalRings
@@ -68,7 +69,7 @@ def sweep_of(rings: FakeRings, *candidates: Candidate, seconds: float) -> Sweep:
 @undisturbed
 async def test_the_best_settings_win_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Fewer and longer probes than in earnest, as the whole has to be over soon.
-    monkeypatch.setattr(halving, "REPEATS", 2)
+    monkeypatch.setattr(halving, "REPEATS", 3)
     monkeypatch.setattr(trial, "PROBES", 3)
     rings = FakeRings()
     began = time.monotonic()
@@ -80,21 +81,60 @@ async def test_the_best_settings_win_in_time(tmp_path: Path, monkeypatch: pytest
     by_candidate = {score.candidate: score for score in scores}
     assert by_candidate[DEFAULT].goodput == by_candidate[SLOW].goodput == 0
     assert by_candidate[BROKEN].failure == "no room for it"
-    # All once, then the two that are left again, with the defaults in every turn.
+    # All once, then the one that is left against the defaults, in alternating turns.
     assert rings.started[:4] == [DEFAULT, BROKEN, SLOW, QUICK]
-    assert rings.started[4:] == [DEFAULT, QUICK, SLOW] * 2
-    assert verdict(scores) == "best, in every trial of the last round better than the defaults:"
+    assert rings.started[4:] == [DEFAULT, QUICK, QUICK, DEFAULT, DEFAULT, QUICK]
+    found = Comparison.of(scores)
+    assert found.chosen.candidate == QUICK
+    assert verdict(found)[-1] == "better than the defaults, every trial above their best:"
     plot_sweep(tmp_path / "s.svg", scores, GOALS, "a sweep")
     assert (tmp_path / "s.svg").stat().st_size > 1000
 
 
+def score_of(candidate: Candidate, goodputs: list[float], round_: int = 1) -> Score:
+    """In one trial before the last round and those of ``goodputs`` in ``round_``."""
+    probes = [Probe(goodput, 10, 1.0, True, 0.1, 0.01, 50.0) for goodput in goodputs]
+    trials = [Trial(0, (probes[0],)), *(Trial(round_, (probe,)) for probe in probes)]
+    return Score(candidate, candidate == DEFAULT, tuple(trials))
+
+
+@pytest.mark.parametrize(
+    ("winner", "default", "chosen", "conclusion"),
+    [
+        ([12, 14, 13], [9, 11, 10], QUICK, "better than the defaults, every trial above their best (1.30 t"),
+        # Its median is higher, and so is each trial than the one beside it; but not beyond the spread.
+        ([12, 16, 13], [9, 14, 10], DEFAULT, "defaults: nothing was better beyond the spread of the trials:"),
+        ([8, 9, 9], [9, 11, 10], DEFAULT, "defaults: nothing was better beyond the spread of the trials:"),
+        ([12, 14], [9, 11, 10], DEFAULT, "defaults: no other setting was measured often enough in the last"),
+        ([0, 0, 0], [0, 0, 0], DEFAULT, "defaults: no setting met the goals at any rate that was tried:"),
+    ],
+)
+def test_only_what_is_better_beyond_the_spread_takes_the_place_of_the_defaults(
+    winner: list[float], default: list[float], chosen: Candidate, conclusion: str
+) -> None:
+    scores = [score_of(QUICK, winner), score_of(DEFAULT, default), score_of(SLOW, [99], round_=0)]
+    found = Comparison.of(sorted(scores, key=lambda score: score.rank, reverse=True))
+    assert found.chosen.candidate == chosen
+    said = verdict(found)
+    assert said[-1].startswith(conclusion)
+    medians = [f"median {sorted(of)[len(of) // 2]:.2f}" for of in (winner, default) if len(of) == 3]
+    assert all(any(median in line for line in said) for median in medians)
+
+
+def test_a_winner_that_only_ran_earlier_is_not_compared() -> None:
+    scores = [score_of(DEFAULT, [9, 11, 10], round_=1), score_of(QUICK, [99, 99, 99], round_=0)]
+    found = Comparison.of(scores)
+    assert found.winner is None
+    assert found.chosen.candidate == DEFAULT
+
+
 async def test_defaults_that_do_not_start_end_it() -> None:
     with pytest.raises(UserError, match="the defaults cannot be measured: no room for it"):
-        await sweep_of(FakeRings(broken=DEFAULT), QUICK, seconds=8).run()
+        await sweep_of(FakeRings(broken=DEFAULT), QUICK, seconds=9.5).run()
 
 
 def test_too_little_time_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"--minutes: must be at least 3\.0, not 2"):
+    with pytest.raises(ConfigError, match=r"--minutes: must be at least 5\.0, not 2"):
         SweepPlan(default=DEFAULT, candidates=[QUICK], seconds=120).chosen()
 
 

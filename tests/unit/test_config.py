@@ -269,6 +269,38 @@ def test_ranks_get_devices_and_cores_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert one_line.endswith("6 CPU thread(s) per process, 4 processes per worker")
 
 
+def test_roles_may_be_split_differently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring, "_cores", lambda: 12)
+    worker = WorkerConfig(role="both", tensor_parallel_size=2)
+    own = {
+        "prefill": ring.with_ranks(worker, "prefill", 1, None),
+        "decode": ring.with_ranks(worker, "decode", None, 2),
+    }
+
+    def planned(*devices: str) -> ring.Ring:
+        roles = ["prefill", "prefill", "decode", "both"]
+        return ring.plan(worker, roles, devices, {"port": 0, "grpc_port": 0}, own)
+
+    found = planned(*(f"cuda:{number}" for number in range(8)))
+    sizes = [(one.tensor_parallel_size, one.pipeline_parallel_size) for one in found.workers.values()]
+    assert sizes == [(1, 1), (1, 1), (2, 2), (2, 1)]
+    assert [one.device for one in found.workers.values()] == ["cuda:0", "cuda:1", "cuda:2", "cuda:6"]
+    assert [one.threads for one in found.workers.values()] == [1] * 4
+    assert "--pipeline-parallel-size" in found.specs()[2].argv
+    assert found.describe().endswith(
+        "per process, 1 per prefill worker, 4 per decode worker, 2 per both worker"
+    )
+    # Behind the last comes the first.
+    assert [
+        one.device
+        for one in planned("cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5").workers.values()
+    ] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    with pytest.raises(ConfigError, match=r"^--device: must be cuda:N, .* groups of 4, "):
+        planned("cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4")
+    with pytest.raises(ConfigError, match=r"^--decode-tensor-parallel-size: must be at least 1, not 0"):
+        ring.with_ranks(worker, "decode", 0, None)
+
+
 def test_what_drafts_from_hidden_states_needs_one_process() -> None:
     with pytest.raises(ConfigError, match=r"^--tensor-parallel-size: must be 1 .* eagle"):
         WorkerConfig(role="both", tensor_parallel_size=2, speculative_method="eagle")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from baton.errors import ModelError
-from baton.models.loader import load_model
+from baton.models.base import Place
+from baton.models.loader import fill, load_model
 from tests.support.tiny_models import TINY_MODELS
 
 Edit = Callable[[dict[str, Tensor]], object]
@@ -59,6 +62,45 @@ def test_dtypes(single: Path) -> None:
         assert {parameter.dtype for parameter in load_model(single, dtype=dtype).parameters()} == {expected}
     assert "dtype is 'int8'; allowed: auto, float32" in refusal(single, dtype="int8")
     assert "load format is 'gguf'; allowed: auto, dummy" in refusal(single, load_format="gguf")
+
+
+def test_one_rank_loads_without_importing_sympy(single: Path) -> None:
+    """It takes torch a second or two."""
+    code = f"import sys; from baton.models.loader import load_model; load_model({str(single)!r})"
+    code = f"from pathlib import Path; {code.replace(repr(str(single)), f'Path({str(single)!r})')}"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'sympy' not in sys.modules"], check=True)
+
+
+def resident(file: Path) -> int:
+    """Bytes of the file that are in this process's memory now by being mapped."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if not line.split()[0].endswith(":"):
+            ours = line.endswith(str(file))
+        elif ours and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_only_a_ranks_own_rows_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    shape = torch.Size((1024, 8192))
+    save_file({name: torch.full(shape, 1.0 + at) for at, name in enumerate(("mine", "others"))}, file)
+    part = torch.empty(256, 8192)
+    mapped: list[int] = []
+    fill(
+        {"mine": Place(part, (slice(512, 768), slice(None)))},
+        {"mine": shape, "others": shape},
+        tmp_path,
+        [file],
+        owner="test",
+        progress=lambda done, total: mapped.append(resident(file)),
+    )
+    assert (part == 1).all()
+    # The system maps some pages around those that are wanted, up to a large one at either end.
+    assert part.nbytes <= max(mapped) < part.nbytes + (5 << 20)
+    assert resident(file) == 0
 
 
 def test_progress(sharded: Path) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from baton.bench.document import check_writable
 from baton.bench.goals import Goals
 from baton.bench.record import Record
-from baton.bench.sweep.score import Probe, Score
 from baton.options import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".svg", ".png")
 _BINS = 60
-_MOST_BARS = 24
 
 
 def check_plot(option: str, path: Path | None) -> None:
@@ -76,50 +74,3 @@ def _throughput(axes: Axes, records: Sequence[Record]) -> None:
     axes.stairs([count / width for count in counts], edges, fill=True, alpha=0.7)
     axes.set(xlabel="time, s", ylabel="output tokens/s", xlim=(0, edges[-1]))
     axes.grid(alpha=0.3)
-
-
-def plot_sweep(path: Path, scores: Sequence[Score], goals: Goals, title: str) -> None:
-    """Goodput by setting, and the frontier of TTFT against throughput over all probes."""
-    figure, (bars, frontier) = new_figure(2, title)
-    shown = list(scores)[:_MOST_BARS][::-1]
-    names = [f"{score.candidate}" + (" (defaults)" if score.is_default else "") for score in shown]
-    colours = ["tab:orange" if score.is_default else "tab:blue" for score in shown]
-    bars.barh(names, [score.goodput for score in shown], color=colours)
-    bars.set(xlabel="goodput, requests/s")
-    bars.tick_params(axis="y", labelsize=7)
-    bars.grid(axis="x", alpha=0.3)
-    _frontier(frontier, scores, goals)
-    figure.savefig(path)
-
-
-def _frontier(axes: Axes, scores: Sequence[Score], goals: Goals) -> None:
-    for is_default, colour, label in ((False, "tab:blue", "candidates"), (True, "tab:orange", "defaults")):
-        points = [point for score in scores if score.is_default == is_default for point in _points(score)]
-        axes.scatter(*_columns(points), s=14, alpha=0.6, color=colour, label=label)
-    best = pareto([point for score in scores for point in _points(score)])
-    axes.plot(*_columns(best), color="black", linewidth=1.0, label="frontier")
-    if goals.ttft is not None:
-        axes.axvline(1e3 * goals.ttft, color="tab:red", linestyle="--", label="goal")
-    axes.set(xlabel="TTFT p90, ms", ylabel="output tokens/s", xscale="log")
-    axes.tick_params(axis="x", which="both", labelsize=7, rotation=45)
-    axes.legend(fontsize=8)
-    axes.grid(alpha=0.3)
-
-
-def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those (TTFT, throughput) that no other has both less and more of, by TTFT."""
-    best: list[tuple[float, float]] = []
-    for ttft, throughput in sorted(points, key=lambda point: (point[0], -point[1])):
-        if not best or throughput > best[-1][1]:
-            best.append((ttft, throughput))
-    return best
-
-
-def _points(score: Score) -> list[tuple[float, float]]:
-    """TTFT in milliseconds and tokens/s of each probe."""
-    probes: list[Probe] = [probe for trial in score.trials for probe in trial.probes]
-    return [(1e3 * probe.ttft, probe.output_tokens_per_s) for probe in probes if probe.ttft is not None]
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]

@@ -9,7 +9,7 @@ from rich.table import Table
 from baton.bench.goals import Goals
 from baton.bench.spread import Spread
 from baton.bench.summary import Summary
-from baton.bench.sweep.score import Score
+from baton.bench.sweep.score import Comparison, Score
 
 _MILLISECONDS = (
     ("TTFT", "ttft"),
@@ -81,17 +81,32 @@ def sweep_table(scores: Sequence[Score]) -> Table:
     return table
 
 
-def verdict(scores: Sequence[Score]) -> str:
-    """What the first of the scores, which are best first, is worth against the defaults."""
-    best = scores[0]
-    default = next(score for score in scores if score.is_default)
-    if best.goodput == 0:
-        return "no setting met the goals at any rate that was tried; this came nearest:"
-    if best.is_default:
-        return "nothing was better than the defaults:"
-    if best.goodput_range[0] <= default.goodput_range[1]:
-        return "best, but not beyond the spread of the defaults' own trials:"
-    return "best, in every trial of the last round better than the defaults:"
+def verdict(found: Comparison) -> list[str]:
+    """What the winner is worth against the defaults, a line each; the last says what the command is that
+    follows."""
+    sides = [("defaults", found.default)]
+    if found.winner is not None:
+        sides.insert(0, (str(found.winner.candidate), found.winner))
+    width = max(len(name) for name, _ in sides)
+    lines = [f"  {name:<{width}}  {_trials(score)}" for name, score in sides]
+    return ["last round, in turns; goodput, requests/s:", *lines, _conclusion(found)]
+
+
+def _trials(score: Score) -> str:
+    low, high = score.goodput_range
+    return f"median {score.goodput:.2f} of {score.repeats} trials, from {low:.2f} to {high:.2f}"
+
+
+def _conclusion(found: Comparison) -> str:
+    default, winner = found.default, found.winner
+    if winner is None or not found.enough:
+        return "defaults: no other setting was measured often enough in the last round:"
+    if found.better:
+        gain = f" ({winner.goodput / default.goodput:.2f} times in the median)" if default.goodput else ""
+        return f"better than the defaults, every trial above their best{gain}:"
+    if winner.goodput == default.goodput == 0:
+        return "defaults: no setting met the goals at any rate that was tried:"
+    return "defaults: nothing was better beyond the spread of the trials:"
 
 
 def _ms(seconds: float | None) -> str:

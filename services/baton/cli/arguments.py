@@ -207,6 +207,22 @@ PipelineParallelSize = Annotated[
         rich_help_panel=_PARALLEL,
     ),
 ]
+PrefillTensorParallelSize = Annotated[
+    int | None,
+    typer.Option(help="Of prefill workers. Default: --tensor-parallel-size.", rich_help_panel=_PARALLEL),
+]
+PrefillPipelineParallelSize = Annotated[
+    int | None,
+    typer.Option(help="Of prefill workers. Default: --pipeline-parallel-size.", rich_help_panel=_PARALLEL),
+]
+DecodeTensorParallelSize = Annotated[
+    int | None,
+    typer.Option(help="Of decode workers. Default: --tensor-parallel-size.", rich_help_panel=_PARALLEL),
+]
+DecodePipelineParallelSize = Annotated[
+    int | None,
+    typer.Option(help="Of decode workers. Default: --pipeline-parallel-size.", rich_help_panel=_PARALLEL),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from baton.bench.config import ServeConfig
 from baton.bench.document import write_document
-from baton.bench.plots import plot_sweep
 from baton.bench.serve import load_tokenizer
 from baton.bench.sweep.candidate import Candidate, Split
 from baton.bench.sweep.config import SearchConfig
+from baton.bench.sweep.plot import plot_sweep
 from baton.bench.sweep.run import Sweep
-from baton.bench.sweep.score import Score
+from baton.bench.sweep.score import Comparison, Score
 from baton.bench.sweep.trial import TrialRunner
 from baton.bench.tables import sweep_table, verdict
 from baton.cli.bench_ring import LocalRings
@@ -41,8 +41,8 @@ def run_sweep(
     runner = TrialRunner(load, tokenizer, search.attainment)
     scores = asyncio.run(Sweep(plan, rings, runner, print).run())
     Console().print(sweep_table(scores))
-    print(verdict(scores))
-    print(rings.command(scores[0].candidate))
+    found = Comparison.of(scores)
+    print(*verdict(found), rings.command(found.chosen.candidate), sep="\n")
     if json is not None:
         _write(json, search, rings, load, scores)
     if plot is not None:
@@ -82,7 +82,8 @@ def _write(
         }
         for score in scores
     ]
-    write_document(path, "sweep", settings=settings, best=found[0]["command"], candidates=found)
+    chosen = rings.command(Comparison.of(scores).chosen.candidate)
+    write_document(path, "sweep", settings=settings, best=chosen, candidates=found)
 
 
 def _cores() -> int:

@@ -95,6 +95,10 @@ def up(
     speculative_ngram_max: arg.SpeculativeNgramMax = _WORKER.speculative_ngram_max,
     tensor_parallel_size: arg.TensorParallelSize = _WORKER.tensor_parallel_size,
     pipeline_parallel_size: arg.PipelineParallelSize = _WORKER.pipeline_parallel_size,
+    prefill_tensor_parallel_size: arg.PrefillTensorParallelSize = None,
+    prefill_pipeline_parallel_size: arg.PrefillPipelineParallelSize = None,
+    decode_tensor_parallel_size: arg.DecodeTensorParallelSize = None,
+    decode_pipeline_parallel_size: arg.DecodePipelineParallelSize = None,
     threads_per_worker: arg.ThreadsPerWorker = None,
     log_level: arg.UpLogLevel = "warning",
     chat: arg.Chat = True,
@@ -114,7 +118,15 @@ def up(
     pattern = given(ctx, WorkerConfig, "host", "port", "device", "log_level")
     worker = WorkerConfig(role="both", device=devices[0], threads=threads_per_worker, **pattern)
     roles = ring.roles_wanted(prefill, decode, both)
-    planned = ring.plan(worker, roles, devices, given(ctx, RouterConfig, "log_level"))
+    own: dict[RoleName, WorkerConfig] = {
+        "prefill": ring.with_ranks(
+            worker, "prefill", prefill_tensor_parallel_size, prefill_pipeline_parallel_size
+        ),
+        "decode": ring.with_ranks(
+            worker, "decode", decode_tensor_parallel_size, decode_pipeline_parallel_size
+        ),
+    }
+    planned = ring.plan(worker, roles, devices, given(ctx, RouterConfig, "log_level"), own)
     question = Question(prompt=prompt, chat=chat, temperature=0) if prompt is not None else None
     return run_up(planned, UpOptions(question, logging.getLevelNamesMapping()[log_level.upper()]))
 
@@ -215,9 +227,13 @@ def router(
 
 
 def _run_worker(config: WorkerConfig) -> NoReturn:
-    from baton.worker.main import end_process, run
+    from baton.telemetry.startup import StartClock
 
-    end_process(run(config))
+    clock = StartClock()
+    with clock.phase("import"):
+        from baton.worker.main import end_process, run
+
+    end_process(run(config, clock))
 
 
 def _run_router(config: RouterConfig) -> int:

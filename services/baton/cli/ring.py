@@ -11,13 +11,12 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
 from baton.cli.child import ChildSpec
-from baton.options import ConfigError, StartError, flag, join_address
+from baton.options import ConfigError, StartError, check_range, flag, join_address
 from baton.router.config import RouterConfig
-from baton.worker.config import RoleName, WorkerConfig
+from baton.worker.config import MOST_RANKS, RoleName, WorkerConfig
 
 CLUSTER_KEY = "BATON_CLUSTER_KEY"
 """The environment variable that holds the key: an argument would show in every process list."""
@@ -50,7 +49,12 @@ class Ring:
         counts = Counter(config.role for config in self.workers.values())
         roles = " + ".join(f"{count} {role}" for role, count in counts.items())
         worker = next(iter(self.workers.values()))
-        each = "worker" if worker.world == 1 else f"process, {worker.world} processes per worker"
+        worlds = {config.role: config.world for config in self.workers.values()}
+        each = "worker"
+        if len(set(worlds.values())) > 1:
+            each = "process, " + ", ".join(f"{world} per {role} worker" for role, world in worlds.items())
+        elif worker.world > 1:
+            each = f"process, {worker.world} processes per worker"
         return f"{self.router.model_name}: {roles} + router, {worker.threads} CPU thread(s) per {each}"
 
 
@@ -68,28 +72,53 @@ def roles_wanted(prefill: int | None, decode: int | None, both: int) -> list[Rol
     return roles + ["decode"] * decode + ["both"] * both
 
 
+def with_ranks(
+    worker: WorkerConfig, role: RoleName, tensor_parallel: int | None, pipeline_parallel: int | None
+) -> WorkerConfig:
+    """The pattern for workers of one role, split as its own options say; None: like all others."""
+    for option, size in (
+        ("tensor_parallel_size", tensor_parallel),
+        ("pipeline_parallel_size", pipeline_parallel),
+    ):
+        if size is not None:
+            check_range(f"{role}_{option}", size, 1, MOST_RANKS)
+    return dataclasses.replace(
+        worker,
+        role=role,
+        tensor_parallel_size=tensor_parallel or worker.tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel or worker.pipeline_parallel_size,
+    )
+
+
 def plan(
-    worker: WorkerConfig, roles: Sequence[RoleName], devices: Sequence[str], router: Mapping[str, Any]
+    worker: WorkerConfig,
+    roles: Sequence[RoleName],
+    devices: Sequence[str],
+    router: Mapping[str, Any],
+    own: Mapping[RoleName, WorkerConfig] | None = None,
 ) -> Ring:
     """Give every worker its role, addresses, device and threads, and the router its workers.
 
-    ``worker`` is the pattern for all of them; devices are dealt out in turn, to each worker as many as it has
-    processes; ``router`` holds the fields of RouterConfig that are not decided here.
+    ``worker`` is the pattern for all of them, but for the roles that have their ``own``; devices are dealt
+    out in turn, to each worker as many as it has processes; ``router`` holds the fields of RouterConfig that
+    are not decided here.
     """
     ports = iter(_free_ports(worker.host, 2 * len(roles) + 2))
     key = os.environ.get(CLUSTER_KEY) or secrets.token_hex(32)
+    patterns = [(own or {}).get(role, worker) for role in roles]
+    processes = sum(pattern.world for pattern in patterns)
     workers = {
         name: dataclasses.replace(
-            worker,
+            pattern,
             role=role,
             device=device,
             port=next(ports),
             metrics_port=next(ports),
-            threads=worker.threads or max(1, _cores() // (len(roles) * worker.world)),
+            threads=worker.threads or max(1, _cores() // processes),
             cluster_key=key,
         )
-        for name, role, device in zip(
-            _names(roles), roles, cycle(_first_devices(devices, worker.world)), strict=False
+        for name, role, pattern, device in zip(
+            _names(roles), roles, patterns, _deal(devices, [one.world for one in patterns]), strict=True
         )
     }
     addresses = tuple(join_address(config.advertised_host, config.port) for config in workers.values())
@@ -122,17 +151,26 @@ def arguments(config: WorkerConfig | RouterConfig) -> list[str]:
     return result
 
 
-def _first_devices(devices: Sequence[str], world: int) -> Sequence[str]:
-    """The first device of each worker, whose processes take those that follow it. One that is named alone is
-    the first."""
-    if world == 1 or len(devices) == 1:
-        return devices
+def _deal(devices: Sequence[str], worlds: Sequence[int]) -> list[str]:
+    """The first device of each worker, whose processes, ``worlds`` of them, take those that follow it. Behind
+    the last device comes the first again. One that is named alone is the first of every worker."""
+    if len(devices) == 1:
+        return [devices[0]] * len(worlds)
+    dealt, at = [], 0
+    for world in worlds:
+        group = devices[at : at + world]
+        if world > 1 and not _are_neighbours(group, world):
+            problem = f"must be cuda:N, cuda:N+1, ... in groups of {world}, one for each worker's processes"
+            raise ConfigError("device", f"{problem}, not {','.join(devices)}")
+        dealt.append(group[0])
+        at = at + world if at + world < len(devices) else 0
+    return dealt
+
+
+def _are_neighbours(devices: Sequence[str], count: int) -> bool:
     numbers = [name.removeprefix("cuda:") for name in devices]
-    first = [int(number) for number in numbers[::world] if number.isdecimal()]
-    if [str(number + at) for number in first for at in range(world)] != numbers:
-        problem = f"must be cuda:N, cuda:N+1, ... in groups of {world}, one for each worker's processes"
-        raise ConfigError("device", f"{problem}, not {','.join(devices)}")
-    return devices[::world]
+    first = int(numbers[0]) if numbers[0].isdecimal() else 0
+    return numbers == [str(first + at) for at in range(count)]
 
 
 def _names(roles: Sequence[RoleName]) -> list[str]:

@@ -35,6 +35,7 @@ from baton.logprobs import Logprobs, TokenDetails
 from baton.models.loader import Progress
 from baton.sampling_params import SamplingParams
 from baton.speculation.speculator import Speculator
+from baton.telemetry.startup import StartClock
 from baton.telemetry.worker import HostTierStats, SpeculationStats
 from baton.text.tokenizer import Tokenizer
 
@@ -120,19 +121,27 @@ class Engine:
         self._in_flight: frozenset[Sequence] = frozenset()
 
     @classmethod
-    def from_config(cls, config: EngineConfig, progress: Progress | None = None) -> Engine:
+    def from_config(
+        cls, config: EngineConfig, progress: Progress | None = None, clock: StartClock | None = None
+    ) -> Engine:
         """Loads the model, sizes the KV pool and warms up, on all ranks. ValueError if config and model do
         not agree or do not fit on the device, RankError if a rank cannot start; ``progress`` hears of bytes
-        of weights read."""
-        built = build_runner(config, progress)
+        of weights read, ``clock`` of the phases."""
+        clock = clock or StartClock()
+        built = build_runner(config, progress, clock)
         limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
         tier = host = None
         if built.num_host_blocks:
             break_even = BreakEven(config.block_size)
             tier = HostTier(built.num_host_blocks, break_even)
-            host = HostMemory(
-                built.runner.pool, built.num_host_blocks, break_even, built.runner.ranks, built.block_bytes
-            )
+            with clock.phase("host_tier"):
+                host = HostMemory(
+                    built.runner.pool,
+                    built.num_host_blocks,
+                    break_even,
+                    built.runner.ranks,
+                    built.block_bytes,
+                )
         pool = BlockPool(built.num_blocks, config.block_size, tier.save if tier else None)
         scheduler = Scheduler(limits, pool, tier)
         eos = frozenset(built.model_config.eos_token_ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,10 +33,13 @@ from baton.request.sampling import for_choice, resolve
 from baton.request.structured import StructuredOutputs, form_of
 from baton.speculation.config import Method
 from baton.structured_output import StructuredOutput
+from baton.telemetry.startup import StartClock
 from baton.text.choice import ChoiceText, Delta, FinishReason, TokenChunk
 from baton.text.errors import TextTooLongError
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Prompt = str | Sequence[int]
 ChatMessages = Sequence[Mapping[str, object]]
@@ -92,12 +96,15 @@ class LLM:
         Raises ModelError or TokenizerError when the model cannot be had, ValueError for options that cannot
         work (which it names), TypeError for one that there is not, and RankError when a rank cannot start.
         """
-        path = hub.resolve_model(model)
+        clock = StartClock()
+        with clock.phase("config"):
+            path = hub.resolve_model(model)
         options["device"] = choose_device(options.get("device", "auto"))
         options["dtype"] = choose_dtype(options.get("dtype", "auto"), options["device"])
         config = EngineConfig(model=path, **options)
-        self.tokenizer = Tokenizer.from_dir(path)
-        self.engine = Engine.from_config(config)
+        with clock.phase("config"):
+            self.tokenizer = Tokenizer.from_dir(path)
+        self.engine = Engine.from_config(config, clock=clock)
         limits, pool = self.engine.scheduler.limits, self.engine.pool
         self.model = ModelInfo(
             name=served_name(model, None),
@@ -108,6 +115,8 @@ class LLM:
         )
         self._limits = SamplingLimits()
         self._numbers = itertools.count()
+        self.start_times = clock.times()
+        log.info("%s ready after %s", self.model.name, self.start_times)
 
     def close(self) -> None:
         """Ends the processes of the other ranks, if there are any. Nothing can be generated after that."""

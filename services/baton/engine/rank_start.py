@@ -20,6 +20,8 @@ from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listen
 from baton.parallel.messages import Connect, Start
 from baton.parallel.ranks import Ranks
 from baton.parallel.shard import Shard
+from baton.telemetry.startup import StartClock
+from baton_kernels.cpu.library import native
 
 _LOAD = 1
 """The number of the first question: all ranks are asked to load before anything else."""
@@ -75,10 +77,14 @@ def start_ranks(config: EngineConfig) -> Ranks:
     return ranks
 
 
-def load_rank(part: Start, progress: Progress | None = None) -> LoadedRank:
+def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) -> LoadedRank:
     """Loads a rank's part. ValueError (a ModelError) if it cannot be had."""
-    device = _device(part)
-    sizes = ModelConfig.from_dir(Path(part.model))
+    with clock.phase("config"):
+        device = _device(part)
+        sizes = ModelConfig.from_dir(Path(part.model))
+    with clock.phase("kernels"):
+        if device.type == "cpu":
+            native()  # now, so that what it takes to build them is not taken for something else
     shard = Shard.of(sizes, part.rank, part.tensor_parallel_size, part.pipeline_parallel_size)
     collectives = GroupCollectives(shard, device) if shard.world > 1 else Alone()
     model = load_model(
@@ -89,6 +95,7 @@ def load_rank(part: Start, progress: Progress | None = None) -> LoadedRank:
         part.load_seed,
         progress,
         Parallel(shard, collectives),
+        clock,
     )
     return LoadedRank(model, device, part.block_size)
 

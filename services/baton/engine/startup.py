@@ -33,6 +33,7 @@ from baton.parallel.shard import check_split
 from baton.sampling_params import SamplingParams
 from baton.speculation.choice import Target, plan_drafter
 from baton.speculation.speculator import Speculator
+from baton.telemetry.startup import StartClock
 
 CPU_KV_BYTES = 1 << 30
 
@@ -53,16 +54,20 @@ class Built:
     speculator: Speculator | None
 
 
-def build_runner(config: EngineConfig, progress: Progress | None = None) -> Built:
+def build_runner(
+    config: EngineConfig, progress: Progress | None = None, clock: StartClock | None = None
+) -> Built:
     """The model and its KV pool on the device, or on those of all ranks, warmed up. ValueError if no block
     fits, RankError if a rank cannot start."""
+    clock = clock or StartClock()
     if config.world == 1:
-        return _build(config, None, progress)
-    sizes = ModelConfig.from_dir(config.model)  # before any process is started
-    check_split(sizes, config.tensor_parallel_size, config.pipeline_parallel_size)
-    ranks = start_ranks(config)
+        return _build(config, None, progress, clock)
+    with clock.phase("ranks"):
+        sizes = ModelConfig.from_dir(config.model)  # before any process is started
+        check_split(sizes, config.tensor_parallel_size, config.pipeline_parallel_size)
+        ranks = start_ranks(config)
     try:
-        return _build(config, ranks, progress)
+        return _build(config, ranks, progress, clock)
     except RuntimeError as error:
         cause = ranks.cause(error)
         ranks.close()
@@ -72,15 +77,17 @@ def build_runner(config: EngineConfig, progress: Progress | None = None) -> Buil
         raise
 
 
-def _build(config: EngineConfig, ranks: Ranks | None, progress: Progress | None) -> Built:
+def _build(config: EngineConfig, ranks: Ranks | None, progress: Progress | None, clock: StartClock) -> Built:
     num_threads = threads_of_rank(config)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    loaded = load_rank(part_of(config, 0), progress)
+    loaded = load_rank(part_of(config, 0), clock, progress)
     model, device = loaded.model, loaded.device
-    others = meet(ranks, loaded) if ranks is not None else []
+    with clock.phase("ranks"):
+        others = meet(ranks, loaded) if ranks is not None else []
     most = config.limits(model.config.max_model_len).max_model_len
-    plan = plan_drafter(config.speculation, _target(config, model, device))
+    with clock.phase("drafter"):
+        plan = plan_drafter(config.speculation, _target(config, model, device))
     block_bytes = [loaded.block_bytes + (plan.block_bytes if plan else 0), *others]
     with_lengths = model.config.rope.kind == "dynamic"
     scratch = int(replays(config, device))
@@ -88,34 +95,46 @@ def _build(config: EngineConfig, ranks: Ranks | None, progress: Progress | None)
     def runner_of(pool: Tensor) -> ModelRunner:
         return ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths, ranks=ranks)
 
-    num_blocks = config.num_blocks
-    if num_blocks is None and config.kv_cache_bytes is None and device.type == "cuda":
-        step_tokens = min(most, config.max_num_batched_tokens)
-        num_blocks = _blocks_that_fit(config, loaded, runner_of, step_tokens, block_bytes[0], scratch)
-    elif num_blocks is None:
-        budget = CPU_KV_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
-        num_blocks = checked_blocks(budget, sum(block_bytes), scratch)
     kv_bytes = loaded.block_bytes + sum(others)
     num_host_blocks = _host_blocks(config, kv_bytes)
-    if ranks is not None:
-        question = ranks.question()
-        ranks.tell(NewPool(question, num_blocks, num_host_blocks))
-    whole = loaded.new_pool(num_blocks + scratch)
-    runner = runner_of(whole[:num_blocks])
-    if ranks is not None:
-        ranks.answers(question)
+    with clock.phase("pool"):
+        num_blocks = config.num_blocks
+        if num_blocks is None and config.kv_cache_bytes is None and device.type == "cuda":
+            step_tokens = min(most, config.max_num_batched_tokens)
+            num_blocks = _blocks_that_fit(config, loaded, runner_of, step_tokens, block_bytes[0], scratch)
+        elif num_blocks is None:
+            budget = CPU_KV_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
+            num_blocks = checked_blocks(budget, sum(block_bytes), scratch)
+        whole = _new_pools(loaded, ranks, num_blocks, num_host_blocks, scratch)
+        runner = runner_of(whole[:num_blocks])
     room = min(num_blocks * config.block_size, most)
-    for num_tokens in CUDA_WARM_UP if device.type == "cuda" else (2,):
-        if num_tokens < room:
-            warm_up(runner, num_tokens)
+    with clock.phase("warm_up"):
+        for num_tokens in CUDA_WARM_UP if device.type == "cuda" else (2,):
+            if num_tokens < room:
+                warm_up(runner, num_tokens)
     if scratch:
-        width = -(-room // config.block_size)
-        runner.model = GraphedModel(model, whole, graph_sizes(config.max_num_seqs), width, CudaRecord())
+        with clock.phase("graphs"):
+            width = -(-room // config.block_size)
+            runner.model = GraphedModel(model, whole, graph_sizes(config.max_num_seqs), width, CudaRecord())
     speculator = None
     if plan is not None:
-        drafter = plan.build(num_blocks)
+        with clock.phase("drafter"):
+            drafter = plan.build(num_blocks)
         speculator = Speculator(drafter, config.num_speculative_tokens, model.config.vocab_size)
     return Built(runner, model.config, num_blocks, num_host_blocks, kv_bytes, speculator)
+
+
+def _new_pools(
+    loaded: LoadedRank, ranks: Ranks | None, num_blocks: int, num_host_blocks: int, scratch: int
+) -> Tensor:
+    """This rank's pool, with ``scratch`` blocks behind it. All other ranks have theirs afterwards."""
+    if ranks is None:
+        return loaded.new_pool(num_blocks + scratch)
+    question = ranks.question()
+    ranks.tell(NewPool(question, num_blocks, num_host_blocks))
+    pool = loaded.new_pool(num_blocks + scratch)
+    ranks.answers(question)
+    return pool
 
 
 def replays(config: EngineConfig, device: torch.device) -> bool:

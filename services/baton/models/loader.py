@@ -18,6 +18,7 @@ from baton.models.config import DTYPES, ModelConfig
 from baton.models.registry import MODEL_CLASSES
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
+from baton.telemetry.startup import StartClock
 from baton_kernels.attention import new_pool
 
 LoadFormat = Literal["auto", "dummy"]
@@ -37,6 +38,7 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
     parallel: Parallel | None = None,
+    clock: StartClock | None = None,
 ) -> CausalLM:
     """The model in the directory ``path``, ready to run on ``device``; the part that ``parallel`` says, or
     all of it.
@@ -47,29 +49,36 @@ def load_model(
 
     Raises ModelError for anything about the directory that keeps the model from being served.
     """
-    config = ModelConfig.from_dir(path)
+    clock = clock or StartClock()
+    with clock.phase("config"):
+        config = ModelConfig.from_dir(path)
     if load_format not in get_args(LoadFormat):
         raise ModelError(f"load format is {load_format!r}; allowed: {', '.join(get_args(LoadFormat))}")
     weights = weight_files(path) if load_format == "auto" else []
     family, alone = MODEL_CLASSES[config.architecture], Parallel.alone(config)
-    with torch.device(device):
-        model = family(config, torch_dtype(dtype, config), parallel or alone)
-    with torch.device("meta"):
-        whole = family(config, torch_dtype(dtype, config), alone)
-    shapes = {name: place.tensor.shape for name, place in whole.checkpoint_tensors().items()}
-    if load_format == "dummy":
-        _draw_weights(model, shapes, seed)
-    else:
-        fill(
-            model.checkpoint_tensors(),
-            shapes,
-            path,
-            weights,
-            owner=config.architecture,
-            harmless=lambda name: _harmless(name, config),
-            progress=progress or (lambda done, total: None),
-        )
-    model.pack()
+    with clock.phase("weights"):
+        with torch.device(device):
+            model = family(config, torch_dtype(dtype, config), parallel or alone)
+        whole = model
+        if model.shard.world > 1:
+            # Not otherwise: torch's first tensor without memory imports sympy, which takes as long as torch.
+            with torch.device("meta"):
+                whole = family(config, torch_dtype(dtype, config), alone)
+        shapes = {name: place.tensor.shape for name, place in whole.checkpoint_tensors().items()}
+        if load_format == "dummy":
+            _draw_weights(model, shapes, seed)
+        else:
+            fill(
+                model.checkpoint_tensors(),
+                shapes,
+                path,
+                weights,
+                owner=config.architecture,
+                harmless=lambda name: _harmless(name, config),
+                progress=progress or (lambda done, total: None),
+            )
+    with clock.phase("pack"):
+        model.pack()
     return model.eval()
 
 

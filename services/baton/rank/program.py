@@ -42,6 +42,7 @@ from baton.parallel.messages import (
     ToRank,
     Work,
 )
+from baton.telemetry.startup import StartClock
 from baton_kernels.blocks import copy_blocks
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,9 @@ class Rank:
         logs.configure(logging.getLevelName(part.log_level))
         if part.num_threads is not None:
             torch.set_num_threads(part.num_threads)
-        self.loaded = load_rank(part)
+        clock = StartClock()
+        self.loaded = load_rank(part, clock)
+        log.info("rank %d loaded after %s", part.rank, clock.times())
         return self.loaded.block_bytes
 
     def _take_pool(self, num_blocks: int, num_host_blocks: int) -> None:

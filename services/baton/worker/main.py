@@ -33,6 +33,7 @@ from baton.prefill.role import PrefillRole
 from baton.ready import Progress, WorkerReady, announce
 from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.handoff import HandoffMetrics
+from baton.telemetry.startup import StartClock, StartCollector
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
@@ -71,20 +72,22 @@ _ROLES = {
 }
 
 
-def run(config: WorkerConfig) -> int:
+def run(config: WorkerConfig, clock: StartClock) -> int:
     """Load the model and serve until SIGTERM or SIGINT, then until what is open has ended. Returns the exit
-    status.
+    status. ``clock`` has run since the start began.
 
     Raises StartError, with one line for a person, when the model or a port cannot be had.
     """
     logs.configure(config.log_level)
     try:
-        path = hub.resolve_model(config.model)
-        engine = Engine.from_config(_engine_config(config, path), _announce_progress)
+        with clock.phase("config"):
+            path = hub.resolve_model(config.model)
+            engine_config = _engine_config(config, path)
+        engine = Engine.from_config(engine_config, _announce_progress, clock)
     except (ModelError, ValueError, RankError) as error:
         raise StartError(str(error)) from error
     engine.call_on_rank_death(_rank_died)
-    return asyncio.run(Worker(config, engine, hub.revision_of(path)).serve())
+    return asyncio.run(Worker(config, engine, hub.revision_of(path), clock).serve())
 
 
 def _announce_progress(done: int, total: int) -> None:
@@ -148,8 +151,9 @@ def end_process_after(seconds: float, status: int) -> None:
 class Worker:
     """A loaded engine and everything that serves it."""
 
-    def __init__(self, config: WorkerConfig, engine: Engine, revision: str) -> None:
+    def __init__(self, config: WorkerConfig, engine: Engine, revision: str, clock: StartClock) -> None:
         self._config = config
+        self._clock = clock
         self._engine = engine
         self._revision = revision
         self._incarnation = new_incarnation()
@@ -194,7 +198,8 @@ class Worker:
     async def _start(self, stack: contextlib.AsyncExitStack) -> Drain:
         config, engine = self._config, self._engine
         stack.callback(engine.close)
-        ends = await make_ends(engine.runner, config.connector, config.host, self._crash)
+        with self._clock.phase("connector"):
+            ends = await make_ends(engine.runner, config.connector, config.host, self._crash)
         stack.push_async_callback(ends.close)
         routers = Routers()
         server = grpc.aio.server(options=_SERVER_OPTIONS)
@@ -221,7 +226,8 @@ class Worker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)
         try:
-            decode.data_addresses = await self._listen(ends)
+            with self._clock.phase("connector"):
+                decode.data_addresses = await self._listen(ends)
             metrics_port = serve_metrics(config.host, config.metrics_port, registry, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
@@ -235,8 +241,10 @@ class Worker:
         metrics = None
         if metrics_port is not None:
             metrics = options.join_address(config.advertised_host, metrics_port)
+        times = self._clock.times()
+        registry.register(StartCollector(config.role, times))
         announce(WorkerReady(address, config.role, metrics))
-        log.info("%s of %s ready at %s", config.role, config.model_name, address)
+        log.info("%s of %s ready at %s after %s", config.role, config.model_name, address, times)
         return Drain(service, engine_loop, health)
 
     def _wiring(self, address: str, ends: Ends, registry: CollectorRegistry) -> Wiring:

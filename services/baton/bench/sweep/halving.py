@@ -1,8 +1,9 @@
 """How the time of a sweep is shared out: successive halving.
 
 All candidates are tried for a short time; the better third goes on to the next round, which takes as long
-in all, so that each candidate gets about three times as much; and so on, until two are left. The last round
-tries these several times in turns. The defaults are in every round and are never dropped.
+in all, so that each candidate gets about three times as much; and so on, until one is left. It was chosen for
+figures that chance had a part in, so they do not count: the last round measures it and the defaults anew,
+several times in turns. The defaults are in every round and are never dropped.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 
 KEEP = 3
 """One of so many goes on."""
-FINALISTS = 2
-REPEATS = 3
+REPEATS = 5
+"""Trials of the winner and of the defaults in the last round. That all five of one lie above all five of the
+other happens once in 252 times if there is no difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,9 @@ class Round:
 def rounds_for(candidates: int) -> list[Round]:
     """The rounds for so many candidates besides the defaults."""
     rounds = []
-    while candidates > FINALISTS:
+    while candidates > 1:
         rounds.append(Round(candidates, 1))
-        candidates = max(FINALISTS, math.ceil(candidates / KEEP))
+        candidates = math.ceil(candidates / KEEP)
     return [*rounds, Round(candidates, REPEATS)]
 
 

@@ -48,8 +48,8 @@ class Sweep:
         for number, one in enumerate(rounds):
             entrants = self._best(entrants)[: one.candidates]
             end = began + self.plan.seconds * (number + 1) / len(rounds)
-            self.say(f"round {number + 1} of {len(rounds)}: {len(entrants)} candidates and the defaults")
-            order = [default, *entrants] * one.repeats
+            self.say(_headline(number, len(rounds), entrants))
+            order = in_turns([default, *entrants], one.repeats)
             for place, candidate in enumerate(order):
                 seconds = (end - time.monotonic()) / (len(order) - place)
                 if seconds < self.plan.least_slot / 2:
@@ -102,3 +102,14 @@ class Sweep:
     def _scores(self) -> list[Score]:
         default = self.plan.default
         return [Score(one, one == default, tuple(trials)) for one, trials in self._trials.items()]
+
+
+def _headline(number: int, rounds: int, entrants: Sequence[Candidate]) -> str:
+    who = f"{len(entrants)} candidates" if number + 1 < rounds else ", ".join(map(str, entrants)) + ", anew,"
+    return f"round {number + 1} of {rounds}: {who} and the defaults"
+
+
+def in_turns(candidates: Sequence[Candidate], repeats: int) -> list[Candidate]:
+    """Forwards and backwards by turns, so that a machine that gets busier, or less busy, favours none."""
+    turns = [list(candidates), list(reversed(candidates))]
+    return [one for turn in range(repeats) for one in turns[turn % 2]]

@@ -93,5 +93,48 @@ class Score:
         failures = [trial.failure for trial in self._last()]
         return failures[0] if all(failures) else None
 
+    @property
+    def repeats(self) -> int:
+        """Trials in its last round."""
+        return len(self._last())
+
     def _last(self) -> Sequence[Trial]:
         return [trial for trial in self.trials if trial.round == self.last_round]
+
+
+FEWEST_TRIALS = 3
+"""Of each side, to call one better. Three above three others come by chance once in 20 times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The winner of a sweep against the defaults, by the trials that they had in turns in its last round."""
+
+    default: Score
+    winner: Score | None
+    """None: no candidate was measured in that round."""
+
+    @classmethod
+    def of(cls, scores: Sequence[Score]) -> Comparison:
+        """``scores`` are those of a sweep, best first."""
+        default = next(score for score in scores if score.is_default)
+        others = (score for score in scores if not score.is_default and not score.failure)
+        winner = next((score for score in others if score.last_round == default.last_round), None)
+        return cls(default, winner)
+
+    @property
+    def enough(self) -> bool:
+        """Whether both were measured often enough to tell."""
+        return self.winner is not None and min(self.winner.repeats, self.default.repeats) >= FEWEST_TRIALS
+
+    @property
+    def better(self) -> bool:
+        """Whether the winner is better beyond the spread: its worst trial above the defaults' best."""
+        if self.winner is None or not self.enough:
+            return False
+        return self.winner.goodput_range[0] > self.default.goodput_range[1]
+
+    @property
+    def chosen(self) -> Score:
+        """What to use: the defaults unless something is better."""
+        return self.winner if self.winner is not None and self.better else self.default

@@ -1,0 +1,28 @@
+"""Each worker of a ring says where its start went, in a line of its log and as a metric."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.ring import Ring
+
+
+def test_a_worker_tells_where_its_start_went(demo_ring: Ring) -> None:
+    for worker in demo_ring.workers:
+        role = worker.name.partition("-")[0]
+        pattern = re.compile(rf'baton_startup_seconds\{{phase="(\w+)",role="{role}"\}}')
+        samples = {pattern.fullmatch(name): seconds for name, seconds in worker.metrics().items()}
+        phases = {match[1]: seconds for match, seconds in samples.items() if match}
+        assert {"import", "config", "kernels", "weights", "pack", "pool", "warm_up", "connector"} < set(
+            phases
+        )
+        assert phases["import"] > 0.1  # torch
+        lines = re.findall(r"ready at \S+ after ([\d.]+) s \((.*)\)", worker.log.read_text())
+        total, told = lines[-1]
+        assert sum(phases.values()) == pytest.approx(float(total), abs=0.01)
+        for part in told.split(", "):
+            name, seconds = part.split()
+            assert phases[name] == pytest.approx(float(seconds), abs=0.01)
+        assert phases["other"] < 0.3 * float(total) + 0.3
