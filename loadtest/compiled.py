@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,14 +49,14 @@ def measure(kernels: str) -> None:
         pool = torch.cat((pool, pool.new_zeros(unused, *pool.shape[1:])))
         ids = torch.randint(0, config.vocab_size, (8,))
         size = f"8 sequences of 200 tokens, pool of {pool.nbytes >> 20} MiB"
-        eager = median_ms(lambda ids=ids, batch=batch, pool=pool: model.forward(ids, batch, pool))
+        eager = median_ms(partial(model.forward, ids, batch, pool))
         print(f"{size}: {kernels} kernels {eager:.1f} ms", flush=True)
         if kernels == "plain":
             began = time.perf_counter()
             found = compiled(ids, batch, pool)
             first = time.perf_counter() - began
             differs = float((found - model.forward(ids, batch, pool)).abs().max())
-            took = median_ms(lambda ids=ids, batch=batch, pool=pool: compiled(ids, batch, pool))
+            took = median_ms(partial(compiled, ids, batch, pool))
             print(f"{size}: compiled {took:.1f} ms, the first call {first:.1f} s, differs by {differs:.0e}")
 
 
