@@ -22,7 +22,8 @@ _I, _L, _F, _P = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _SIGNATURES = {
     "baton_advise": (_P, _L),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
-    "baton_linear": (_I, _I, _P, _P, _P, _P, _L, _L, _L, _I, _I),
+    "baton_pack_int8": (_I, _P, _L, _L, _I, _P, _I),
+    "baton_linear": (_I, _I, _P, _P, _P, _P, _P, _L, _L, _L, _I, _I),
     "baton_add_norm": (_I, _I, _P, _P, _P, _F, _L, _L, _P, _I),
     "baton_rotate_and_store": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _F, _P, _P, _L, _L, _I),
     "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _I),
@@ -36,6 +37,7 @@ class Native:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.advise = library.baton_advise
         self.pack = library.baton_pack
+        self.pack_int8 = library.baton_pack_int8
         self.linear = library.baton_linear
         self.add_norm = library.baton_add_norm
         self.rotate_and_store = library.baton_rotate_and_store

@@ -38,9 +38,14 @@ constexpr int TILE_ROWS = 6, TILE_VECS = 4;
 constexpr int TILE_ROWS = 4, TILE_VECS = 1;
 #endif
 
+constexpr int BYTES_AHEAD = 3072;  // bytes of a panel, from what is multiplied to what is asked for
+// Most rows that share widened int8 (their sums stay in L2), and the steps that are widened at a time.
+constexpr int INT8_ROWS = 64 * TILE_ROWS, INT8_STEPS = 64;
+
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
+typedef int8_t vb __attribute__((vector_size(16)));
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 inline vi load(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return v; }
@@ -128,19 +133,41 @@ inline float sum_of(vf v) {
 
 // ---- matmul ---------------------------------------------------------------------------------------------------
 
-// acc[r] = row r of a (its words lie lda apart from the next row's) times TILE_VECS vectors of a panel.
-template <class T, int R>
-inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, vf (&acc)[R][TILE_VECS]) {
-    for (int r = 0; r < R; ++r)
-        for (int j = 0; j < TILE_VECS; ++j) acc[r][j] = vf{};
-    for (int64_t s = 0; s < steps; ++s, b += PANEL) {
-        __builtin_prefetch(b + 12 * PANEL);
-        __builtin_prefetch(b + 12 * PANEL + 16);
-        __builtin_prefetch(b + 12 * PANEL + 32);
-        __builtin_prefetch(b + 12 * PANEL + 48);
+// A panel is words, or int8 (W) that become words in registers. An int8 panel too is read in vectors of sixteen
+// columns: each lane holds four bytes, of one or more of the step's vectors.
+template <class T, class W> constexpr int PER_STEP = std::is_same<W, int8_t>::value ? PANEL * PER_WORD<T> : PANEL;
+
+// Where number n of the word of column c is in a step of int8.
+template <class T> constexpr int place_of(int c, int n) {
+    const int byte = c / LANES * PER_WORD<T> + n;
+    return byte / 4 * PANEL + c % LANES * 4 + byte % 4;
+}
+// Bytes of all lanes, as floats: INT8_ONE times as large, since they are taken where they are highest in a lane.
+constexpr float INT8_ONE = 1 << 24;
+inline vf bytes_of(const int8_t* step, int byte) {
+    vi lanes;
+    std::memcpy(&lanes, step + byte / 4 * PANEL, sizeof lanes);
+    return __builtin_convertvector((lanes << (24 - byte % 4 * 8)) & int32_t(0xff000000), vf);
+}
+
+// Vector j of a step.
+template <class T> inline vi column_of(const int32_t* step, int j) { return load(step + j * LANES); }
+template <class T> inline vi column_of(const int8_t* step, int j) {
+    if constexpr (PER_WORD<T> == 1) return (vi)bytes_of(step, j);
+    else return (vi)((vu)bytes_of(step, 2 * j) >> 16 | (vu)bytes_of(step, 2 * j + 1));  // exact: seven bits
+}
+
+// acc[r] += row r of a (its words lie lda apart from the next row's) times TILE_VECS vectors of a panel from the
+// first.
+template <class T, int R, class W>
+inline void tile(const int32_t* a, int64_t lda, const W* b, int first, int64_t steps, vf (&acc)[R][TILE_VECS]) {
+    for (int64_t s = 0; s < steps; ++s, b += PER_STEP<T, W>) {
+        const char* ahead = reinterpret_cast<const char*>(b) + BYTES_AHEAD;
+#pragma GCC unroll 4
+        for (size_t line = 0; line < PER_STEP<T, W> * sizeof(W); line += 64) __builtin_prefetch(ahead + line);
         vi column[TILE_VECS];
 #pragma GCC unroll 4
-        for (int j = 0; j < TILE_VECS; ++j) column[j] = load(b + j * LANES);
+        for (int j = 0; j < TILE_VECS; ++j) column[j] = column_of<T>(b, first + j);
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
             vi row = splat(a[r * lda + s]);
@@ -150,28 +177,33 @@ inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps,
     }
 }
 
-// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart.
-template <class T, int R>
-inline void tile_to(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums, int64_t stride) {
+// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart. ``more``: added to what is
+// there.
+template <class T, int R, class W>
+inline void tile_to(const int32_t* a, int64_t lda, const W* b, int64_t steps, float* sums, int64_t stride,
+                    bool more) {
     for (int j = 0; j < VECS; j += TILE_VECS) {
         vf acc[R][TILE_VECS];
-        tile<T, R>(a, lda, b + j * LANES, steps, acc);
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < TILE_VECS; ++i)
+                acc[r][i] = more ? load(sums + r * stride + (j + i) * LANES) : vf{};
+        tile<T, R>(a, lda, b, j, steps, acc);
         for (int r = 0; r < R; ++r)
             for (int i = 0; i < TILE_VECS; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
     }
 }
 
-template <class T>
-inline void rows_to(int rows, const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums,
-                    int64_t stride) {
+template <class T, class W>
+inline void rows_to(int rows, const int32_t* a, int64_t lda, const W* b, int64_t steps, float* sums,
+                    int64_t stride, bool more = false) {
     switch (rows) {
-        case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride);
-        case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride);
-        case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride);
-        case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride);
+        case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride, more);
+        case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride, more);
+        case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride, more);
+        case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride, more);
 #if defined(__AVX512F__)
-        case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride);
-        default: return tile_to<T, 6>(a, lda, b, steps, sums, stride);
+        case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride, more);
+        default: return tile_to<T, 6>(a, lda, b, steps, sums, stride, more);
 #endif
     }
 }
@@ -195,64 +227,114 @@ template <> inline void put_vec<bf16>(bf16* out, int64_t at, int64_t limit, cons
     for (int64_t i = at; i < std::min(limit, at + LANES); ++i) put(out + i, values[i - at]);
 }
 
+// Rows of a times one panel: done(row, its 64 sums) for each.
+template <class T, class W, class F>
+inline void in_one_go(const int32_t* a, int64_t rows, const W* b, int64_t steps, F done) {
+    in_tiles(rows, [&](int64_t first, int64_t count) {
+        alignas(64) float sums[TILE_ROWS * PANEL];
+        rows_to<T>(int(count), a + first * steps, steps, b, steps, sums, PANEL);
+        for (int64_t r = 0; r < count; ++r) done(first + r, sums + r * PANEL);
+    });
+}
+template <class T, class F>
+inline void times_panel(const int32_t* a, int64_t rows, const int32_t* b, int64_t steps, F done) {
+    in_one_go<T>(a, rows, b, steps, done);
+}
+// One tile of rows takes int8 as they come. For more rows they are widened once, slice by slice of the panel; the
+// sums run in the same order.
+template <class T, class F>
+inline void times_panel(const int32_t* a, int64_t rows, const int8_t* b, int64_t steps, F done) {
+    if (rows <= TILE_ROWS) return in_one_go<T>(a, rows, b, steps, done);
+    alignas(64) float sums[INT8_ROWS * PANEL];
+    alignas(64) int32_t slice[INT8_STEPS * PANEL];
+    for (int64_t from = 0; from < steps; from += INT8_STEPS) {
+        const int64_t count = std::min<int64_t>(INT8_STEPS, steps - from);
+        for (int64_t s = 0; s < count; ++s)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECS; ++j)
+                store(slice + s * PANEL + j * LANES, column_of<T>(b + (from + s) * PER_STEP<T, int8_t>, j));
+        in_tiles(rows, [&](int64_t first, int64_t n) {
+            rows_to<T>(int(n), a + first * steps + from, steps, slice, count, sums + first * PANEL, PANEL, from > 0);
+        });
+    }
+    for (int64_t r = 0; r < rows; ++r) done(r, sums + r * PANEL);
+}
+
 struct Linear {
-    const void* x;
-    const int32_t* packed;
-    const float* bias;
+    const void *x, *packed;
+    const float *scales, *bias;  // of the panels' columns; none: null
     void* out;
     int64_t rows, inputs, outputs;
     int gated;
 };
 
-template <class T, class Out> void linear(const Linear& l, int threads) {
+// W: words or int8.
+template <class T, class Out, class W> void linear(const Linear& l, int threads) {
     const int64_t width = l.gated ? PANEL / 2 : PANEL;  // outputs of a panel
     const int64_t panels = (l.outputs + width - 1) / width, steps = l.inputs / PER_WORD<T>;
     const int32_t* a = words(static_cast<const T*>(l.x));
+    const W* packed = static_cast<const W*>(l.packed);
     Out* out = static_cast<Out*>(l.out);
     // A prompt's rows are taken in runs, so that there are tasks for many threads.
-    const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? l.rows : 16 * TILE_ROWS;
+    const int64_t whole = std::is_same<W, int8_t>::value ? std::min<int64_t>(l.rows, INT8_ROWS) : l.rows;
+    const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? whole : 16 * TILE_ROWS;
     const int64_t runs = (l.rows + run - 1) / run;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t task = 0; task < panels * runs; ++task) {
         const int64_t panel = task / runs, start = task % runs * run;
         const int64_t column = panel * width, limit = std::min(l.outputs, column + width);
-        const int32_t* b = l.packed + panel * steps * PANEL;
-        in_tiles(std::min(run, l.rows - start), [&](int64_t first, int64_t count) {
-            alignas(64) float sums[TILE_ROWS * PANEL];
-            rows_to<T>(int(count), a + (start + first) * steps, steps, b, steps, sums, PANEL);
-            for (int64_t r = 0; r < count; ++r) {
-                float* row = sums + r * PANEL;
-                if (l.bias)
-                    for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
-                if (l.gated)
-                    for (int j = 0; j < PANEL / 2; j += LANES)
-                        store(row + j, silu(load(row + j)) * load(row + PANEL / 2 + j));
-                Out* to = out + (start + first + r) * l.outputs;
-                for (int64_t j = 0; j < width && column + j < limit; j += LANES)
-                    put_vec<Out>(to, column + j, limit, row + j);
-            }
+        const W* b = packed + panel * steps * PER_STEP<T, W>;
+        times_panel<T>(a + start * steps, std::min(run, l.rows - start), b, steps, [&](int64_t r, float* row) {
+            if (l.scales)
+                for (int j = 0; j < PANEL; ++j) row[j] *= l.scales[panel * PANEL + j] / INT8_ONE;
+            if (l.bias)
+                for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
+            if (l.gated)
+                for (int j = 0; j < PANEL / 2; j += LANES)
+                    store(row + j, silu(load(row + j)) * load(row + PANEL / 2 + j));
+            Out* to = out + (start + r) * l.outputs;
+            for (int64_t j = 0; j < width && column + j < limit; j += LANES)
+                put_vec<Out>(to, column + j, limit, row + j);
         });
     }
 }
 
-// weight [outputs, inputs] -> panels of words [steps, 64]; with ``gated`` a panel has 32 rows of each half.
+// The weight's row that is column c of a panel, or -1: with ``gated`` a panel has 32 rows of each half.
+inline int64_t row_of(int64_t panel, int c, int64_t outputs, int gated) {
+    const int64_t half = outputs / 2, of_half = panel * 32 + c % 32;
+    if (gated) return of_half < half ? of_half + (c < 32 ? 0 : half) : -1;
+    return panel * PANEL + c < outputs ? panel * PANEL + c : -1;
+}
+inline int64_t panels_of(int64_t outputs, int gated) {
+    return gated ? (outputs / 2 + 31) / 32 : (outputs + PANEL - 1) / PANEL;
+}
+
+// weight [outputs, inputs] -> panels of words [steps, 64].
 template <class T>
 void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* packed, int threads) {
-    const int64_t steps = inputs / PER_WORD<T>;
-    const int64_t half = outputs / 2, panels = gated ? (half + 31) / 32 : (outputs + PANEL - 1) / PANEL;
+    const int64_t steps = inputs / PER_WORD<T>, panels = panels_of(outputs, gated);
     const int32_t* rows = words(weight);
 #pragma omp parallel for num_threads(threads)
     for (int64_t panel = 0; panel < panels; ++panel)
         for (int c = 0; c < PANEL; ++c) {
-            int64_t row = panel * PANEL + c;
-            bool there = row < outputs;
-            if (gated) {
-                int64_t of_half = panel * 32 + c % 32;
-                there = of_half < half;
-                row = of_half + (c < 32 ? 0 : half);
-            }
+            const int64_t row = row_of(panel, c, outputs, gated);
             int32_t* to = packed + panel * steps * PANEL + c;
-            for (int64_t s = 0; s < steps; ++s) to[s * PANEL] = there ? rows[row * steps + s] : 0;
+            for (int64_t s = 0; s < steps; ++s) to[s * PANEL] = row < 0 ? 0 : rows[row * steps + s];
+        }
+}
+
+// The same of int8, for x of T.
+template <class T>
+void pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed, int threads) {
+    const int64_t panels = panels_of(outputs, gated);
+#pragma omp parallel for num_threads(threads)
+    for (int64_t panel = 0; panel < panels; ++panel)
+        for (int c = 0; c < PANEL; ++c) {
+            const int64_t row = row_of(panel, c, outputs, gated);
+            int8_t* to = packed + panel * inputs * PANEL;
+            for (int64_t i = 0; i < inputs; ++i)
+                to[i / PER_WORD<T> * PER_STEP<T, int8_t> + place_of<T>(c, i % PER_WORD<T>)] =
+                    row < 0 ? 0 : weight[row * inputs + i];
         }
 }
 
@@ -796,12 +878,26 @@ void baton_pack(int kind, const void* weight, int64_t outputs, int64_t inputs, i
     else pack(static_cast<const float*>(weight), outputs, inputs, gated, packed, threads);
 }
 
-void baton_linear(int kind, int out_kind, const void* x, const int32_t* packed, const float* bias, void* out,
-                  int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
-    const Linear l{x, packed, bias, out, rows, inputs, outputs, gated};
-    if (!kind) linear<float, float>(l, threads);
-    else if (out_kind) linear<bf16, bf16>(l, threads);
-    else linear<bf16, float>(l, threads);
+// ``kind``: of what the weight will be multiplied with.
+void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed,
+                     int threads) {
+    if (kind) pack_int8<bf16>(weight, outputs, inputs, gated, packed, threads);
+    else pack_int8<float>(weight, outputs, inputs, gated, packed, threads);
+}
+
+// ``scales``: of an int8 weight; null for another.
+void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
+                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
+    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated};
+    if (scales) {
+        if (!kind) linear<float, float, int8_t>(l, threads);
+        else if (out_kind) linear<bf16, bf16, int8_t>(l, threads);
+        else linear<bf16, float, int8_t>(l, threads);
+    } else {
+        if (!kind) linear<float, float, int32_t>(l, threads);
+        else if (out_kind) linear<bf16, bf16, int32_t>(l, threads);
+        else linear<bf16, float, int32_t>(l, threads);
+    }
 }
 
 void baton_add_norm(int kind, int out_kind, const void* x, float* residual, const void* weight, float eps,
