@@ -69,7 +69,7 @@ def dequantized(path: Path) -> Path:
             if weight.dim() == 2 and "embed_tokens" not in name:
                 weights[name] = rounded(weight)
         save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
-    oracle = load_oracle(other)
+    oracle = load_oracle(other, "float32")  # as the functions below ask for it
     if oracle.config.tie_word_embeddings:
         embedding = oracle.get_input_embeddings().weight
         if oracle.lm_head.weight is embedding:

@@ -32,20 +32,20 @@ constexpr int LANES = 16;
 constexpr int PANEL = 64;  // columns of a packed panel
 constexpr int VECS = PANEL / LANES;
 // Rows of a register tile, and the vectors of a panel it takes at once: 24 sums fit in 32 registers, 8 in 16.
+// WIDE_ROWS: most rows of one that takes half as many vectors.
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 6, TILE_VECS = 4;
+constexpr int TILE_ROWS = 6, TILE_VECS = 4, WIDE_ROWS = 12;
 #else
-constexpr int TILE_ROWS = 4, TILE_VECS = 1;
+constexpr int TILE_ROWS = 4, TILE_VECS = 1, WIDE_ROWS = 4;
 #endif
 
 constexpr int BYTES_AHEAD = 3072;  // bytes of a panel, from what is multiplied to what is asked for
-// Most rows that share widened int8 (their sums stay in L2), and the steps that are widened at a time.
-constexpr int INT8_ROWS = 64 * TILE_ROWS, INT8_STEPS = 64;
+// Most rows that share the words made of int8, and the steps of which they are kept: both stay in L2.
+constexpr int INT8_ROWS = 64 * TILE_ROWS, INT8_STEPS = 256;
 
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint32_t vu __attribute__((vector_size(64)));
-typedef int8_t vb __attribute__((vector_size(16)));
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 inline vi load(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return v; }
@@ -133,69 +133,95 @@ inline float sum_of(vf v) {
 
 // ---- matmul ---------------------------------------------------------------------------------------------------
 
-// A panel is words, or int8 (W) that become words in registers. An int8 panel too is read in vectors of sixteen
-// columns: each lane holds four bytes, of one or more of the step's vectors.
-template <class T, class W> constexpr int PER_STEP = std::is_same<W, int8_t>::value ? PANEL * PER_WORD<T> : PANEL;
+// A panel as a tile reads it: vector j of step s, as words; and ``ahead`` of these it asks for memory to come.
+struct Words {
+    const int32_t* panel;
+    vi operator()(int64_t s, int j) const { return load(panel + s * PANEL + j * LANES); }
+    void ahead(int64_t s, int j) const { __builtin_prefetch(panel + s * PANEL + j * LANES + BYTES_AHEAD / 4); }
+};
 
-// Where number n of the word of column c is in a step of int8.
-template <class T> constexpr int place_of(int c, int n) {
-    const int byte = c / LANES * PER_WORD<T> + n;
-    return byte / 4 * PANEL + c % LANES * 4 + byte % 4;
-}
-// Bytes of all lanes, as floats: INT8_ONE times as large, since they are taken where they are highest in a lane.
-constexpr float INT8_ONE = 1 << 24;
-inline vf bytes_of(const int8_t* step, int byte) {
-    vi lanes;
-    std::memcpy(&lanes, step + byte / 4 * PANEL, sizeof lanes);
-    return __builtin_convertvector((lanes << (24 - byte % 4 * 8)) & int32_t(0xff000000), vf);
-}
+// Int8 become words in registers. They lie in streams of one vector a step, whose lanes hold four bytes each: of
+// words of four columns of a panel with floats, of two with bfloat16.
+template <class T> struct Int8 {
+    // Of what their words are: each is taken where it is highest in a lane.
+    static constexpr float ONE = 1 << 24;
 
-// Vector j of a step.
-template <class T> inline vi column_of(const int32_t* step, int j) { return load(step + j * LANES); }
-template <class T> inline vi column_of(const int8_t* step, int j) {
-    if constexpr (PER_WORD<T> == 1) return (vi)bytes_of(step, j);
-    else return (vi)((vu)bytes_of(step, 2 * j) >> 16 | (vu)bytes_of(step, 2 * j + 1));  // exact: seven bits
-}
+    const int8_t* panel;
+    int64_t apart;  // from a stream to the next
 
-// acc[r] += row r of a (its words lie lda apart from the next row's) times TILE_VECS vectors of a panel from the
-// first.
-template <class T, int R, class W>
-inline void tile(const int32_t* a, int64_t lda, const W* b, int first, int64_t steps, vf (&acc)[R][TILE_VECS]) {
-    for (int64_t s = 0; s < steps; ++s, b += PER_STEP<T, W>) {
-        const char* ahead = reinterpret_cast<const char*>(b) + BYTES_AHEAD;
+    // Where number n of the word of column c of step s is.
+    int64_t place(int64_t s, int c, int n) const {
+        const int byte = c / LANES * PER_WORD<T> + n;
+        return byte / 4 * apart + s * PANEL + c % LANES * 4 + byte % 4;
+    }
+    vf bytes(int64_t s, int byte) const {
+        vi lanes;
+        std::memcpy(&lanes, panel + byte / 4 * apart + s * PANEL, sizeof lanes);
+        return __builtin_convertvector((lanes << (24 - byte % 4 * 8)) & int32_t(0xff000000), vf);
+    }
+    vi operator()(int64_t s, int j) const {
+        if constexpr (PER_WORD<T> == 1) return (vi)bytes(s, j);
+        else return (vi)((vu)bytes(s, 2 * j) >> 16 | (vu)bytes(s, 2 * j + 1));  // exact: seven bits
+    }
+    void ahead(int64_t s, int j) const {
+        const int byte = j * PER_WORD<T>;
+        if (byte % 4 == 0) __builtin_prefetch(panel + byte / 4 * apart + s * PANEL + BYTES_AHEAD / 2);
+    }
+    Int8 from(int64_t step) const { return {panel + step * PANEL, apart}; }
+};
+
+// Int8 whose words are kept, as a slice of a panel, for the rows to come.
+template <class T> struct Kept : Int8<T> {
+    int32_t* slice;
+    vi operator()(int64_t s, int j) const {
+        const vi word = Int8<T>::operator()(s, j);
+        store(slice + s * PANEL + j * LANES, word);
+        return word;
+    }
+};
+
+// Such a slice: memory can bring the next one meanwhile.
+template <class T> struct Slice : Words {
+    Int8<T> next;
+    void ahead(int64_t s, int j) const { next.ahead(s, j); }
+};
+
+// acc[r] += row r of a (its words lie lda apart from the next row's) times V vectors of a panel from the first.
+template <class T, int R, int V, class B>
+inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&acc)[R][V]) {
+    for (int64_t s = 0; s < steps; ++s) {
+        vi column[V];
 #pragma GCC unroll 4
-        for (size_t line = 0; line < PER_STEP<T, W> * sizeof(W); line += 64) __builtin_prefetch(ahead + line);
-        vi column[TILE_VECS];
-#pragma GCC unroll 4
-        for (int j = 0; j < TILE_VECS; ++j) column[j] = column_of<T>(b, first + j);
-#pragma GCC unroll 6
+        for (int j = 0; j < V; ++j) {
+            b.ahead(s, first + j);
+            column[j] = b(s, first + j);
+        }
+#pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
             vi row = splat(a[r * lda + s]);
 #pragma GCC unroll 4
-            for (int j = 0; j < TILE_VECS; ++j) acc[r][j] = step<T>(acc[r][j], column[j], row);
+            for (int j = 0; j < V; ++j) acc[r][j] = step<T>(acc[r][j], column[j], row);
         }
     }
 }
 
 // R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart. ``more``: added to what is
 // there.
-template <class T, int R, class W>
-inline void tile_to(const int32_t* a, int64_t lda, const W* b, int64_t steps, float* sums, int64_t stride,
-                    bool more) {
-    for (int j = 0; j < VECS; j += TILE_VECS) {
-        vf acc[R][TILE_VECS];
+template <class T, int R, int V = TILE_VECS, class B>
+inline void tile_to(const int32_t* a, int64_t lda, B b, int64_t steps, float* sums, int64_t stride, bool more) {
+    for (int j = 0; j < VECS; j += V) {
+        vf acc[R][V];
         for (int r = 0; r < R; ++r)
-            for (int i = 0; i < TILE_VECS; ++i)
-                acc[r][i] = more ? load(sums + r * stride + (j + i) * LANES) : vf{};
-        tile<T, R>(a, lda, b, j, steps, acc);
+            for (int i = 0; i < V; ++i) acc[r][i] = more ? load(sums + r * stride + (j + i) * LANES) : vf{};
+        tile<T, R, V>(a, lda, b, j, steps, acc);
         for (int r = 0; r < R; ++r)
-            for (int i = 0; i < TILE_VECS; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
+            for (int i = 0; i < V; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
     }
 }
 
-template <class T, class W>
-inline void rows_to(int rows, const int32_t* a, int64_t lda, const W* b, int64_t steps, float* sums,
-                    int64_t stride, bool more = false) {
+template <class T, class B>
+inline void rows_by(int rows, const int32_t* a, int64_t lda, B b, int64_t steps, float* sums, int64_t stride,
+                    bool more = false) {
     switch (rows) {
         case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride, more);
         case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride, more);
@@ -203,20 +229,33 @@ inline void rows_to(int rows, const int32_t* a, int64_t lda, const W* b, int64_t
         case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride, more);
 #if defined(__AVX512F__)
         case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride, more);
-        default: return tile_to<T, 6>(a, lda, b, steps, sums, stride, more);
+        case 6: return tile_to<T, 6>(a, lda, b, steps, sums, stride, more);
+        // Half of a panel at a time, for int8: no word is made twice, and a half is one stream of memory.
+        case 7: return tile_to<T, 7, 2>(a, lda, b, steps, sums, stride, more);
+        case 8: return tile_to<T, 8, 2>(a, lda, b, steps, sums, stride, more);
+        case 9: return tile_to<T, 9, 2>(a, lda, b, steps, sums, stride, more);
+        case 10: return tile_to<T, 10, 2>(a, lda, b, steps, sums, stride, more);
+        case 11: return tile_to<T, 11, 2>(a, lda, b, steps, sums, stride, more);
+        case 12: return tile_to<T, 12, 2>(a, lda, b, steps, sums, stride, more);
 #endif
     }
 }
+template <class T>
+inline void rows_to(int rows, const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums,
+                    int64_t stride) {
+    rows_by<T>(rows, a, lda, Words{b}, steps, sums, stride);
+}
 
-// Rows in tiles of nearly equal height: f(first, count).
-template <class F> inline void in_tiles(int64_t rows, F f) {
-    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+// Rows in tiles of nearly equal height, the highest allowed: f(first, count).
+template <class F> inline void in_tiles(int64_t rows, int64_t highest, F f) {
+    int64_t tiles = (rows + highest - 1) / highest;
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
         int64_t count = (rows - first + (tiles - t) - 1) / (tiles - t);
         f(first, count);
         first += count;
     }
 }
+template <class F> inline void in_tiles(int64_t rows, F f) { in_tiles(rows, TILE_ROWS, f); }
 
 template <class Out> inline void put_vec(Out* out, int64_t at, int64_t limit, const float* values);
 template <> inline void put_vec<float>(float* out, int64_t at, int64_t limit, const float* values) {
@@ -227,34 +266,30 @@ template <> inline void put_vec<bf16>(bf16* out, int64_t at, int64_t limit, cons
     for (int64_t i = at; i < std::min(limit, at + LANES); ++i) put(out + i, values[i - at]);
 }
 
-// Rows of a times one panel: done(row, its 64 sums) for each.
-template <class T, class W, class F>
-inline void in_one_go(const int32_t* a, int64_t rows, const W* b, int64_t steps, F done) {
-    in_tiles(rows, [&](int64_t first, int64_t count) {
-        alignas(64) float sums[TILE_ROWS * PANEL];
-        rows_to<T>(int(count), a + first * steps, steps, b, steps, sums, PANEL);
+// Rows of a times one panel, in tiles of at most ``highest`` rows: done(row, its 64 sums) for each.
+template <class T, class B, class F>
+inline void times_panel(const int32_t* a, int64_t rows, int64_t highest, B b, int64_t steps, F done) {
+    in_tiles(rows, highest, [&](int64_t first, int64_t count) {
+        alignas(64) float sums[WIDE_ROWS * PANEL];
+        rows_by<T>(int(count), a + first * steps, steps, b, steps, sums, PANEL);
         for (int64_t r = 0; r < count; ++r) done(first + r, sums + r * PANEL);
     });
 }
+
+// The same of int8 and more rows, at most INT8_ROWS: slice by slice of the panel, the first rows make the words for
+// all. The sums run in the same order.
 template <class T, class F>
-inline void times_panel(const int32_t* a, int64_t rows, const int32_t* b, int64_t steps, F done) {
-    in_one_go<T>(a, rows, b, steps, done);
-}
-// One tile of rows takes int8 as they come. For more rows they are widened once, slice by slice of the panel; the
-// sums run in the same order.
-template <class T, class F>
-inline void times_panel(const int32_t* a, int64_t rows, const int8_t* b, int64_t steps, F done) {
-    if (rows <= TILE_ROWS) return in_one_go<T>(a, rows, b, steps, done);
+inline void times_slices(const int32_t* a, int64_t rows, Int8<T> b, int64_t steps, F done) {
     alignas(64) float sums[INT8_ROWS * PANEL];
     alignas(64) int32_t slice[INT8_STEPS * PANEL];
     for (int64_t from = 0; from < steps; from += INT8_STEPS) {
         const int64_t count = std::min<int64_t>(INT8_STEPS, steps - from);
-        for (int64_t s = 0; s < count; ++s)
-#pragma GCC unroll 4
-            for (int j = 0; j < VECS; ++j)
-                store(slice + s * PANEL + j * LANES, column_of<T>(b + (from + s) * PER_STEP<T, int8_t>, j));
+        const Int8<T> narrow = b.from(from), next = b.from(from + count);
         in_tiles(rows, [&](int64_t first, int64_t n) {
-            rows_to<T>(int(n), a + first * steps + from, steps, slice, count, sums + first * PANEL, PANEL, from > 0);
+            const int32_t* x = a + first * steps + from;
+            float* to = sums + first * PANEL;
+            if (first == 0) rows_by<T>(int(n), x, steps, Kept<T>{{narrow}, slice}, count, to, PANEL, from > 0);
+            else rows_by<T>(int(n), x, steps, Slice<T>{{slice}, next}, count, to, PANEL, from > 0);
         });
     }
     for (int64_t r = 0; r < rows; ++r) done(r, sums + r * PANEL);
@@ -262,31 +297,28 @@ inline void times_panel(const int32_t* a, int64_t rows, const int8_t* b, int64_t
 
 struct Linear {
     const void *x, *packed;
-    const float *scales, *bias;  // of the panels' columns; none: null
+    const float *scales, *bias;  // of the panels' columns; none: null. Scales are those of int8
     void* out;
     int64_t rows, inputs, outputs;
     int gated;
 };
 
-// W: words or int8.
-template <class T, class Out, class W> void linear(const Linear& l, int threads) {
+template <class T, class Out> void linear(const Linear& l, int threads) {
     const int64_t width = l.gated ? PANEL / 2 : PANEL;  // outputs of a panel
     const int64_t panels = (l.outputs + width - 1) / width, steps = l.inputs / PER_WORD<T>;
     const int32_t* a = words(static_cast<const T*>(l.x));
-    const W* packed = static_cast<const W*>(l.packed);
     Out* out = static_cast<Out*>(l.out);
     // A prompt's rows are taken in runs, so that there are tasks for many threads.
-    const int64_t whole = std::is_same<W, int8_t>::value ? std::min<int64_t>(l.rows, INT8_ROWS) : l.rows;
+    const int64_t whole = l.scales ? std::min<int64_t>(l.rows, INT8_ROWS) : l.rows;
     const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? whole : 16 * TILE_ROWS;
     const int64_t runs = (l.rows + run - 1) / run;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t task = 0; task < panels * runs; ++task) {
-        const int64_t panel = task / runs, start = task % runs * run;
+        const int64_t panel = task / runs, start = task % runs * run, rows = std::min(run, l.rows - start);
         const int64_t column = panel * width, limit = std::min(l.outputs, column + width);
-        const W* b = packed + panel * steps * PER_STEP<T, W>;
-        times_panel<T>(a + start * steps, std::min(run, l.rows - start), b, steps, [&](int64_t r, float* row) {
+        const auto done = [&](int64_t r, float* row) {
             if (l.scales)
-                for (int j = 0; j < PANEL; ++j) row[j] *= l.scales[panel * PANEL + j] / INT8_ONE;
+                for (int j = 0; j < PANEL; ++j) row[j] *= l.scales[panel * PANEL + j] / Int8<T>::ONE;
             if (l.bias)
                 for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
             if (l.gated)
@@ -295,7 +327,13 @@ template <class T, class Out, class W> void linear(const Linear& l, int threads)
             Out* to = out + (start + r) * l.outputs;
             for (int64_t j = 0; j < width && column + j < limit; j += LANES)
                 put_vec<Out>(to, column + j, limit, row + j);
-        });
+        };
+        const int32_t* x = a + start * steps;
+        const Words b{static_cast<const int32_t*>(l.packed) + panel * steps * PANEL};
+        const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * l.inputs * PANEL, steps * PANEL};
+        if (!l.scales) times_panel<T>(x, rows, TILE_ROWS, b, steps, done);
+        else if (rows <= WIDE_ROWS) times_panel<T>(x, rows, WIDE_ROWS, narrow, steps, done);
+        else times_slices<T>(x, rows, narrow, steps, done);
     }
 }
 
@@ -332,9 +370,9 @@ void pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int gated,
         for (int c = 0; c < PANEL; ++c) {
             const int64_t row = row_of(panel, c, outputs, gated);
             int8_t* to = packed + panel * inputs * PANEL;
+            const Int8<T> layout{to, inputs / PER_WORD<T> * PANEL};
             for (int64_t i = 0; i < inputs; ++i)
-                to[i / PER_WORD<T> * PER_STEP<T, int8_t> + place_of<T>(c, i % PER_WORD<T>)] =
-                    row < 0 ? 0 : weight[row * inputs + i];
+                to[layout.place(i / PER_WORD<T>, c, i % PER_WORD<T>)] = row < 0 ? 0 : weight[row * inputs + i];
         }
 }
 
@@ -889,15 +927,9 @@ void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t in
 void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
                   void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
     const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated};
-    if (scales) {
-        if (!kind) linear<float, float, int8_t>(l, threads);
-        else if (out_kind) linear<bf16, bf16, int8_t>(l, threads);
-        else linear<bf16, float, int8_t>(l, threads);
-    } else {
-        if (!kind) linear<float, float, int32_t>(l, threads);
-        else if (out_kind) linear<bf16, bf16, int32_t>(l, threads);
-        else linear<bf16, float, int32_t>(l, threads);
-    }
+    if (!kind) linear<float, float>(l, threads);
+    else if (out_kind) linear<bf16, bf16>(l, threads);
+    else linear<bf16, float>(l, threads);
 }
 
 void baton_add_norm(int kind, int out_kind, const void* x, float* residual, const void* weight, float eps,
