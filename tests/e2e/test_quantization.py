@@ -13,7 +13,7 @@ PROMPTS = ("The router", "Paged attention is", "A KV block")
 
 
 async def test_the_tokens_are_one_workers(tmp_path: Path) -> None:
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(temperature=2, seed=3, max_tokens=40, ignore_eos=True)
 
     def offline(quantization: Quantization) -> list[list[int]]:
         llm = LLM("demo", dtype="float32", device="cpu", num_blocks=64, quantization=quantization)
@@ -23,8 +23,9 @@ async def test_the_tokens_are_one_workers(tmp_path: Path) -> None:
     with running_ring(tmp_path, options=options) as ring:
         async with RingClient(ring.url, "demo") as client:
             answers = [
-                (await client.complete(text, temperature=0, max_tokens=24)).token_ids for text in PROMPTS
+                (await client.complete(text, temperature=2, seed=3, max_tokens=40)).token_ids
+                for text in PROMPTS
             ]
         ring.wait_idle()
     assert answers == offline("int8")
-    assert answers != offline("none"), "nothing was rounded, or the prompts are too easy: change them"
+    assert answers != offline("none"), "nothing was rounded"

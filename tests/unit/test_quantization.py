@@ -21,7 +21,7 @@ from baton.models.layers import Linear
 from baton.models.loader import load_model
 from baton.models.quantization import Quantization
 from baton.options import ConfigError
-from baton.speculation.draft_model import DraftModelDrafter
+from baton.speculation import choice
 from baton.worker.config import WorkerConfig
 from baton_kernels.cpu import library, linear
 from baton_kernels.int8 import quantize
@@ -153,16 +153,19 @@ def test_matmuls_take_half_of_the_memory(model_dir: ModelDir) -> None:
     assert held("int8") == inputs + 4 * padded
 
 
-def test_a_draft_model_follows(model_dir: ModelDir) -> None:
-    path = model_dir("llama")
+def test_a_draft_model_follows(model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, loaded = model_dir("llama"), list[CausalLM]()
+
+    def noted(*args: object, **options: object) -> CausalLM:
+        loaded.append(load_model(*args, **options))  # type: ignore[arg-type]
+        return loaded[-1]
+
+    monkeypatch.setattr(choice, "load_model", noted)
     config = EngineConfig(
         path, num_blocks=16, quantization="int8", speculative_method="draft", speculative_model=str(path)
     )
-    engine = Engine.from_config(config)
-    assert engine.speculator is not None
-    drafter = engine.speculator.drafter
-    assert isinstance(drafter, DraftModelDrafter)
-    assert drafter.model.quantization == "int8"
+    Engine.from_config(config)
+    assert [model.quantization for model in loaded] == ["int8"]
 
 
 class TestRefusals:
