@@ -3,9 +3,9 @@
     python -m loadtest.cpu_kernels [--threads N]
 
 Matmul: bfloat16, weights packed, against oneDNN's (torch's library) with weights packed for that number of
-rows, in turns; few rows are bound by reading the weight once, many by the multiplications. Decode attention:
-pages lie anywhere in the pool; bytes of K and V read over time. Weights and pools are larger than the caches.
-Medians.
+rows, in turns; few rows are bound by reading the weight once, many by the multiplications. The same with int8
+weights, counted in their own bytes. Decode attention: pages lie anywhere in the pool; bytes of K and V read
+over time. Weights and pools are larger than the caches. Medians.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.int8 import quantize
 from baton_kernels.paged import PagedBatch
 
 BEYOND_CACHES = 300 << 20
@@ -53,20 +54,24 @@ def read_bandwidth() -> float:
     return memory.nbytes / seconds
 
 
-def matmul(inputs: int, outputs: int, rows: int) -> tuple[float, float]:
-    """Seconds of ours and of oneDNN's."""
-    count = max(1, BEYOND_CACHES // (inputs * outputs * 2))
+def matmul(inputs: int, outputs: int, rows: int) -> tuple[float, float, float]:
+    """Seconds of ours, of ours with int8 weights, and of oneDNN's."""
+    count = max(1, BEYOND_CACHES // (inputs * outputs))
     weights = [torch.randn(outputs, inputs).bfloat16() for _ in range(count)]
     x = torch.randn(rows, inputs).bfloat16()
     ours = cycle([packed for weight in weights if (packed := PackedWeight.of(weight)) is not None])
+    bytes_ = [PackedWeight.of(quantize(weight), dtype=torch.bfloat16) for weight in weights]
+    int8 = cycle([packed for packed in bytes_ if packed is not None])
     theirs = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights])
 
     def multiply_theirs() -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, next(theirs), None, "none", [], "")
         return product
 
-    own, other = timed([lambda: next(ours).multiply(x), multiply_theirs], max(7, count))
-    return own, other
+    own, narrow, other = timed(
+        [lambda: next(ours).multiply(x), lambda: next(int8).multiply(x), multiply_theirs], max(7, count)
+    )
+    return own, narrow, other
 
 
 def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int) -> float:
@@ -105,12 +110,13 @@ def main() -> None:
     console = Console(width=120)
     console.print(f"memory read: {read_bandwidth() / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
     table = Table(title="matmul, bfloat16", title_justify="left")
-    for column in ("inputs x outputs", "rows", "us", "GB/s", "GFLOP/s", "oneDNN us", "ratio"):
+    columns = ("inputs x outputs", "rows", "us", "GB/s", "GFLOP/s", "oneDNN us", "ratio")
+    for column in (*columns, "int8 us", "GB/s", "speed-up"):
         table.add_column(column, justify="right")
     with torch.inference_mode():
         for inputs, outputs in SHAPES:
             for rows in ROWS:
-                own, other = matmul(inputs, outputs, rows)
+                own, narrow, other = matmul(inputs, outputs, rows)
                 table.add_row(
                     f"{inputs} x {outputs}",
                     str(rows),
@@ -119,6 +125,9 @@ def main() -> None:
                     f"{2 * rows * inputs * outputs / own / 1e9:.0f}",
                     f"{other * 1e6:.0f}",
                     f"{own / other:.2f}",
+                    f"{narrow * 1e6:.0f}",
+                    f"{inputs * outputs / narrow / 1e9:.1f}",
+                    f"{own / narrow:.2f}",
                 )
     console.print(table)
     table = Table(title="decode attention, bfloat16, blocks of 16", title_justify="left")

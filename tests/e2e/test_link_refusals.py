@@ -26,6 +26,7 @@ PREFILLS: Mapping[str, tuple[str, ...]] = {
     "model": ("--served-model-name", "another"),
     "revision": (),
     "kv_dtype": ("--dtype", "bfloat16"),
+    "quantization": ("--quantization", "int8"),
     "block_size": ("--block-size", "24"),
     "connectors": ("--connector", "gloo"),
 }
@@ -67,6 +68,7 @@ async def test_the_client_hears_which_field_differs_and_how(
         "model": "model differs: prefill another, decode tiny",
         "revision": f"revision differs: prefill {hub.revision_of(theirs)}, decode {hub.revision_of(ours)}",
         "kv_dtype": "kv_dtype differs: prefill bfloat16, decode float32",
+        "quantization": "quantization differs: prefill int8, decode none",
         "block_size": "block_size of one side must divide that of the other: prefill 24, decode 16",
         "connectors": "no common connector: prefill has gloo, decode tcp",
     }

@@ -13,6 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.loader import LoadFormat, load_model
+from baton.models.quantization import Quantization
 from baton.parallel.collectives import GroupCollectives, Parallel
 from baton.parallel.shard import Shard
 
@@ -26,6 +27,7 @@ def in_ranks(
     work: Callable[[CausalLM], Result],
     load_format: LoadFormat = "auto",
     dtype: str = "float32",
+    quantization: Quantization = "none",
 ) -> list[Result]:
     """What ``work`` returns on each rank, the leader's first; it is given the rank's model."""
     sizes, store = ModelConfig.from_dir(path), HashStore()
@@ -34,7 +36,7 @@ def in_ranks(
         shard = Shard.of(sizes, rank, tp_size, pp_size)
         collectives = GroupCollectives(shard, torch.device("cpu"))
         parallel = Parallel(shard, collectives)
-        model = load_model(path, dtype, load_format=load_format, parallel=parallel)
+        model = load_model(path, dtype, load_format=load_format, parallel=parallel, quantization=quantization)
         collectives.connect(store)
         return work(model)
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton_kernels import int8
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu import build, library
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.cpu.rows import add_rms_norm
+from baton_kernels.int8 import Int8Weight, quantize
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
 from tests.support.paged_steps import Case, lay_out
@@ -27,6 +29,19 @@ def packed(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Packe
     made = PackedWeight.of(weight, bias, gated=gated)
     assert made is not None, "this machine has no compiler, which the README asks for"
     return made
+
+
+def packed_int8(
+    weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype, *, gated: bool = False
+) -> PackedWeight:
+    made = PackedWeight.of(weight, bias, gated=gated, dtype=dtype)
+    assert made is not None
+    return made
+
+
+def exactly(weight: Int8Weight) -> Tensor:
+    """What int8 stand for, in float64."""
+    return weight.values.double() * weight.scales.double()[:, None]
 
 
 def close(out: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -60,12 +75,73 @@ def test_gated_matmul(size: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("quantized", [False, True])
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, quantized: bool) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(37, 64).to(dtype), packed(torch.randn(130, 64).to(dtype), None)
+    x, plain = torch.randn(37, 400).to(dtype), torch.randn(130, 400).to(dtype)
+    weight = packed_int8(quantize(plain), None, dtype) if quantized else packed(plain, None)
     together = weight.multiply(x)
-    for row in range(37):
-        assert torch.equal(weight.multiply(x[row : row + 1])[0], together[row])
+    for count in (1, 2, 5, 9):
+        for row in range(37 - count + 1):
+            assert torch.equal(weight.multiply(x[row : row + count])[0], together[row])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 13, 64, 400])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 48), (63, 130), (64, 2), (200, 600)])
+def test_int8_matmul(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    """Against float64 with what the int8 stand for: 600 inputs are several slices, 400 rows several runs."""
+    torch.manual_seed(rows * outputs)
+    x, weight = torch.randn(rows, inputs).to(dtype), quantize(torch.randn(outputs, inputs))
+    bias = torch.randn(outputs).to(dtype) if rows % 2 else None
+    expected = x.double() @ exactly(weight).T + (0 if bias is None else bias.double())
+    ours = packed_int8(weight, bias, dtype)
+    assert ours.multiply(x).dtype == dtype
+    close(ours.multiply(x), expected, dtype)
+    close(ours.multiply(x, torch.float32), expected, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("size", [1, 31, 32, 100])
+@pytest.mark.parametrize("rows", [3, 9])
+def test_gated_int8_matmul(size: int, rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(size)
+    x, weight = torch.randn(rows, 40).to(dtype), quantize(torch.randn(2 * size, 40))
+    bias = torch.randn(2 * size).to(dtype)
+    gate, up = (x.double() @ exactly(weight).T + bias.double()).chunk(2, dim=-1)
+    out = packed_int8(weight, bias, dtype, gated=True).multiply(x)
+    close(out, torch.nn.functional.silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, torch.float16])
+def test_each_row_is_rounded_to_the_steps_of_its_own_scale(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(70, 33) * torch.logspace(-3, 3, 70)[:, None]).to(dtype)
+    weight[5] = 0
+    values, scales = rounded = quantize(weight)
+    assert (values.dtype, scales.dtype) == (torch.int8, torch.float32)
+    largest = weight.float().abs().amax(1)
+    assert torch.equal(values.int().abs().amax(1), torch.where(largest > 0, 127, 0).int())
+    off = (exactly(rounded) - weight.double()).abs()
+    assert (off <= 0.5001 * scales.double()[:, None]).all()
+    torch.testing.assert_close(scales[largest > 0] * 127, largest[largest > 0])
+    assert not exactly(rounded)[5].any()
+
+
+def test_large_weights_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(50, 16)
+    whole = quantize(weight)
+    monkeypatch.setattr(int8, "_AT_ONCE", 100)
+    for ours, theirs in zip(quantize(weight), whole, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_int8_takes_half_of_the_memory(gated: bool) -> None:
+    weight = torch.randn(256, 512).bfloat16()
+    ours = packed_int8(quantize(weight), None, torch.bfloat16, gated=gated)
+    assert packed(weight, None, gated=gated).nbytes == 256 * 512 * 2
+    assert ours.nbytes == 256 * 512 + 256 * 4
 
 
 def test_matmul_refuses_what_it_would_misread() -> None:
@@ -110,6 +186,8 @@ def test_released_threads_end() -> None:
 def test_what_is_left_to_plain_torch() -> None:
     assert PackedWeight.of(torch.randn(8, 16).half()) is None
     assert PackedWeight.of(torch.randn(8, 15)) is None
+    assert PackedWeight.of(quantize(torch.randn(8, 16)), dtype=torch.float16) is None
+    assert PackedWeight.of(quantize(torch.randn(8, 15)), dtype=torch.float32) is None
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -198,10 +198,10 @@ def test_frequencies_at_real_sizes(parameters: dict[str, object]) -> None:
 def test_every_parameter_has_one_place_in_the_checkpoint(model_dir: ModelDir) -> None:
     for name in ("llama-biased-mqa", "qwen2", "qwen3-biased-window"):
         model = load_model(model_dir(name), load_format="dummy")
-        for place, _ in model.checkpoint_tensors().values():
-            place.fill_(0)
-        for place, _ in model.checkpoint_tensors().values():
-            place.add_(1)
+        for place in model.checkpoint_tensors().values():
+            place.tensor.fill_(0)
+        for place in model.checkpoint_tensors().values():
+            place.tensor.add_(1)
         for parameter, values in model.named_parameters():
             assert (values == 1).all(), f"{name}: {parameter}"
 

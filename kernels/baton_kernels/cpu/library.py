@@ -23,7 +23,8 @@ _SIGNATURES = {
     "baton_release_threads": (),
     "baton_advise": (_P, _L),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
-    "baton_linear": (_I, _I, _P, _P, _P, _P, _L, _L, _L, _I, _I),
+    "baton_pack_int8": (_I, _P, _L, _L, _I, _P, _I),
+    "baton_linear": (_I, _I, _P, _P, _P, _P, _P, _L, _L, _L, _I, _I),
     "baton_add_norm": (_I, _I, _P, _P, _P, _F, _L, _L, _P, _I),
     "baton_rotate_and_store": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _F, _P, _P, _L, _L, _I),
     "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _I),
@@ -38,6 +39,7 @@ class Native:
         self.release_threads = library.baton_release_threads
         self.advise = library.baton_advise
         self.pack = library.baton_pack
+        self.pack_int8 = library.baton_pack_int8
         self.linear = library.baton_linear
         self.add_norm = library.baton_add_norm
         self.rotate_and_store = library.baton_rotate_and_store

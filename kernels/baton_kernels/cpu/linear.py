@@ -6,49 +6,76 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
+from baton_kernels.int8 import Int8Weight
 
 PANEL = 64
 
 
 class PackedWeight:
-    """A weight [outputs, inputs] in panels of 64 outputs: of each panel, 32-bit words [inputs in words, 64].
+    """A weight [outputs, inputs] in panels of 64 outputs: of each panel, 32-bit words [inputs in words, 64],
+    or int8 in the order in which they become those words.
 
     ``gated``: the weight is two of [outputs / 2, inputs], and the product is silu of the first half's times
     the second half's.
     """
 
-    def __init__(self, kernels: Native, weight: Tensor, bias: Tensor | None, gated: bool) -> None:
+    def __init__(
+        self,
+        kernels: Native,
+        weight: Tensor | Int8Weight,
+        dtype: torch.dtype,
+        bias: Tensor | None,
+        gated: bool,
+    ) -> None:
         self._kernels = kernels
         self._gated = gated
-        rows, self._inputs = weight.shape
+        self._dtype = dtype
+        source = weight.values if isinstance(weight, Int8Weight) else weight
+        rows, self._inputs = source.shape
         self.outputs = rows // 2 if gated else rows
-        self._dtype = weight.dtype
         width = PANEL // 2 if gated else PANEL
         panels = -(-self.outputs // width)
-        words = self._inputs * weight.itemsize // 4
-        self._packed = torch.empty(panels * words * PANEL, dtype=torch.int32)
+        self._packed = torch.empty(panels * PANEL * self._inputs, dtype=source.dtype)
         kernels.advise(self._packed.data_ptr(), self._packed.nbytes)
-        source, kind = weight.contiguous(), KINDS[weight.dtype]
-        kernels.pack(
-            kind,
-            source.data_ptr(),
+        pack = kernels.pack_int8 if isinstance(weight, Int8Weight) else kernels.pack
+        pack(
+            KINDS[dtype],
+            source.contiguous().data_ptr(),
             rows,
             self._inputs,
             gated,
             self._packed.data_ptr(),
             torch.get_num_threads(),
         )
+        scales = weight.scales if isinstance(weight, Int8Weight) else None
+        self._scales = None if scales is None else _in_panels(scales, panels, gated)
         self._bias = None if bias is None else _in_panels(bias.float(), panels, gated)
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> PackedWeight | None:
-        """None if plain torch has to multiply it: on another device, of another type, without kernels."""
-        fits = weight.device.type == "cpu" and weight.dtype in KINDS and weight.shape[1] % 2 == 0
-        kernels = native() if fits else None
-        return None if kernels is None else cls(kernels, weight, bias, gated)
+    def of(
+        cls,
+        weight: Tensor | Int8Weight,
+        bias: Tensor | None = None,
+        *,
+        gated: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> PackedWeight | None:
+        """None if plain torch has to multiply it: on another device, of another type, without kernels.
+
+        ``dtype``: of what it is multiplied with; None: the weight's own, which int8 have none of."""
+        values = weight.values if isinstance(weight, Int8Weight) else weight
+        dtype = dtype or values.dtype
+        fits = values.shape[1] % 2 == 0
+        kernels = kernels_for(values.device, dtype) if fits else None
+        return None if kernels is None else cls(kernels, weight, dtype, bias, gated)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes of memory."""
+        return sum(t.nbytes for t in (self._packed, self._scales, self._bias) if t is not None)
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [T, inputs] of the weight's type -> [T, outputs], of ``out_dtype`` (None: of x's type)."""
+        """x [T, inputs] of the type it was packed for -> [T, outputs], of ``out_dtype`` (None: of x's)."""
         if x.dtype != self._dtype or x.dim() != 2 or x.shape[1] != self._inputs:
             raise ValueError(f"{tuple(x.shape)} {x.dtype}: rows of {self._inputs} {self._dtype} are allowed")
         x = x.contiguous()
@@ -58,6 +85,7 @@ class PackedWeight:
             KINDS[out.dtype],
             x.data_ptr(),
             self._packed.data_ptr(),
+            pointer(self._scales),
             pointer(self._bias),
             out.data_ptr(),
             x.shape[0],
@@ -69,10 +97,15 @@ class PackedWeight:
         return out
 
 
-def _in_panels(bias: Tensor, panels: int, gated: bool) -> Tensor:
-    """[panels * 64] float32 in the order of the panels' columns."""
+def kernels_for(device: torch.device, dtype: torch.dtype) -> Native | None:
+    """What multiplies activations of this type there. None: plain torch."""
+    return native() if device.type == "cpu" and dtype in KINDS else None
+
+
+def _in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:
+    """float32, one for each row of the weight -> [panels * 64] in the order of the panels' columns."""
     if not gated:
-        return torch.nn.functional.pad(bias, (0, panels * PANEL - len(bias)))
+        return torch.nn.functional.pad(of_rows, (0, panels * PANEL - len(of_rows)))
     half = PANEL // 2
-    halves = torch.nn.functional.pad(bias.view(2, -1), (0, panels * half - len(bias) // 2))
+    halves = torch.nn.functional.pad(of_rows.view(2, -1), (0, panels * half - len(of_rows) // 2))
     return halves.view(2, panels, half).transpose(0, 1).reshape(-1).contiguous()

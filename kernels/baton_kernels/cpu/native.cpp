@@ -32,11 +32,16 @@ constexpr int LANES = 16;
 constexpr int PANEL = 64;  // columns of a packed panel
 constexpr int VECS = PANEL / LANES;
 // Rows of a register tile, and the vectors of a panel it takes at once: 24 sums fit in 32 registers, 8 in 16.
+// WIDE_ROWS: most rows of one that takes half as many vectors.
 #if defined(__AVX512F__)
-constexpr int TILE_ROWS = 6, TILE_VECS = 4;
+constexpr int TILE_ROWS = 6, TILE_VECS = 4, WIDE_ROWS = 12;
 #else
-constexpr int TILE_ROWS = 4, TILE_VECS = 1;
+constexpr int TILE_ROWS = 4, TILE_VECS = 1, WIDE_ROWS = 4;
 #endif
+
+constexpr int BYTES_AHEAD = 3072;  // bytes of a panel, from what is multiplied to what is asked for
+// Most rows that share the words made of int8, and the steps of which they are kept: both stay in L2.
+constexpr int INT8_ROWS = 64 * TILE_ROWS, INT8_STEPS = 256;
 
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
@@ -144,68 +149,142 @@ inline float sum_of(vf v) {
 
 // ---- matmul ---------------------------------------------------------------------------------------------------
 
-// What a tile asks for while it computes: LINES cache lines a step, from here on.
-template <int LINES> struct Ahead {
-    const int32_t* from;
+// A panel as a tile reads it: vector j of step s, as words; and ``ahead`` of these it asks for memory to come.
+struct Words {
+    const int32_t* panel;
+    vi operator()(int64_t s, int j) const { return load(panel + s * PANEL + j * LANES); }
+    void ahead(int64_t s, int j) const { __builtin_prefetch(panel + s * PANEL + j * LANES + BYTES_AHEAD / 4); }
 };
 
-// acc[r] = row r of a (its words lie lda apart from the next row's) times TILE_VECS vectors of a panel.
-template <class T, int R, int LINES>
-inline void tile(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, Ahead<LINES> ahead,
-                 vf (&acc)[R][TILE_VECS]) {
-    for (int r = 0; r < R; ++r)
-        for (int j = 0; j < TILE_VECS; ++j) acc[r][j] = vf{};
-    for (int64_t s = 0; s < steps; ++s, b += PANEL) {
+// Int8 become words in registers. They lie in streams of one vector a step, whose lanes hold four bytes each: of
+// words of four columns of a panel with floats, of two with bfloat16.
+template <class T> struct Int8 {
+    // Of what their words are: each is taken where it is highest in a lane.
+    static constexpr float ONE = 1 << 24;
+
+    const int8_t* panel;
+    int64_t apart;  // from a stream to the next
+
+    // Where number n of the word of column c of step s is.
+    int64_t place(int64_t s, int c, int n) const {
+        const int byte = c / LANES * PER_WORD<T> + n;
+        return byte / 4 * apart + s * PANEL + c % LANES * 4 + byte % 4;
+    }
+    vf bytes(int64_t s, int byte) const {
+        vi lanes;
+        std::memcpy(&lanes, panel + byte / 4 * apart + s * PANEL, sizeof lanes);
+        return __builtin_convertvector((lanes << (24 - byte % 4 * 8)) & int32_t(0xff000000), vf);
+    }
+    vi operator()(int64_t s, int j) const {
+        if constexpr (PER_WORD<T> == 1) return (vi)bytes(s, j);
+        else return (vi)((vu)bytes(s, 2 * j) >> 16 | (vu)bytes(s, 2 * j + 1));  // exact: seven bits
+    }
+    void ahead(int64_t s, int j) const {
+        const int byte = j * PER_WORD<T>;
+        if (byte % 4 == 0) __builtin_prefetch(panel + byte / 4 * apart + s * PANEL + BYTES_AHEAD / 2);
+    }
+    Int8 from(int64_t step) const { return {panel + step * PANEL, apart}; }
+};
+
+// Int8 whose words are kept, as a slice of a panel, for the rows to come.
+template <class T> struct Kept : Int8<T> {
+    int32_t* slice;
+    vi operator()(int64_t s, int j) const {
+        const vi word = Int8<T>::operator()(s, j);
+        store(slice + s * PANEL + j * LANES, word);
+        return word;
+    }
+};
+
+// Such a slice: memory can bring the next one meanwhile.
+template <class T> struct Slice : Words {
+    Int8<T> next;
+    void ahead(int64_t s, int j) const { next.ahead(s, j); }
+};
+
+// Words that a cache holds since the first rows were multiplied: memory can bring others, ``lines`` of them each step.
+struct Cached : Words {
+    const int32_t* others;
+    int lines;
+    void ahead(int64_t s, int j) const {
+        if (j < lines) __builtin_prefetch(others + (s * lines + j) * LANES);
+    }
+};
+
+// acc[r] += row r of a (its words lie lda apart from the next row's) times V vectors of a panel from the first.
+template <class T, int R, int V, class B>
+inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&acc)[R][V]) {
+    for (int64_t s = 0; s < steps; ++s) {
+        vi column[V];
 #pragma GCC unroll 4
-        for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead.from + (s * LINES + i) * LANES);
-        vi column[TILE_VECS];
-#pragma GCC unroll 4
-        for (int j = 0; j < TILE_VECS; ++j) column[j] = load(b + j * LANES);
-#pragma GCC unroll 6
+        for (int j = 0; j < V; ++j) {
+            b.ahead(s, first + j);
+            column[j] = b(s, first + j);
+        }
+#pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
             vi row = splat(a[r * lda + s]);
 #pragma GCC unroll 4
-            for (int j = 0; j < TILE_VECS; ++j) acc[r][j] = step<T>(acc[r][j], column[j], row);
+            for (int j = 0; j < V; ++j) acc[r][j] = step<T>(acc[r][j], column[j], row);
         }
     }
 }
 
-// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart.
-template <class T, int R, int LINES>
-inline void tile_to(const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, Ahead<LINES> ahead, float* sums,
-                    int64_t stride) {
-    for (int j = 0; j < VECS; j += TILE_VECS) {
-        vf acc[R][TILE_VECS];
-        tile<T, R>(a, lda, b + j * LANES, steps, ahead, acc);
+// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart. ``more``: added to what is
+// there.
+template <class T, int R, int V = TILE_VECS, class B>
+inline void tile_to(const int32_t* a, int64_t lda, B b, int64_t steps, float* sums, int64_t stride, bool more) {
+    for (int j = 0; j < VECS; j += V) {
+        vf acc[R][V];
         for (int r = 0; r < R; ++r)
-            for (int i = 0; i < TILE_VECS; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
+            for (int i = 0; i < V; ++i) acc[r][i] = more ? load(sums + r * stride + (j + i) * LANES) : vf{};
+        tile<T, R, V>(a, lda, b, j, steps, acc);
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < V; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
     }
 }
 
-template <class T, int LINES = 0>
-inline void rows_to(int rows, const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums,
-                    int64_t stride, Ahead<LINES> ahead = {}) {
+template <class T, class B>
+inline void rows_by(int rows, const int32_t* a, int64_t lda, B b, int64_t steps, float* sums, int64_t stride,
+                    bool more = false) {
     switch (rows) {
-        case 1: return tile_to<T, 1>(a, lda, b, steps, ahead, sums, stride);
-        case 2: return tile_to<T, 2>(a, lda, b, steps, ahead, sums, stride);
-        case 3: return tile_to<T, 3>(a, lda, b, steps, ahead, sums, stride);
-        case 4: return tile_to<T, 4>(a, lda, b, steps, ahead, sums, stride);
+        case 1: return tile_to<T, 1>(a, lda, b, steps, sums, stride, more);
+        case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride, more);
+        case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride, more);
+        case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride, more);
 #if defined(__AVX512F__)
-        case 5: return tile_to<T, 5>(a, lda, b, steps, ahead, sums, stride);
-        default: return tile_to<T, 6>(a, lda, b, steps, ahead, sums, stride);
+        case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride, more);
+        case 6: return tile_to<T, 6>(a, lda, b, steps, sums, stride, more);
 #endif
     }
+#if defined(__AVX512F__)
+    // Half of a panel at a time, for int8: no word is made twice, and a half is one stream of memory.
+    if constexpr (std::is_same_v<B, Int8<T>>) switch (rows) {
+        case 7: return tile_to<T, 7, 2>(a, lda, b, steps, sums, stride, more);
+        case 8: return tile_to<T, 8, 2>(a, lda, b, steps, sums, stride, more);
+        case 9: return tile_to<T, 9, 2>(a, lda, b, steps, sums, stride, more);
+        case 10: return tile_to<T, 10, 2>(a, lda, b, steps, sums, stride, more);
+        case 11: return tile_to<T, 11, 2>(a, lda, b, steps, sums, stride, more);
+        case 12: return tile_to<T, 12, 2>(a, lda, b, steps, sums, stride, more);
+    }
+#endif
+}
+template <class T>
+inline void rows_to(int rows, const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums,
+                    int64_t stride) {
+    rows_by<T>(rows, a, lda, Words{b}, steps, sums, stride);
 }
 
-// Rows in tiles of nearly equal height: f(first, count).
-template <class F> inline void in_tiles(int64_t rows, F f) {
-    int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+// Rows in tiles of nearly equal height, the highest allowed: f(first, count).
+template <class F> inline void in_tiles(int64_t rows, int64_t highest, F f) {
+    int64_t tiles = (rows + highest - 1) / highest;
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
         int64_t count = (rows - first + (tiles - t) - 1) / (tiles - t);
         f(first, count);
         first += count;
     }
 }
+template <class F> inline void in_tiles(int64_t rows, F f) { in_tiles(rows, TILE_ROWS, f); }
 
 template <class Out> inline void put_vec(Out* out, int64_t at, int64_t limit, const float* values);
 template <> inline void put_vec<float>(float* out, int64_t at, int64_t limit, const float* values) {
@@ -217,10 +296,58 @@ template <> inline void put_vec<bf16>(bf16* out, int64_t at, int64_t limit, cons
     else for (int64_t i = at; i < limit; ++i) put(out + i, values[i - at]);
 }
 
+// Rows of a times one panel: done(row, its 64 sums) for each. The panel ``next`` is asked for meanwhile, but for the
+// first rows, which need all that memory gives.
+template <class T, class F>
+inline void times_words(const int32_t* a, int64_t rows, const int32_t* panel, const int32_t* next, int64_t steps, F done) {
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int lines = tiles < 3 ? 4 : tiles < 5 ? 2 : 1;  // so that all of it is asked for before the last row
+    const int32_t* const end = next + steps * PANEL;
+    in_tiles(rows, [&](int64_t first, int64_t count) {
+        alignas(64) float sums[TILE_ROWS * PANEL];
+        const int32_t* x = a + first * steps;
+        if (first == 0) rows_by<T>(int(count), x, steps, Words{panel}, steps, sums, PANEL);
+        else {
+            const Cached b{{panel}, next, next < end ? lines : 0};
+            rows_by<T>(int(count), x, steps, b, steps, sums, PANEL);
+            next += steps * lines * LANES;
+        }
+        for (int64_t r = 0; r < count; ++r) done(first + r, sums + r * PANEL);
+    });
+}
+
+// The same of int8, in tiles of at most ``highest`` rows.
+template <class T, class F>
+inline void times_int8(const int32_t* a, int64_t rows, int64_t highest, Int8<T> b, int64_t steps, F done) {
+    in_tiles(rows, highest, [&](int64_t first, int64_t count) {
+        alignas(64) float sums[WIDE_ROWS * PANEL];
+        rows_by<T>(int(count), a + first * steps, steps, b, steps, sums, PANEL);
+        for (int64_t r = 0; r < count; ++r) done(first + r, sums + r * PANEL);
+    });
+}
+
+// The same of more rows, at most INT8_ROWS: slice by slice of the panel, the first rows make the words for
+// all. The sums run in the same order.
+template <class T, class F>
+inline void times_slices(const int32_t* a, int64_t rows, Int8<T> b, int64_t steps, F done) {
+    alignas(64) float sums[INT8_ROWS * PANEL];
+    alignas(64) int32_t slice[INT8_STEPS * PANEL];
+    for (int64_t from = 0; from < steps; from += INT8_STEPS) {
+        const int64_t count = std::min<int64_t>(INT8_STEPS, steps - from);
+        const Int8<T> narrow = b.from(from), next = b.from(from + count);
+        in_tiles(rows, [&](int64_t first, int64_t n) {
+            const int32_t* x = a + first * steps + from;
+            float* to = sums + first * PANEL;
+            if (first == 0) rows_by<T>(int(n), x, steps, Kept<T>{{narrow}, slice}, count, to, PANEL, from > 0);
+            else rows_by<T>(int(n), x, steps, Slice<T>{{slice}, next}, count, to, PANEL, from > 0);
+        });
+    }
+    for (int64_t r = 0; r < rows; ++r) done(r, sums + r * PANEL);
+}
+
 struct Linear {
-    const void* x;
-    const int32_t* packed;
-    const float* bias;
+    const void *x, *packed;
+    const float *scales, *bias;  // of the panels' columns; none: null. Scales are those of int8
     void* out;
     int64_t rows, inputs, outputs;
     int gated;
@@ -232,64 +359,71 @@ template <class T, class Out> void linear(const Linear& l, int threads) {
     const int32_t* a = words(static_cast<const T*>(l.x));
     Out* out = static_cast<Out*>(l.out);
     // A prompt's rows are taken in runs, so that there are tasks for many threads.
-    const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? l.rows : 16 * TILE_ROWS;
+    const int64_t whole = l.scales ? std::min<int64_t>(l.rows, INT8_ROWS) : l.rows;
+    const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? whole : 16 * TILE_ROWS;
     const int64_t runs = l.rows ? (l.rows + run - 1) / run : 0;
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int64_t task = 0; task < panels * runs; ++task) {
-        const int64_t panel = task / runs, start = task % runs * run;
+        const int64_t panel = task / runs, start = task % runs * run, rows = std::min(run, l.rows - start);
         const int64_t column = panel * width, limit = std::min(l.outputs, column + width);
-        const int32_t *b = l.packed + panel * steps * PANEL, *next = b + threads * steps * PANEL;
-        // The first tile reads the panel from memory, the others from a cache, and would leave memory idle: they ask
-        // for the panel that this thread will probably have next, some lines in each step, until all is asked for.
-        const int32_t* const end = next + steps * PANEL;
-        const int64_t tiles = (std::min(run, l.rows - start) + TILE_ROWS - 1) / TILE_ROWS;
-        const int64_t lines = tiles == 1 ? 0 : tiles == 2 ? 4 : tiles < 5 ? 2 : 1;
-        in_tiles(std::min(run, l.rows - start), [&](int64_t first, int64_t count) {
-            alignas(64) float sums[TILE_ROWS * PANEL];
-            const int32_t* rows = a + (start + first) * steps;
-            if (first == 0)
-                rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<4>{b + 12 * PANEL});
-            else if (next >= end)
-                rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL);
-            else {
-                if (lines == 4) rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<4>{next});
-                else if (lines == 2) rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<2>{next});
-                else rows_to<T>(int(count), rows, steps, b, steps, sums, PANEL, Ahead<1>{next});
-                next += steps * lines * LANES;
-            }
-            for (int64_t r = 0; r < count; ++r) {
-                float* row = sums + r * PANEL;
-                if (l.bias)
-                    for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
-                if (l.gated)
-                    for (int j = 0; j < PANEL / 2; j += LANES)
-                        store(row + j, silu(load(row + j)) * load(row + PANEL / 2 + j));
-                Out* to = out + (start + first + r) * l.outputs;
-                for (int64_t j = 0; j < width && column + j < limit; j += LANES)
-                    put_vec<Out>(to, column + j, limit, row + j);
-            }
-        });
+        const auto done = [&](int64_t r, float* row) {
+            if (l.scales)
+                for (int j = 0; j < PANEL; ++j) row[j] *= l.scales[panel * PANEL + j] / Int8<T>::ONE;
+            if (l.bias)
+                for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
+            if (l.gated)
+                for (int j = 0; j < PANEL / 2; j += LANES)
+                    store(row + j, silu(load(row + j)) * load(row + PANEL / 2 + j));
+            Out* to = out + (start + r) * l.outputs;
+            for (int64_t j = 0; j < width && column + j < limit; j += LANES)
+                put_vec<Out>(to, column + j, limit, row + j);
+        };
+        const int32_t* x = a + start * steps;
+        const int32_t* b = static_cast<const int32_t*>(l.packed) + panel * steps * PANEL;
+        const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * l.inputs * PANEL, steps * PANEL};
+        // This thread will probably have the panel next that lies as far on as there are threads.
+        if (!l.scales) times_words<T>(x, rows, b, b + threads * steps * PANEL, steps, done);
+        else if (rows <= WIDE_ROWS) times_int8<T>(x, rows, WIDE_ROWS, narrow, steps, done);
+        else times_slices<T>(x, rows, narrow, steps, done);
     }
 }
 
-// weight [outputs, inputs] -> panels of words [steps, 64]; with ``gated`` a panel has 32 rows of each half.
+// The weight's row that is column c of a panel, or -1: with ``gated`` a panel has 32 rows of each half.
+inline int64_t row_of(int64_t panel, int c, int64_t outputs, int gated) {
+    const int64_t half = outputs / 2, of_half = panel * 32 + c % 32;
+    if (gated) return of_half < half ? of_half + (c < 32 ? 0 : half) : -1;
+    return panel * PANEL + c < outputs ? panel * PANEL + c : -1;
+}
+inline int64_t panels_of(int64_t outputs, int gated) {
+    return gated ? (outputs / 2 + 31) / 32 : (outputs + PANEL - 1) / PANEL;
+}
+
+// weight [outputs, inputs] -> panels of words [steps, 64].
 template <class T>
 void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* packed, int threads) {
-    const int64_t steps = inputs / PER_WORD<T>;
-    const int64_t half = outputs / 2, panels = gated ? (half + 31) / 32 : (outputs + PANEL - 1) / PANEL;
+    const int64_t steps = inputs / PER_WORD<T>, panels = panels_of(outputs, gated);
     const int32_t* rows = words(weight);
 #pragma omp parallel for num_threads(threads)
     for (int64_t panel = 0; panel < panels; ++panel)
         for (int c = 0; c < PANEL; ++c) {
-            int64_t row = panel * PANEL + c;
-            bool there = row < outputs;
-            if (gated) {
-                int64_t of_half = panel * 32 + c % 32;
-                there = of_half < half;
-                row = of_half + (c < 32 ? 0 : half);
-            }
+            const int64_t row = row_of(panel, c, outputs, gated);
             int32_t* to = packed + panel * steps * PANEL + c;
-            for (int64_t s = 0; s < steps; ++s) to[s * PANEL] = there ? rows[row * steps + s] : 0;
+            for (int64_t s = 0; s < steps; ++s) to[s * PANEL] = row < 0 ? 0 : rows[row * steps + s];
+        }
+}
+
+// The same of int8, for x of T.
+template <class T>
+void pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed, int threads) {
+    const int64_t panels = panels_of(outputs, gated);
+#pragma omp parallel for num_threads(threads)
+    for (int64_t panel = 0; panel < panels; ++panel)
+        for (int c = 0; c < PANEL; ++c) {
+            const int64_t row = row_of(panel, c, outputs, gated);
+            int8_t* to = packed + panel * inputs * PANEL;
+            const Int8<T> layout{to, inputs / PER_WORD<T> * PANEL};
+            for (int64_t i = 0; i < inputs; ++i)
+                to[layout.place(i / PER_WORD<T>, c, i % PER_WORD<T>)] = row < 0 ? 0 : weight[row * inputs + i];
         }
 }
 
@@ -890,9 +1024,17 @@ void baton_pack(int kind, const void* weight, int64_t outputs, int64_t inputs, i
     else pack(static_cast<const float*>(weight), outputs, inputs, gated, packed, threads);
 }
 
-void baton_linear(int kind, int out_kind, const void* x, const int32_t* packed, const float* bias, void* out,
-                  int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
-    const Linear l{x, packed, bias, out, rows, inputs, outputs, gated};
+// ``kind``: of what the weight will be multiplied with.
+void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed,
+                     int threads) {
+    if (kind) pack_int8<bf16>(weight, outputs, inputs, gated, packed, threads);
+    else pack_int8<float>(weight, outputs, inputs, gated, packed, threads);
+}
+
+// ``scales``: of an int8 weight; null for another.
+void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
+                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
+    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated};
     if (!kind) linear<float, float>(l, threads);
     else if (out_kind) linear<bf16, bf16>(l, threads);
     else linear<bf16, float>(l, threads);

@@ -71,6 +71,7 @@ def _llm(config: WorkerConfig) -> LLM:
         return LLM(
             config.model,
             dtype=config.dtype,
+            quantization=config.quantization,
             device=config.device,
             load_format=config.load_format,
             block_size=config.block_size,

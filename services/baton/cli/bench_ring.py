@@ -85,9 +85,9 @@ class LocalRings:
     def command(self, candidate: Candidate) -> str:
         """The ``baton up`` that starts this ring."""
         default = WorkerConfig(role="both")
-        names = ("model", "dtype", "load_format", "max_model_len", "block_size", "num_blocks", "connector")
+        names = ("model", "dtype", "quantization", "load_format", "max_model_len", "block_size", "num_blocks")
         parts = ["baton", "up"]
-        for name in (*names, "kv_cache_memory"):
+        for name in (*names, "connector", "kv_cache_memory"):
             value = getattr(self.worker, name)
             if value != getattr(default, name):
                 parts += [flag(name), str(value)]

@@ -53,7 +53,11 @@ def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
         return pb.LinkRefuse(field="decode_incarnation", reason="decode has been restarted since")
     differs = first_mismatch(ours.compatibility, opened.compatibility)
     if differs is not None:
-        mine, theirs = (getattr(c, differs) for c in (ours.compatibility, opened.compatibility))
+        # An empty text is what a worker of a release without the field says.
+        mine, theirs = (
+            "none" if (value := getattr(c, differs)) == "" else value
+            for c in (ours.compatibility, opened.compatibility)
+        )
         return pb.LinkRefuse(field=differs, reason=f"{differs} differs: prefill {theirs}, decode {mine}")
     smaller, larger = sorted((ours.compatibility.block_size, opened.compatibility.block_size))
     if smaller < 1 or larger % smaller:

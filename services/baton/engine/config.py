@@ -10,6 +10,7 @@ from typing import get_args
 from baton.engine.scheduler import SchedulerLimits
 from baton.models.config import DTYPES
 from baton.models.loader import LoadFormat
+from baton.models.quantization import QUANTIZATIONS, Quantization
 from baton.speculation.config import Method, SpeculationConfig
 
 _POSITIVE = (
@@ -34,6 +35,8 @@ class EngineConfig:
     """A directory with config.json and safetensors."""
     dtype: str = "auto"
     """Of weights and KV: float32, bfloat16, float16; auto: the type the weights were saved in."""
+    quantization: Quantization = "none"
+    """int8: the weights of matmuls in half the memory; on a CPU with its kernels."""
     device: str = "cpu"
     load_format: LoadFormat = "auto"
     """dummy: random weights from ``load_seed``."""
@@ -81,7 +84,11 @@ class EngineConfig:
             value = settings[name]
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} is {value!r}; allowed: a whole number of at least 1")
-        for name, allowed in (("dtype", ("auto", *DTYPES)), ("load_format", get_args(LoadFormat))):
+        for name, allowed in (
+            ("dtype", ("auto", *DTYPES)),
+            ("quantization", QUANTIZATIONS),
+            ("load_format", get_args(LoadFormat)),
+        ):
             if settings[name] not in allowed:
                 raise ValueError(f"{name} is {settings[name]!r}; allowed: {', '.join(allowed)}")
         _ = self.speculation

@@ -23,6 +23,7 @@ from baton.engine.sequence import Sequence as EngineSequence
 from baton.grammar.errors import GrammarError
 from baton.logprobs import Logprobs
 from baton.models.loader import LoadFormat
+from baton.models.quantization import Quantization
 from baton.options import served_name
 from baton.request.errors import RequestError, invalid, shown
 from baton.request.limits import MAX_ANSWERS, ModelInfo, SamplingLimits
@@ -56,6 +57,7 @@ class EngineOptions(TypedDict, total=False):
     device and dtype are chosen as ``baton up`` does."""
 
     dtype: str
+    quantization: Quantization
     device: str
     load_format: LoadFormat
     load_seed: int

@@ -16,6 +16,7 @@ from baton.engine.config import EngineConfig
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.loader import LoadFormat, Progress, kv_block_bytes, load_model, new_kv_pool
+from baton.models.quantization import Quantization
 from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
 from baton.parallel.messages import Connect, Start
 from baton.parallel.ranks import Ranks
@@ -60,6 +61,7 @@ def part_of(config: EngineConfig, rank: int) -> Start:
         pipeline_parallel_size=config.pipeline_parallel_size,
         model=str(config.model),
         dtype=config.dtype,
+        quantization=config.quantization,
         device=config.device,
         load_format=config.load_format,
         load_seed=config.load_seed,
@@ -96,6 +98,7 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
         progress,
         Parallel(shard, collectives),
         clock,
+        cast(Quantization, part.quantization),
     )
     return LoadedRank(model, device, part.block_size)
 

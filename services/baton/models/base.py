@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
+from baton.models.quantization import Quantization
 from baton.parallel.collectives import Parallel
 from baton_kernels.paged import PagedBatch
 
@@ -19,6 +20,8 @@ class Place(NamedTuple):
     tensor: Tensor
     source: tuple[slice, ...]
     """Of each dimension of the checkpoint's tensor; slice(None): all of it."""
+    scales: Tensor | None = None
+    """Of the rows of ``tensor``, if that is int8."""
 
 
 class CausalLM(nn.Module):
@@ -33,6 +36,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.config = config
         self.dtype = dtype
+        self.quantization: Quantization = "none"
         self.shard = parallel.shard
         self.collectives = parallel.collectives
 
@@ -52,6 +56,11 @@ class CausalLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size], the rows that need a next token -> [R, vocab_size] float32; on
         other ranks than the leader something that is worth nothing."""
+
+    @abstractmethod
+    def quantize(self) -> None:
+        """Have the weights of matmuls kept as int8, before they are filled; embeddings and norms stay.
+        ModelError if that cannot be."""
 
     @abstractmethod
     def pack(self) -> None:

@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from baton.errors import ModelError
 from baton.models.config import ModelConfig
 from baton.parallel.collectives import Collectives, Parallel
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.int8 import Int8Weight
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.rows import add_rms_norm, silu_mul
 
@@ -111,14 +113,29 @@ class Linear(nn.Module):
         self.bias = _empty(len(rows), dtype=dtype) if bias else None
         self.source = (_slice(rows), _slice(columns))
         """The part of the checkpoint's tensor that fills the weight; the bias has its rows."""
+        self.scales: Tensor | None = None
+        """Of the weight's rows, once it is int8."""
+        self.dtype = dtype
         self.packed: PackedWeight | None = None
+
+    def quantize(self) -> None:
+        """Have the weight as int8, with a scale for each row, before it is filled. ModelError if there is no
+        kernel for its size."""
+        outputs, inputs = self.weight.shape
+        if inputs % 2:
+            raise ModelError(
+                f"quantization is int8; allowed for a projection of {inputs} inputs, an odd number: none"
+            )
+        self.weight = _empty(outputs, inputs, dtype=torch.int8)
+        self.scales = torch.empty(outputs, dtype=torch.float32)
 
     def pack(self) -> None:
         """Lay the weight out as the kernels of a CPU read it, and give the plain one up. Nothing happens
         elsewhere."""
-        self.packed = PackedWeight.of(self.weight, self.bias, gated=self.gated)
+        weight = self.weight if self.scales is None else Int8Weight(self.weight, self.scales)
+        self.packed = PackedWeight.of(weight, self.bias, gated=self.gated, dtype=self.dtype)
         if self.packed is not None:
-            self.weight = _empty(0, dtype=self.weight.dtype)
+            self.weight, self.scales = _empty(0, dtype=self.dtype), None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is not None:

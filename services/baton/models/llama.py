@@ -15,6 +15,7 @@ from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.int8 import quantize
 from baton_kernels.paged import PagedBatch
 
 
@@ -122,6 +123,12 @@ class LlamaForCausalLM(CausalLM):
         assert head is not None
         return self.collectives.collect(F.linear(hidden, head.weight)).float()
 
+    def quantize(self) -> None:
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.quantize()
+        self.quantization = "int8"
+
     def pack(self) -> None:
         for module in self.modules():
             if isinstance(module, Linear):
@@ -130,7 +137,9 @@ class LlamaForCausalLM(CausalLM):
         if self.lm_head is not None:
             self._packed_head = self.lm_head.packed
         elif self.shard.is_last_stage and self.embed_tokens is not None:
-            self._packed_head = PackedWeight.of(self.embed_tokens.weight)
+            tied: Tensor = self.embed_tokens.weight
+            head = tied if self.quantization == "none" else quantize(tied)
+            self._packed_head = PackedWeight.of(head, dtype=self.dtype)
 
     def checkpoint_tensors(self) -> dict[str, Place]:
         places: dict[str, Place] = {}
@@ -148,5 +157,8 @@ class LlamaForCausalLM(CausalLM):
                 }
             for kind, parameter in module.named_parameters(recurse=False):
                 for part, (rows, of_part) in parts.items():
-                    places[f"{part}.{kind}"] = Place(parameter[rows], of_part[: parameter.dim()])
+                    scales = module.scales if isinstance(module, Linear) and kind == "weight" else None
+                    places[f"{part}.{kind}"] = Place(
+                        parameter[rows], of_part[: parameter.dim()], None if scales is None else scales[rows]
+                    )
         return places

@@ -15,11 +15,14 @@ from torch import Tensor, nn
 from baton.errors import ModelError
 from baton.models.base import CausalLM, Place
 from baton.models.config import DTYPES, ModelConfig
+from baton.models.quantization import Quantization
 from baton.models.registry import MODEL_CLASSES
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
 from baton.telemetry.startup import StartClock
 from baton_kernels.attention import new_pool
+from baton_kernels.cpu.linear import kernels_for
+from baton_kernels.int8 import quantize
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]
@@ -39,13 +42,15 @@ def load_model(
     progress: Progress | None = None,
     parallel: Parallel | None = None,
     clock: StartClock | None = None,
+    quantization: Quantization = "none",
 ) -> CausalLM:
     """The model in the directory ``path``, ready to run on ``device``; the part that ``parallel`` says, or
     all of it.
 
     ``dtype``: "auto" (as saved), "float32", "bfloat16" or "float16". ``load_format`` "dummy" reads only the
     config and draws the weights from ``seed``: the same ones wherever the kind of device and the dtype are,
-    however the model is split.
+    however the model is split. ``quantization`` int8 rounds the weights of matmuls as they come, each row
+    with the scale of the whole row, so they too are the same however the model is split.
 
     Raises ModelError for anything about the directory that keeps the model from being served.
     """
@@ -54,11 +59,15 @@ def load_model(
         config = ModelConfig.from_dir(path)
     if load_format not in get_args(LoadFormat):
         raise ModelError(f"load format is {load_format!r}; allowed: {', '.join(get_args(LoadFormat))}")
+    if quantization == "int8":
+        _check_int8(torch.device(device), torch_dtype(dtype, config))
     weights = weight_files(path) if load_format == "auto" else []
     family, alone = MODEL_CLASSES[config.architecture], Parallel.alone(config)
     with clock.phase("weights"):
         with torch.device(device):
             model = family(config, torch_dtype(dtype, config), parallel or alone)
+            if quantization == "int8":
+                model.quantize()
         whole = model
         if model.shard.world > 1:
             # Not otherwise: torch's first tensor without memory imports sympy, which takes as long as torch.
@@ -80,6 +89,19 @@ def load_model(
     with clock.phase("pack"):
         model.pack()
     return model.eval()
+
+
+def _check_int8(device: torch.device, dtype: torch.dtype) -> None:
+    """ModelError if nothing could multiply int8 weights."""
+    if kernels_for(device, dtype) is not None:
+        return
+    if device.type != "cpu":
+        where = f"on {device.type}"
+    elif kernels_for(device, torch.float32) is None:
+        where = "without the CPU's kernels (BATON_CPU_KERNELS=native says why there are none)"
+    else:
+        where = f"with dtype {str(dtype).removeprefix('torch.')}"
+    raise ModelError(f"quantization (--quantization) is int8; allowed {where}: none")
 
 
 def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
@@ -202,7 +224,19 @@ def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size
     if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         found_type = str(tensor.dtype).removeprefix("torch.")
         raise ModelError(f"{file}: tensor {name} is {found_type}; allowed: {', '.join(DTYPES)}")
-    place.tensor.copy_(tensor[place.source])
+    _put(tensor, place)
+
+
+def _put(tensor: Tensor, place: Place) -> None:
+    """Copy what the place wants of a tensor of the checkpoint."""
+    if place.scales is None:
+        place.tensor.copy_(tensor[place.source])
+        return
+    # The whole of these rows, of which the place may hold some columns: their scales are those of one rank.
+    rows, columns = place.source
+    values, scales = quantize(tensor[rows])
+    place.tensor.copy_(values[:, columns])
+    place.scales.copy_(scales)
 
 
 def _harmless(name: str, config: ModelConfig) -> bool:
@@ -219,14 +253,16 @@ def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) 
         matrix_seed = next(seeds) if len(shape) > 1 else 0
         if name not in places:
             continue
-        place, source = places[name]
+        place = places[name]
+        tensor = place.tensor
         if name.endswith(".bias"):
-            place.zero_()
-        elif place.dim() == 1:
-            place.fill_(1)
+            tensor.zero_()
+        elif tensor.dim() == 1:
+            tensor.fill_(1)
         else:
-            generator = torch.Generator(place.device).manual_seed(matrix_seed)
-            drawn = place if place.shape == shape else place.new_empty(shape)
+            generator = torch.Generator(tensor.device).manual_seed(matrix_seed)
+            in_place = tensor.shape == shape and place.scales is None
+            drawn = tensor if in_place else tensor.new_empty(shape, dtype=model.dtype)
             drawn.normal_(std=shape[1] ** -0.5, generator=generator)
-            if drawn is not place:
-                place.copy_(drawn[source])
+            if not in_place:
+                _put(drawn, place)

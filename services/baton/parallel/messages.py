@@ -15,6 +15,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     pipeline_parallel_size: int
     model: str
     dtype: str
+    quantization: str
     device: str
     load_format: str
     load_seed: int

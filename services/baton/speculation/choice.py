@@ -62,7 +62,7 @@ def _draft(config: SpeculationConfig, target: Target) -> DraftPlan:
     path = _weights_of(config, target)
     _check_tokens(path, target.path)
     dtype = str(target.model.dtype).removeprefix("torch.")
-    model = load_model(path, dtype, target.device, target.load_format)
+    model = load_model(path, dtype, target.device, target.load_format, quantization=target.model.quantization)
     return DraftPlan(
         kv_block_bytes(model.config, target.block_size, model.dtype),
         lambda num_blocks: DraftModelDrafter(

@@ -38,6 +38,7 @@ class Compatibility(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _builtins.int
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     model: _builtins.str
     revision: _builtins.str
@@ -49,6 +50,8 @@ class Compatibility(_message.Message):
     head_dim: _builtins.int
     block_size: _builtins.int
     """may differ, if one divides the other"""
+    quantization: _builtins.str
+    """of the weights that KV is computed with; empty: none"""
     def __init__(
         self,
         *,
@@ -61,10 +64,11 @@ class Compatibility(_message.Message):
         num_layers: _builtins.int = ...,
         head_dim: _builtins.int = ...,
         block_size: _builtins.int = ...,
+        quantization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "head_dim", b"head_dim", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "protocol", b"protocol", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "head_dim", b"head_dim", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "protocol", b"protocol", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

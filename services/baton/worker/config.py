@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton import options
+from baton.models.quantization import QUANTIZATIONS, Quantization
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 from baton.speculation.config import METHODS, MOST_NGRAM, MOST_TOKENS, WITH_MODEL, Method
 
@@ -36,6 +37,7 @@ class WorkerConfig:
     model: str = "demo"
     served_model_name: str | None = None
     dtype: str = "auto"
+    quantization: Quantization = "none"
     device: str = "auto"
     load_format: LoadFormat = "auto"
     host: str = "127.0.0.1"
@@ -76,6 +78,7 @@ class WorkerConfig:
             raise ConfigError("model", "must not be empty")
         check_choice("role", self.role, ROLES)
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("quantization", self.quantization, QUANTIZATIONS)
         check_choice("load_format", self.load_format, LOAD_FORMATS)
         check_choice("connector", self.connector, CONNECTORS)
         check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)

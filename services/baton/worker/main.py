@@ -99,6 +99,7 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
     return EngineConfig(
         model=path,
         dtype=choose_dtype(config.dtype, device),
+        quantization=config.quantization,
         device=device,
         load_format=config.load_format,
         block_size=config.block_size,
@@ -314,4 +315,5 @@ class Worker:
             num_layers=len(whole.layers),
             head_dim=head_dim,
             block_size=block_size,
+            quantization="" if self._config.quantization == "none" else self._config.quantization,
         )
