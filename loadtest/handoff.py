@@ -34,8 +34,9 @@ from rich.table import Table
 from baton.models.config import ModelConfig
 from baton.models.registry import MODEL_CLASSES
 from baton.parallel.collectives import Parallel
+from loadtest import cores
 from tests.support.clients import RingClient
-from tests.support.ring import Ring, Service, running_ring
+from tests.support.ring import Ring, running_ring
 from tests.support.tiny_models import save_shape
 
 VOCAB = 4096
@@ -109,12 +110,6 @@ def num_parameters(path: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def pin(service: Service, cores: set[int]) -> None:
-    """Keep a running process, all of its threads, on these cores; threads yet to come inherit it."""
-    for thread in Path(f"/proc/{service.process.pid}/task").iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
-
-
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes started within."""
@@ -133,10 +128,10 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 @contextmanager
 def rings(tmp: Path, model: Path, connector: str, threads: int, longest: int) -> Iterator[tuple[Ring, Ring]]:
     """1P1D over ``connector``, and one worker of role ``both``, with the cores shared out."""
-    cores = sorted(os.sched_getaffinity(0))
-    computing, others = set(cores[:threads]), set(cores[threads:])
+    all_cores = cores.available()
+    computing, others = all_cores[:threads], all_cores[threads:]
     if not others:
-        raise SystemExit(f"--threads: {threads} leaves none of the {len(cores)} cores to decode")
+        raise SystemExit(f"--threads: {threads} leaves none of the {len(all_cores)} cores to decode")
     flag, variables = CONNECTORS[connector]
     # Little more than one prompt: each takes the memory of the one before, so that none is new to the system.
     num_blocks = longest // BLOCK_SIZE + 64
@@ -148,9 +143,9 @@ def rings(tmp: Path, model: Path, connector: str, threads: int, longest: int) ->
         running_ring(tmp / "one", model=str(model), prefill=0, decode=0, both=1, options=options) as one,
     ):
         for service in (*split.of_role("decode"), split.router, one.router):
-            pin(service, others)
+            cores.pin(service.process.pid, others)
         for service in (*split.of_role("prefill"), *one.of_role("both")):
-            pin(service, computing)
+            cores.pin(service.process.pid, computing)
         yield split, one
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from baton.router.api import ApiSettings, create_app
 from baton.router.types import Ring
@@ -29,7 +29,7 @@ async def serving(
 
 
 @asynccontextmanager
-async def serving_app(app: FastAPI) -> AsyncIterator[str]:
+async def serving_app(app: Starlette) -> AsyncIterator[str]:
     """Likewise, for an application that is there already."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)

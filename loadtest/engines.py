@@ -1,0 +1,158 @@
+"""Engines to compare, as contexts that yield the address of an OpenAI-compatible server: Baton and vLLM's CPU
+build (``scripts/peers`` installs it), each as one server and as one prefill and one decode."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest import cores
+from tests.support.ring import running_ring
+
+START_S = 600.0
+STOP_S = 30.0
+KV_GIB = "2"
+"""Each server's."""
+HOST = "127.0.0.1"
+NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+
+
+@contextmanager
+def baton_both(tmp: Path, model: Path) -> Iterator[str]:
+    """One worker that does both, with every core."""
+    options = ("--threads", str(len(cores.available())), "--kv-cache-memory", f"{KV_GIB}GiB")
+    with running_ring(
+        tmp, model=str(model), prefill=0, decode=0, both=1, dtype="bfloat16", options=options
+    ) as ring:
+        yield ring.url
+
+
+@contextmanager
+def baton_split(tmp: Path, model: Path) -> Iterator[str]:
+    """A prefill and a decode worker, each with one half of the cores; the router has all."""
+    shares = dict(zip(("prefill", "decode"), cores.share_out(cores.available()), strict=True))
+    threads = str(len(shares["prefill"]))
+    options = ("--threads", threads, "--kv-cache-memory", f"{KV_GIB}GiB")
+    with running_ring(tmp, model=str(model), dtype="bfloat16", options=options) as ring:
+        for role, share in shares.items():
+            for worker in ring.of_role(role):
+                cores.pin(worker.process.pid, share)
+        yield ring.url
+
+
+@contextmanager
+def vllm(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
+    """``vllm serve`` with every core (its default leaves one to its HTTP server)."""
+    with _vllm(tmp, "vllm", model, peers, cores.available()) as server:
+        server.wait_healthy()
+        yield server.url
+
+
+@contextmanager
+def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
+    """Two ``vllm serve`` with NixlConnector behind ``loadtest.proxy``. Each computes on one half of the
+    cores; HTTP servers and proxy have all."""
+    transfer = ("--kv-transfer-config", json.dumps(NIXL))
+    prefill_cores, decode_cores = cores.share_out(cores.available())
+    with (
+        _vllm(tmp, "vllm-prefill", model, peers, prefill_cores, transfer) as prefill,
+        _vllm(tmp, "vllm-decode", model, peers, decode_cores, transfer) as decode,
+    ):
+        for server in (prefill, decode):
+            server.wait_healthy()
+        port = _free_port()
+        addresses = ("--prefill", prefill.url, "--decode", decode.url, "--port", str(port))
+        command = (sys.executable, "-m", "loadtest.proxy", *addresses)
+        with _running(tmp, "proxy", command, {}, port) as proxy:
+            proxy.wait_healthy()
+            yield proxy.url
+
+
+def _vllm(
+    tmp: Path, name: str, model: Path, peers: Path, bound: Sequence[int], options: Sequence[str] = ()
+) -> AbstractContextManager[_Server]:
+    """``vllm serve`` that computes on the cores ``bound``."""
+    port = _free_port()
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, bound)),
+        "VLLM_CPU_KVCACHE_SPACE": KV_GIB,
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    common = ("--dtype", "bfloat16", "--max-model-len", "8192", "--port", str(port), "--host", HOST)
+    command = (str(peers / "bin" / "vllm"), "serve", str(model), *common, *options)
+    return _running(tmp, name, command, environment, port)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """A process that serves HTTP, or is about to."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str
+
+    def wait_healthy(self) -> None:
+        """RuntimeError with the end of its log if it ends, or takes too long."""
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} ended with {self.process.returncode}:\n{self._said()}")
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.5)
+        raise RuntimeError(f"{self.name} is not ready within {START_S:.0f} s:\n{self._said()}")
+
+    def _said(self) -> str:
+        return self.log.read_text()[-4000:]
+
+
+@contextmanager
+def _running(
+    tmp: Path, name: str, command: Sequence[str], environment: Mapping[str, str], port: int
+) -> Iterator[_Server]:
+    """Start a server, which need not be ready yet; at the end stop it and what it started."""
+    tmp.mkdir(parents=True, exist_ok=True)
+    path = tmp / f"{name}.log"
+    with path.open("w") as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            yield _Server(name, process, path, f"http://{HOST}:{port}")
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Its whole session, which is there even when it has ended itself."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(STOP_S)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
