@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from loadtest import cores
 from tests.support.ring import running_ring
 
@@ -62,15 +64,20 @@ def vllm(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
 @contextmanager
 def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
     """Two ``vllm serve`` with NixlConnector behind ``loadtest.proxy``. Each computes on one half of the
-    cores; HTTP servers and proxy have all."""
+    cores; HTTP servers and proxy have all.
+
+    NixlConnector moves the thread that sets it up, which computes later, to the last core of the machine. So
+    the workers are pinned again when they are ready: both would share that core otherwise.
+    """
     transfer = ("--kv-transfer-config", json.dumps(NIXL))
     prefill_cores, decode_cores = cores.share_out(cores.available())
     with (
         _vllm(tmp, "vllm-prefill", model, peers, prefill_cores, transfer) as prefill,
         _vllm(tmp, "vllm-decode", model, peers, decode_cores, transfer) as decode,
     ):
-        for server in (prefill, decode):
+        for server, bound in ((prefill, prefill_cores), (decode, decode_cores)):
             server.wait_healthy()
+            cores.pin(_worker_of(server), bound)
         port = _free_port()
         addresses = ("--prefill", prefill.url, "--decode", decode.url, "--port", str(port))
         command = (sys.executable, "-m", "loadtest.proxy", *addresses)
@@ -95,6 +102,15 @@ def _vllm(
     common = ("--dtype", "bfloat16", "--max-model-len", "8192", "--port", str(port), "--host", HOST)
     command = (str(peers / "bin" / "vllm"), "serve", str(model), *common, *options)
     return _running(tmp, name, command, environment, port)
+
+
+def _worker_of(server: _Server) -> int:
+    """The process of a vLLM server that computes."""
+    below = psutil.Process(server.process.pid).children(recursive=True)
+    found = [process.pid for process in below if "VLLM::Worker" in " ".join(process.cmdline())]
+    if len(found) != 1:
+        raise RuntimeError(f"{server.name} has {len(found)} workers, not 1: {below}")
+    return found[0]
 
 
 @dataclass(frozen=True)
