@@ -64,7 +64,7 @@ class Outcome:
     prompts: Sequence[Record]
 
 
-def ask_bursts(url: str, model: Path, load: Bursts, seed: int) -> Figures:
+def ask_bursts(model: Path, load: Bursts, url: str, seed: int) -> Figures:
     """RuntimeError if a stream ended before the time, or a burst's prompt has no whole answer."""
     return figures_of(asyncio.run(offer(url, model, load, seed)), load)
 

@@ -1,5 +1,5 @@
-"""Engines to compare, as contexts that yield the address of an OpenAI-compatible server: Baton and vLLM's CPU
-build (``scripts/peers`` installs it), each as one server and as one prefill and one decode."""
+"""Engines to compare, as contexts: Baton and vLLM's CPU build (``scripts/peers`` installs it), each as one
+server and as one prefill and one decode."""
 
 from __future__ import annotations
 
@@ -30,18 +30,41 @@ HOST = "127.0.0.1"
 NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
 
 
+@dataclass(frozen=True)
+class Engine:
+    """An engine that serves, with OpenAI's API. To be asked only while it is awake."""
+
+    url: str
+    restless: tuple[int, ...] = ()
+    """Process groups that use the cores even when there is nothing to do."""
+
+    @contextmanager
+    def awake(self) -> Iterator[str]:
+        """Let it run; gives its address. Before and after, what never rests is stopped, so that it takes nothing
+        from others."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield self.url
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for group in self.restless:
+            os.killpg(group, number)
+
+
 @contextmanager
-def baton_both(tmp: Path, model: Path) -> Iterator[str]:
+def baton_both(tmp: Path, model: Path) -> Iterator[Engine]:
     """One worker that does both, with every core."""
     options = ("--threads", str(len(cores.available())), "--kv-cache-memory", f"{KV_GIB}GiB")
     with running_ring(
         tmp, model=str(model), prefill=0, decode=0, both=1, dtype="bfloat16", options=options
     ) as ring:
-        yield ring.url
+        yield Engine(ring.url)
 
 
 @contextmanager
-def baton_split(tmp: Path, model: Path) -> Iterator[str]:
+def baton_split(tmp: Path, model: Path) -> Iterator[Engine]:
     """A prefill and a decode worker, each with one half of the cores; the router has all."""
     shares = dict(zip(("prefill", "decode"), cores.share_out(cores.available()), strict=True))
     threads = str(len(shares["prefill"]))
@@ -50,19 +73,19 @@ def baton_split(tmp: Path, model: Path) -> Iterator[str]:
         for role, share in shares.items():
             for worker in ring.of_role(role):
                 cores.pin(worker.process.pid, share)
-        yield ring.url
+        yield Engine(ring.url)
 
 
 @contextmanager
-def vllm(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
+def vllm(tmp: Path, model: Path, peers: Path) -> Iterator[Engine]:
     """``vllm serve`` with every core (its default leaves one to its HTTP server)."""
     with _vllm(tmp, "vllm", model, peers, cores.available()) as server:
         server.wait_healthy()
-        yield server.url
+        yield _at_rest(Engine(server.url, (server.process.pid,)))
 
 
 @contextmanager
-def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
+def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[Engine]:
     """Two ``vllm serve`` with NixlConnector behind ``loadtest.proxy``. Each computes on one half of the
     cores; HTTP servers and proxy have all.
 
@@ -83,7 +106,13 @@ def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[str]:
         command = (sys.executable, "-m", "loadtest.proxy", *addresses)
         with _running(tmp, "proxy", command, {}, port) as proxy:
             proxy.wait_healthy()
-            yield proxy.url
+            yield _at_rest(Engine(proxy.url, (prefill.process.pid, decode.process.pid)))
+
+
+def _at_rest(engine: Engine) -> Engine:
+    """The same, for the first time: vLLM's workers spin while they wait for work."""
+    with engine.awake():
+        return engine
 
 
 def _vllm(
@@ -161,6 +190,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGCONT)  # or a stopped one never hears of it
             process.wait(STOP_S)
         except ProcessLookupError:
             return

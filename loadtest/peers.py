@@ -3,7 +3,7 @@
     scripts/peers .peers     # installs the peer, once
     python -m loadtest.peers --peers .peers [--models llama-125m,qwen-0.5b] [--concurrency 1,8,32]
 
-Both serve at the same time and are asked in turns, so each stands still while the other works; each round
+Both are up at the same time and asked in turns, so each stands still while the other works; each round
 asks with prompts of its own, the same for both. The figures are medians over the rounds, and the ratios are
 the medians of each round's ratio. Both may use all cores.
 """
@@ -46,7 +46,7 @@ def main() -> None:
         for name in chosen.models.split(","):
             model = save_random((chosen.directory or tmp) / name, SHAPES[name])
             with ExitStack() as stack:
-                urls = {
+                engines = {
                     "Baton": stack.enter_context(baton_both(tmp / f"baton-{name}", model)),
                     "vLLM": stack.enter_context(vllm(tmp, model, chosen.peers)),
                 }
@@ -54,7 +54,7 @@ def main() -> None:
                 seeds = count(1)
                 for many in map(int, chosen.concurrency.split(",")):
                     load = Load(chosen.input_len, chosen.output_len, many, chosen.requests or 2 * many)
-                    for one in closed_loops(urls, model, load, chosen.repeats, seeds):
+                    for one in closed_loops(engines, model, load, chosen.repeats, seeds):
                         done.append(one)
                         written.append({"model": name, "concurrency": many, **one.figures})
                         console.print(json.dumps(written[-1]), soft_wrap=True)

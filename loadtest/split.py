@@ -31,9 +31,9 @@ from rich.console import Console
 
 from loadtest.bursts import Bursts, ask_bursts
 from loadtest.conditions import conditions
-from loadtest.engines import baton_both, baton_split, vllm_split
+from loadtest.engines import Engine, baton_both, baton_split, vllm_split
 from loadtest.shapes import SHAPES, save_random
-from loadtest.turns import Load, Round, closed_loops, table, take_turns
+from loadtest.turns import Load, Round, ask_one, closed_loops, table, take_turns
 
 VLLM, BURSTS = "vllm", "bursts"
 RING = "Baton 1P1D"
@@ -41,26 +41,24 @@ AGAINST = {VLLM: "vLLM 1P1D", BURSTS: "Baton both"}
 """Part → what the ring is compared with."""
 WARM_UP = Bursts(settle=0.5, count=1, every=8.0, prompts=1, answer_len=2)
 
-Urls: TypeAlias = Mapping[str, str]
-"""Engine → address."""
+Engines: TypeAlias = Mapping[str, Engine]
 
 
-def against_vllm(urls: Urls, model: Path, chosen: argparse.Namespace) -> Iterator[Round]:
+def against_vllm(engines: Engines, model: Path, chosen: argparse.Namespace) -> Iterator[Round]:
     load = Load(chosen.input_len, chosen.output_len, chosen.concurrency, chosen.requests)
-    return closed_loops(urls, model, load, chosen.repeats, count(1))
+    return closed_loops(engines, model, load, chosen.repeats, count(1))
 
 
-def under_bursts(urls: Urls, model: Path, chosen: argparse.Namespace) -> Iterator[Round]:
+def under_bursts(engines: Engines, model: Path, chosen: argparse.Namespace) -> Iterator[Round]:
     load = Bursts(**{field.name: getattr(chosen, field.name) for field in fields(Bursts)})
     seeds = count(1)
     seed = next(seeds)
-    for url in urls.values():
-        ask_bursts(url, model, WARM_UP, seed)
-    asks = {name: partial(ask_bursts, url, model, load) for name, url in urls.items()}
-    yield from take_turns(str(load), asks, chosen.repeats, seeds)
+    for engine in engines.values():
+        ask_one(engine, partial(ask_bursts, model, WARM_UP), seed)
+    return take_turns(str(load), engines, partial(ask_bursts, model, load), chosen.repeats, seeds)
 
 
-MEASURE: Mapping[str, Callable[[Urls, Path, argparse.Namespace], Iterator[Round]]] = {
+MEASURE: Mapping[str, Callable[[Engines, Path, argparse.Namespace], Iterator[Round]]] = {
     VLLM: against_vllm,
     BURSTS: under_bursts,
 }
@@ -69,13 +67,13 @@ MEASURE: Mapping[str, Callable[[Urls, Path, argparse.Namespace], Iterator[Round]
 def run(part: str, tmp: Path, model: Path, chosen: argparse.Namespace, console: Console) -> list[Round]:
     """Start both systems, measure, and show the table. Every round is printed as it ends."""
     with ExitStack() as stack:
-        urls = {RING: stack.enter_context(baton_split(tmp / "ring", model))}
+        engines = {RING: stack.enter_context(baton_split(tmp / "ring", model))}
         if part == VLLM:
-            urls[AGAINST[part]] = stack.enter_context(vllm_split(tmp, model, chosen.peers))
+            engines[AGAINST[part]] = stack.enter_context(vllm_split(tmp, model, chosen.peers))
         else:
-            urls[AGAINST[part]] = stack.enter_context(baton_both(tmp / "both", model))
+            engines[AGAINST[part]] = stack.enter_context(baton_both(tmp / "both", model))
         rounds = []
-        for one in MEASURE[part](urls, model, chosen):
+        for one in MEASURE[part](engines, model, chosen):
             rounds.append(one)
             console.print(json.dumps({"part": part, **asdict(one)}), soft_wrap=True)
     console.print(table(f"{chosen.model}, bfloat16", rounds, RING, AGAINST[part]))

@@ -1,6 +1,6 @@
 """Engines asked in turns: the figures of each round, and the table that compares them.
 
-Every engine serves all the time and stands still while another is asked. The engine that goes first changes
+Every engine is up all the time and stands still while another is asked. The engine that goes first changes
 from round to round, and each round's prompts are its own, the same for all engines. Figures are medians over
 the rounds; a ratio is the median of the rounds' ratios.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -18,11 +19,12 @@ from baton.bench.config import ServeConfig, WorkloadConfig
 from baton.bench.serve import serve
 from baton.bench.spread import Spread
 from baton.bench.summary import Summary
+from loadtest.engines import Engine
 
 Figures = Mapping[str, float]
 """Name with its unit → value."""
-Ask = Callable[[int], Figures]
-"""Asks one engine, with the prompts of a seed."""
+Ask = Callable[[str, int], Figures]
+"""Asks the engine at an address, with the prompts of a seed."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,24 @@ class Round:
     """Engine → its figures."""
 
 
-def take_turns(case: str, engines: Mapping[str, Ask], repeats: int, seeds: Iterator[int]) -> Iterator[Round]:
+def take_turns(
+    case: str, engines: Mapping[str, Engine], ask: Ask, repeats: int, seeds: Iterator[int]
+) -> Iterator[Round]:
     """``repeats`` rounds; a seed for each, so that what a prefix cache knows is of no use to the next."""
     names = list(engines)
     for repeat in range(repeats):
         order = names[repeat % len(names) :] + names[: repeat % len(names)]
         seed = next(seeds)
-        yield Round(case, {name: engines[name](seed) for name in order})
+        yield Round(case, {name: ask_one(engines[name], ask, seed) for name in order})
 
 
-def ask(url: str, model: Path, load: Load, seed: int) -> Summary:
+def ask_one(engine: Engine, ask: Ask, seed: int) -> Figures:
+    """While it is awake."""
+    with engine.awake() as url:
+        return ask(url, seed)
+
+
+def ask_loop(model: Path, load: Load, url: str, seed: int) -> Figures:
     """One closed loop. RuntimeError if a request fails: figures of a part would be no comparison."""
     config = ServeConfig(
         workload=WorkloadConfig(
@@ -69,7 +79,7 @@ def ask(url: str, model: Path, load: Load, seed: int) -> Summary:
     summary = serve(config, lambda line: None).summary
     if summary.errors or summary.output_tokens != load.requests * load.output_len:
         raise RuntimeError(f"{url}: {summary}")
-    return summary
+    return figures_of(summary)
 
 
 def figures_of(summary: Summary) -> Figures:
@@ -89,17 +99,14 @@ def found(spread: Spread | None) -> Spread:
 
 
 def closed_loops(
-    urls: Mapping[str, str], model: Path, load: Load, repeats: int, seeds: Iterator[int]
+    engines: Mapping[str, Engine], model: Path, load: Load, repeats: int, seeds: Iterator[int]
 ) -> Iterator[Round]:
-    """Rounds of one load, after an engine has answered a few tokens of it."""
-
-    def asking(url: str) -> Ask:
-        return lambda seed: figures_of(ask(url, model, load, seed))
-
+    """Rounds of one load, after each engine has answered a few tokens of it."""
+    few = Load(load.input_len, 4, load.concurrency, load.concurrency)
     seed = next(seeds)
-    for url in urls.values():
-        ask(url, model, Load(load.input_len, 4, load.concurrency, load.concurrency), seed)
-    yield from take_turns(str(load), {name: asking(url) for name, url in urls.items()}, repeats, seeds)
+    for engine in engines.values():
+        ask_one(engine, partial(ask_loop, model, few), seed)
+    return take_turns(str(load), engines, partial(ask_loop, model, load), repeats, seeds)
 
 
 def table(title: str, rounds: Sequence[Round], ours: str, theirs: str) -> Table:

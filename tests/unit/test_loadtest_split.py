@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import httpx
+import psutil
 import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -22,6 +25,7 @@ from baton.bench.serve import measure
 from baton.bench.summary import Summary
 from loadtest import cores, split
 from loadtest.bursts import Bursts, Outcome, figures_of, gaps_since, offer
+from loadtest.engines import Engine
 from loadtest.proxy import Proxy
 from loadtest.turns import Figures, Round, rows, take_turns
 from tests.support.api_server import serving_app, until
@@ -72,14 +76,29 @@ class TestTurns:
     def test_everyone_gets_each_seed_and_goes_first_in_turn(self) -> None:
         asked: list[tuple[str, int]] = []
 
-        def asking(name: str, seed: int) -> Figures:
-            asked.append((name, seed))
+        def ask(url: str, seed: int) -> Figures:
+            asked.append((url, seed))
             return {"ms": float(seed)}
 
-        engines = {name: lambda seed, name=name: asking(name, seed) for name in "ab"}
-        done = list(take_turns("case", engines, 3, count(7)))
+        done = list(take_turns("case", {name: Engine(name) for name in "ab"}, ask, 3, count(7)))
         assert asked == [("a", 7), ("b", 7), ("b", 8), ("a", 8), ("a", 9), ("b", 9)]
         assert [one.figures["b"]["ms"] for one in done] == [7, 8, 9]
+
+    def test_what_never_rests_is_stopped_while_others_are_asked(self) -> None:
+        with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+            try:
+                engines = {"spins": Engine("spins", (process.pid,)), "rests": Engine("rests")}
+                states = []
+
+                def ask(url: str, seed: int) -> Figures:
+                    states.append((url, psutil.Process(process.pid).status()))
+                    return {}
+
+                list(take_turns("case", engines, ask, 2, count()))
+            finally:
+                process.kill()
+        running, stopped = ("spins", psutil.STATUS_SLEEPING), ("rests", psutil.STATUS_STOPPED)
+        assert states == [running, stopped, stopped, running]
 
     def test_ratios_are_of_each_round(self) -> None:
         pairs = [(10.0, 5.0), (12.0, 3.0), (30.0, 10.0)]
@@ -151,10 +170,10 @@ class TestBursts:
         assert [r.failure and r.failure.kind for r in outcome.streams] == ["unfinished"] * 2
         assert [r.due for r in outcome.prompts] == pytest.approx([0.04] * 3 + [0.07] * 3)
         assert all(r.failure is None and r.output_tokens == 6 for r in outcome.prompts)
-        lengths = [len(call.body["prompt"]) for call in server.calls[1:]]  # the first one finds the form
-        assert lengths == [5, 5, *[7] * 6]
-        begins = [tuple(call.body["prompt"][:5]) for call in server.calls[1:]]
-        assert len(set(begins)) == len(begins)  # or a prefix cache would know some of it
+        prompts = [cast(list[int], call.body["prompt"]) for call in server.calls[1:]]  # one finds the form
+        assert [len(prompt) for prompt in prompts] == [5, 5, *[7] * 6]
+        begins = {tuple(prompt[:5]) for prompt in prompts}
+        assert len(begins) == len(prompts)  # or a prefix cache would know some of it
 
 
 @dataclass
