@@ -40,8 +40,8 @@ class Engine:
 
     @contextmanager
     def awake(self) -> Iterator[str]:
-        """Let it run; gives its address. Before and after, what never rests is stopped, so that it takes nothing
-        from others."""
+        """Let it run; gives its address. Before and after, what never rests is stopped, so that it takes
+        nothing from others."""
         self._signal(signal.SIGCONT)
         try:
             yield self.url
