@@ -36,8 +36,8 @@ class Bursts:
     """More than a stream can get to the end: it is given up then."""
     settle: float = 3.0
     """From the start of the streams to the first burst."""
-    count: int = 4
-    every: float = 6.0
+    count: int = 3
+    every: float = 10.0
     prompts: int = 2
     """At a time."""
     prompt_len: int = 3000

@@ -27,7 +27,7 @@ STOP_S = 30.0
 KV_GIB = "2"
 """Each server's."""
 HOST = "127.0.0.1"
-NIXL = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+NIXL = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,14 @@ def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[Engine]:
     NixlConnector moves the thread that sets it up, which computes later, to the last core of the machine. So
     the workers are pinned again when they are ready: both would share that core otherwise.
     """
-    transfer = ("--kv-transfer-config", json.dumps(NIXL))
+    gives, takes = (
+        ("--kv-transfer-config", json.dumps({**NIXL, "kv_role": role}))
+        for role in ("kv_producer", "kv_consumer")
+    )
     prefill_cores, decode_cores = cores.share_out(cores.available())
     with (
-        _vllm(tmp, "vllm-prefill", model, peers, prefill_cores, transfer) as prefill,
-        _vllm(tmp, "vllm-decode", model, peers, decode_cores, transfer) as decode,
+        _vllm(tmp, "vllm-prefill", model, peers, prefill_cores, gives) as prefill,
+        _vllm(tmp, "vllm-decode", model, peers, decode_cores, takes) as decode,
     ):
         for server, bound in ((prefill, prefill_cores), (decode, decode_cores)):
             server.wait_healthy()

@@ -39,7 +39,7 @@ VLLM, BURSTS = "vllm", "bursts"
 RING = "Baton 1P1D"
 AGAINST = {VLLM: "vLLM 1P1D", BURSTS: "Baton both"}
 """Part → what the ring is compared with."""
-WARM_UP = Bursts(settle=0.5, count=1, every=8.0, prompts=1, answer_len=2)
+WARM_UP = Bursts(settle=0.5, count=1, every=6.0, prompts=1)
 
 Engines: TypeAlias = Mapping[str, Engine]
 
