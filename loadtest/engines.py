@@ -54,9 +54,9 @@ class Engine:
 
 
 @contextmanager
-def baton_both(tmp: Path, model: Path) -> Iterator[Engine]:
-    """One worker that does both, with every core."""
-    options = ("--threads", str(len(cores.available())), "--kv-cache-memory", f"{KV_GIB}GiB")
+def baton_both(tmp: Path, model: Path, extra: Sequence[str] = ()) -> Iterator[Engine]:
+    """One worker that does both, with every core and ``extra`` options."""
+    options = ("--threads", str(len(cores.available())), "--kv-cache-memory", f"{KV_GIB}GiB", *extra)
     with running_ring(
         tmp, model=str(model), prefill=0, decode=0, both=1, dtype="bfloat16", options=options
     ) as ring:
@@ -92,14 +92,10 @@ def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[Engine]:
     NixlConnector moves the thread that sets it up, which computes later, to the last core of the machine. So
     the workers are pinned again when they are ready: both would share that core otherwise.
     """
-    gives, takes = (
-        ("--kv-transfer-config", json.dumps({**NIXL, "kv_role": role}))
-        for role in ("kv_producer", "kv_consumer")
-    )
     prefill_cores, decode_cores = cores.share_out(cores.available())
     with (
-        _vllm(tmp, "vllm-prefill", model, peers, prefill_cores, gives) as prefill,
-        _vllm(tmp, "vllm-decode", model, peers, decode_cores, takes) as decode,
+        _vllm(tmp, "vllm-prefill", model, peers, prefill_cores, _nixl("kv_producer")) as prefill,
+        _vllm(tmp, "vllm-decode", model, peers, decode_cores, _nixl("kv_consumer")) as decode,
     ):
         for server, bound in ((prefill, prefill_cores), (decode, decode_cores)):
             server.wait_healthy()
@@ -134,6 +130,11 @@ def _vllm(
     common = ("--dtype", "bfloat16", "--max-model-len", "8192", "--port", str(port), "--host", HOST)
     command = (str(peers / "bin" / "vllm"), "serve", str(model), *common, *options)
     return _running(tmp, name, command, environment, port)
+
+
+def _nixl(role: str) -> tuple[str, str]:
+    """The option that makes a ``vllm serve`` hand KV blocks on, or take them."""
+    return "--kv-transfer-config", json.dumps({**NIXL, "kv_role": role})
 
 
 def _worker_of(server: _Server) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -71,7 +72,7 @@ def run(part: str, tmp: Path, model: Path, chosen: argparse.Namespace, console: 
         if part == VLLM:
             engines[AGAINST[part]] = stack.enter_context(vllm_split(tmp, model, chosen.peers))
         else:
-            engines[AGAINST[part]] = stack.enter_context(baton_both(tmp / "both", model))
+            engines[AGAINST[part]] = stack.enter_context(baton_both(tmp / "both", model, chosen.both))
         rounds = []
         for one in MEASURE[part](engines, model, chosen):
             rounds.append(one)
@@ -95,6 +96,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     loop.add_argument("--concurrency", type=int, default=8)
     loop.add_argument("--requests", type=int, default=32, help="of a round")
     bursts = parser.add_argument_group(BURSTS)
+    bursts.add_argument(
+        "--both", type=shlex.split, default=[], help="more options of the worker of role both"
+    )
     for field in fields(Bursts):
         kind = type(field.default)
         bursts.add_argument(f"--{field.name.replace('_', '-')}", type=kind, default=field.default)
