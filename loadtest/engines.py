@@ -85,12 +85,12 @@ def vllm(tmp: Path, model: Path, peers: Path) -> Iterator[Engine]:
 
 
 @contextmanager
-def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[Engine]:
+def vllm_split(tmp: Path, model: Path, peers: Path, *, apart: bool = True) -> Iterator[Engine]:
     """Two ``vllm serve`` with NixlConnector behind ``loadtest.proxy``. Each computes on one half of the
     cores; HTTP servers and proxy have all.
 
     NixlConnector moves the thread that sets it up, which computes later, to the last core of the machine. So
-    the workers are pinned again when they are ready: both would share that core otherwise.
+    the workers are pinned again when they are ready, unless ``apart`` is off: both share that core then.
     """
     prefill_cores, decode_cores = cores.share_out(cores.available())
     with (
@@ -99,7 +99,8 @@ def vllm_split(tmp: Path, model: Path, peers: Path) -> Iterator[Engine]:
     ):
         for server, bound in ((prefill, prefill_cores), (decode, decode_cores)):
             server.wait_healthy()
-            cores.pin(_worker_of(server), bound)
+            if apart:
+                cores.pin(_worker_of(server), bound)
         port = _free_port()
         addresses = ("--prefill", prefill.url, "--decode", decode.url, "--port", str(port))
         command = (sys.executable, "-m", "loadtest.proxy", *addresses)

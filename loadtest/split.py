@@ -70,7 +70,9 @@ def run(part: str, tmp: Path, model: Path, chosen: argparse.Namespace, console: 
     with ExitStack() as stack:
         engines = {RING: stack.enter_context(baton_split(tmp / "ring", model))}
         if part == VLLM:
-            engines[AGAINST[part]] = stack.enter_context(vllm_split(tmp, model, chosen.peers))
+            engines[AGAINST[part]] = stack.enter_context(
+                vllm_split(tmp, model, chosen.peers, apart=chosen.apart)
+            )
         else:
             engines[AGAINST[part]] = stack.enter_context(baton_both(tmp / "both", model, chosen.both))
         rounds = []
@@ -95,6 +97,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     loop.add_argument("--output-len", type=int, default=64)
     loop.add_argument("--concurrency", type=int, default=8)
     loop.add_argument("--requests", type=int, default=32, help="of a round")
+    loop.add_argument(
+        "--vllm-as-it-pins", dest="apart", action="store_false", help="both of vLLM's on the core it chooses"
+    )
     bursts = parser.add_argument_group(BURSTS)
     bursts.add_argument(
         "--both", type=shlex.split, default=[], help="more options of the worker of role both"
