@@ -113,7 +113,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if part not in AGAINST:
             parser.error(f"--parts: there is no {part!r}; allowed: {', '.join(AGAINST)}")
     for name, value in vars(chosen).items():
-        if isinstance(value, int | float) and value <= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
             parser.error(f"--{name.replace('_', '-')}: must be above 0, not {value:g}")
     if VLLM in chosen.parts and not (chosen.peers / "bin" / "vllm").is_file():
         parser.error(f"--peers: there is no vLLM in {chosen.peers}; scripts/peers installs it")

@@ -42,6 +42,12 @@ class TestOptions:
         chosen = split.parse(["--parts", "bursts"])
         assert {name: getattr(chosen, name) for name in vars(Bursts())} == vars(Bursts())
 
+    def test_flags_and_options_of_others(self) -> None:
+        both = "--max-num-batched-tokens 128"
+        chosen = split.parse(["--parts", "bursts", "--vllm-as-it-pins", "--both", both])
+        assert not chosen.apart
+        assert chosen.both == both.split()
+
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
