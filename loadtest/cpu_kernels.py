@@ -14,7 +14,8 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 
 import torch
@@ -54,24 +55,36 @@ def read_bandwidth() -> float:
     return memory.nbytes / seconds
 
 
-def matmul(inputs: int, outputs: int, rows: int) -> tuple[float, float, float]:
-    """Seconds of ours, of ours with int8 weights, and of oneDNN's."""
-    count = max(1, BEYOND_CACHES // (inputs * outputs))
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """Seconds of one shape."""
+
+    rows: int
+    ours: float
+    int8: float
+    """Ours with int8 weights."""
+    library: float
+
+
+def matmuls(inputs: int, outputs: int) -> Iterator[Matmul]:
+    """One for each of ``ROWS``."""
+    count = max(1, BEYOND_CACHES // (inputs * outputs * 2))
     weights = [torch.randn(outputs, inputs).bfloat16() for _ in range(count)]
-    x = torch.randn(rows, inputs).bfloat16()
-    ours = cycle([packed for weight in weights if (packed := PackedWeight.of(weight)) is not None])
-    bytes_ = [PackedWeight.of(quantize(weight), dtype=torch.bfloat16) for weight in weights]
-    int8 = cycle([packed for packed in bytes_ if packed is not None])
-    theirs = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights])
+    ours = cycle(_there(PackedWeight.of(weight) for weight in weights))
+    int8 = cycle(_there(PackedWeight.of(quantize(weight), dtype=torch.bfloat16) for weight in weights))
+    for rows in ROWS:
+        x = torch.randn(rows, inputs).bfloat16()
+        theirs = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights])
+        calls: list[Callable[[], Tensor]] = [
+            lambda: next(ours).multiply(x),  # noqa: B023 - called before x changes
+            lambda: next(int8).multiply(x),  # noqa: B023
+            lambda: torch.ops.mkldnn._linear_pointwise(x, next(theirs), None, "none", [], ""),  # noqa: B023
+        ]
+        yield Matmul(rows, *timed(calls, max(7, count)))
 
-    def multiply_theirs() -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, next(theirs), None, "none", [], "")
-        return product
 
-    own, narrow, other = timed(
-        [lambda: next(ours).multiply(x), lambda: next(int8).multiply(x), multiply_theirs], max(7, count)
-    )
-    return own, narrow, other
+def _there(weights: Iterable[PackedWeight | None]) -> list[PackedWeight]:
+    return [weight for weight in weights if weight is not None]
 
 
 def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int) -> float:
@@ -115,19 +128,19 @@ def main() -> None:
         table.add_column(column, justify="right")
     with torch.inference_mode():
         for inputs, outputs in SHAPES:
-            for rows in ROWS:
-                own, narrow, other = matmul(inputs, outputs, rows)
+            for found in matmuls(inputs, outputs):
+                rows, size = found.rows, inputs * outputs
                 table.add_row(
                     f"{inputs} x {outputs}",
                     str(rows),
-                    f"{own * 1e6:.0f}",
-                    f"{inputs * outputs * 2 / own / 1e9:.1f}",
-                    f"{2 * rows * inputs * outputs / own / 1e9:.0f}",
-                    f"{other * 1e6:.0f}",
-                    f"{own / other:.2f}",
-                    f"{narrow * 1e6:.0f}",
-                    f"{inputs * outputs / narrow / 1e9:.1f}",
-                    f"{own / narrow:.2f}",
+                    f"{found.ours * 1e6:.0f}",
+                    f"{size * 2 / found.ours / 1e9:.1f}",
+                    f"{2 * rows * size / found.ours / 1e9:.0f}",
+                    f"{found.library * 1e6:.0f}",
+                    f"{found.ours / found.library:.2f}",
+                    f"{found.int8 * 1e6:.0f}",
+                    f"{size / found.int8 / 1e9:.1f}",
+                    f"{found.ours / found.int8:.2f}",
                 )
     console.print(table)
     table = Table(title="decode attention, bfloat16, blocks of 16", title_justify="left")

@@ -78,7 +78,7 @@ def test_gated_matmul(size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype, quantized: bool) -> None:
     torch.manual_seed(0)
-    x, plain = torch.randn(37, 400).to(dtype), torch.randn(130, 400).to(dtype)
+    x, plain = torch.randn(37, 600).to(dtype), torch.randn(130, 600).to(dtype)
     weight = packed_int8(quantize(plain), None, dtype) if quantized else packed(plain, None)
     together = weight.multiply(x)
     for count in (1, 2, 5, 9):
