@@ -144,7 +144,7 @@ def _worker_of(server: _Server) -> int:
     found = [process.pid for process in below if "VLLM::Worker" in " ".join(process.cmdline())]
     if len(found) != 1:
         raise RuntimeError(f"{server.name} has {len(found)} workers, not 1: {below}")
-    return found[0]
+    return int(found[0])
 
 
 @dataclass(frozen=True)

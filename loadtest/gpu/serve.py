@@ -12,8 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from loadtest.gpu.bench import Bench, Section
-from loadtest.peers import Load, ask
 from loadtest.shapes import SHAPES, save_unfilled
+from loadtest.turns import Load, ask_loop
 from tests.support.ring import running_ring
 
 ROUNDS = 2
@@ -77,11 +77,11 @@ def through_baton(bench: Bench, path: Path, loads: list[Load]) -> list[tuple[flo
         bench.tmp / "ring", model=str(path), prefill=0, decode=0, both=1, dtype=dtype, options=flags
     ) as ring:
         for load in loads:
-            ask(ring.url, path, Load(load.input_len, 2, load.concurrency, load.concurrency), seed=10_000)
-            summary = ask(ring.url, path, load, seed=1)
-            ttft = summary.ttft.median if summary.ttft else 0.0
-            tpot = summary.tpot.median if summary.tpot else 0.0
-            found.append((summary.output_tokens_per_s, ttft, tpot))
+            warm_up = Load(load.input_len, 2, load.concurrency, load.concurrency)
+            ask_loop(path, warm_up, ring.url, seed=10_000)
+            figures = ask_loop(path, load, ring.url, seed=1)
+            ttft, tpot = (figures[f"{name} median, ms"] / 1e3 for name in ("TTFT", "TPOT"))
+            found.append((figures["output tokens/s"], ttft, tpot))
     return found
 
 
