@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -96,8 +97,17 @@ class TestTurns:
                 engines = {"spins": Engine("spins", (process.pid,)), "rests": Engine("rests")}
                 states = []
 
+                def settled() -> str:
+                    """Its state, once it has done what it was told: signals take a moment."""
+                    deadline = time.monotonic() + 5
+                    state = psutil.STATUS_RUNNING
+                    while state == psutil.STATUS_RUNNING and time.monotonic() < deadline:
+                        time.sleep(0.01)
+                        state = psutil.Process(process.pid).status()
+                    return state
+
                 def ask(url: str, seed: int) -> Figures:
-                    states.append((url, psutil.Process(process.pid).status()))
+                    states.append((url, settled()))
                     return {}
 
                 list(take_turns("case", engines, ask, 2, count()))
