@@ -379,6 +379,18 @@ class TestLoss:
         assert "receiver" not in pair.link.lost
         await pair.close()
 
+    async def test_a_link_that_is_closed_while_its_ranks_close(
+        self, starter: RankProcesses, tmp_path: Path
+    ) -> None:
+        pair = await both("tcp", Pairing(1, 2), (starter, tmp_path))
+        closing = asyncio.create_task(pair.decode.close())
+        for _ in range(3):  # its ranks have been told
+            await asyncio.sleep(0)
+        async with asyncio.timeout(2):
+            await pair.link.close()
+        await closing
+        await pair.prefill.close()
+
     async def test_a_worker_that_ends_leaves_no_process_of_a_rank(
         self, starter: RankProcesses, tmp_path: Path
     ) -> None:

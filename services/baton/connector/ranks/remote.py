@@ -58,6 +58,7 @@ class RemoteEnd:
         """What to call when a link is lost."""
         self._not_in_place: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._ended = asyncio.Event()
+        self._said_all = False
 
     @classmethod
     async def meet(
@@ -125,6 +126,7 @@ class RemoteEnd:
         """The rank closes all that it has, and its socket. One that does not, within a second, is left to
         whoever ends its process."""
         with contextlib.suppress(OSError, TimeoutError):
+            self._said_all = True
             self._writer.write_eof()
             async with asyncio.timeout(_CLOSE_S):
                 await self._ended.wait()
@@ -140,7 +142,8 @@ class RemoteEnd:
     # --- orders
 
     def order(self, order: frames.Order) -> None:
-        if not self._writer.is_closing():
+        # What is wanted once it has been told to close everything, it does by itself.
+        if not self._said_all and not self._writer.is_closing():
             self._writer.write(frames.encoded(order))
 
     def call(self, order: Callable[[int], frames.Order]) -> asyncio.Future[None]:
