@@ -21,7 +21,6 @@ from torch import Tensor
 from baton.engine.logits import LogitRules, PackedRules, Row, allowed_words
 from baton.sampling_params import SamplingParams
 from baton_kernels.reference import (
-    reference_adjust,
     reference_attention,
     reference_turned,
     reference_write_kv,
@@ -31,7 +30,7 @@ from tests.support.covering import Choice, covering
 from tests.support.interpreted import attention, blocks, logits, rotary, rows, sampling, shapes
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, spoil_unused
 from tests.support.sampling_cases import LEVELS as SAMPLING
-from tests.support.sampling_cases import Rows
+from tests.support.sampling_cases import Rows, adjusted
 
 ROW_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -283,23 +282,9 @@ def _adjust(choice: Choice, seed: int) -> float:
         frequency_penalty=number["frequency"],
     )
     prompt, outputs = ([rng.randrange(vocab) for _ in range(number[part])] for part in ("prompt", "outputs"))
-    seen = {token: float(outputs.count(token)) for token in outputs}
-    if params.repetition_penalty != 1:
-        seen = dict.fromkeys(prompt, 0.0) | seen
     out = 5 * torch.randn(3, vocab)
     expected = out.double()
-    expected[1] = torch.tensor(
-        reference_adjust(
-            out[1].tolist(),
-            [run[0] for run in params.bad_word_ids],
-            dict(params.logit_bias),
-            seen if params.penalizes else {},
-            params.repetition_penalty,
-            params.frequency_penalty,
-            params.presence_penalty,
-        ),
-        dtype=torch.float64,
-    )
+    expected[1] = adjusted(out[1], params, prompt, outputs)
     rules = LogitRules(params, prompt, frozenset({0}))
     logits.adjust(out, *PackedRules.of([Row(1, rules, prompt + outputs)], out.device))
     return _share(out, expected, 1e-5)

@@ -14,7 +14,7 @@ from torch import Tensor
 from baton.engine.philox import uniforms
 from baton.engine.sampler import packed
 from baton.sampling_params import SamplingParams
-from baton_kernels.reference import reference_draw
+from baton_kernels.reference import reference_adjust, reference_draw
 
 SURE = 1e-5
 """Rounding in float32 cannot make another token where the reference is as sure as this."""
@@ -93,3 +93,20 @@ def _logits(
         case "flat":
             logits[:] = 2.0
     return logits
+
+
+def adjusted(logits: Tensor, params: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:
+    """One row [V] of the reference, in float64, behind these tokens."""
+    seen = {token: float(outputs.count(token)) for token in outputs}
+    if params.repetition_penalty != 1:
+        seen = dict.fromkeys(prompt, 0.0) | seen
+    values = reference_adjust(
+        logits.tolist(),
+        [run[0] for run in params.bad_word_ids],
+        dict(params.logit_bias),
+        seen if params.penalizes else {},
+        params.repetition_penalty,
+        params.frequency_penalty,
+        params.presence_penalty,
+    )
+    return torch.tensor(values, dtype=torch.float64)

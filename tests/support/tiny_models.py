@@ -71,6 +71,9 @@ def _rope(kind: str, **parameters: object) -> dict[str, object]:
     return {"rope_type": kind, "rope_theta": 10_000.0, **parameters}
 
 
+ModelDir = Callable[[str], Path]
+"""Where the tiny model of a name lies."""
+
 TINY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
     {
         "llama": _Recipe(LlamaConfig, {}),

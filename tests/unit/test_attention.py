@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -52,15 +52,6 @@ def native(batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> 
 
 Planner = Callable[[PagedBatch, Tensor, Collection[int | None]], StepAttention]
 PLANNERS: Mapping[str, Planner] = {"plain": plain, "native": native}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only wait for other threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random_case(seed: int) -> Case:

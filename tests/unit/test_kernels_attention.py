@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -43,15 +42,6 @@ CASES = {
     "drafts of two sequences": Case(8, 2, 64, 16, None, (30,), ((60, 2), (29, 2))),
     "nothing": Case(4, 2, 64, 16, None, (), ()),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only wait for other threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def check(case: Case, device: shapes.Device = FEW) -> None:

@@ -17,8 +17,7 @@ from baton.engine.logits import LogitRules, PackedRules, Row, adjust, adjust_by_
 from baton.engine.sampler import choose, choose_by_kernel, packed, sample
 from baton.sampling_params import SamplingParams
 from baton_kernels import rows as entry
-from baton_kernels.reference import reference_adjust
-from tests.support.sampling_cases import Rows
+from tests.support.sampling_cases import Rows, adjusted
 
 if find_spec("triton") is None:
     pytest.skip("triton has no build for this machine", allow_module_level=True)
@@ -161,21 +160,7 @@ class TestAdjust:
             prompt = [rng.randrange(vocab) for _ in range(rng.choice([1, 200]))]
             outputs = [rng.randrange(vocab) for _ in range(rng.choice([0, 5, 300]))]
             rules.append(Row(at, LogitRules(params, prompt, frozenset({0})), prompt + outputs))
-            seen = {token: float(outputs.count(token)) for token in outputs}
-            if params.repetition_penalty != 1:
-                seen = dict.fromkeys(prompt, 0.0) | seen
-            expected[at] = torch.tensor(
-                reference_adjust(
-                    logits[at].tolist(),
-                    [run[0] for run in params.bad_word_ids],
-                    dict(params.logit_bias),
-                    seen if params.penalizes else {},
-                    params.repetition_penalty,
-                    params.frequency_penalty,
-                    params.presence_penalty,
-                ),
-                dtype=torch.float64,
-            )
+            expected[at] = adjusted(logits[at], params, prompt, outputs)
         out = logits.clone()
         kernels.adjust(out, *PackedRules.of(rules, out.device))
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,29 +17,7 @@ from baton.models.loader import kv_block_bytes, load_model, new_kv_pool
 from baton.models.registry import MODEL_CLASSES
 from baton.models.rope import inverse_frequencies, rope_tables
 from tests.support.model_ring import Ring, assert_same, prompt
-from tests.support.tiny_models import TINY_MODELS, load_oracle, oracle_greedy, oracle_logits
-
-ModelDir = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small only wait for other threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
-    root = tmp_path_factory.mktemp("models")
-
-    def build(name: str) -> Path:
-        path = root / name
-        return path if path.exists() else TINY_MODELS[name](path)
-
-    return build
+from tests.support.tiny_models import TINY_MODELS, ModelDir, load_oracle, oracle_greedy, oracle_logits
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)

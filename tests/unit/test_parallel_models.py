@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,9 +16,7 @@ from baton.parallel import collectives
 from baton_kernels.cpu.linear import PackedWeight
 from tests.support.model_ring import Ring, assert_same, prompt
 from tests.support.rank_threads import in_ranks
-from tests.support.tiny_models import TINY_MODELS, oracle_logits, save_llama
-
-ModelDir = Callable[[str], Path]
+from tests.support.tiny_models import ModelDir, oracle_logits, save_llama
 
 SPLITS = {"tp2": (2, 1), "pp2": (1, 2), "pp3": (1, 3), "tp2-pp2": (2, 2), "tp4": (4, 1)}
 FAMILIES = (
@@ -41,14 +38,6 @@ CASES = [
 CASES.append(("llama-uneven", "pp3"))  # a stage in the middle
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a rank that failed, and is a thread that the others cannot see the end of."""
@@ -56,16 +45,14 @@ def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
-    root = tmp_path_factory.mktemp("models")
+def model_dir(model_dir: ModelDir, tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
+    """And one model of which nothing but the heads can be split evenly."""
+    uneven = tmp_path_factory.mktemp("uneven") / "llama-uneven"
 
     def build(name: str) -> Path:
-        path = root / name
-        if path.exists():
-            return path
-        if name == "llama-uneven":  # nothing but the heads can be split evenly
-            return save_llama(path, vocab_size=323, intermediate_size=113)
-        return TINY_MODELS[name](path)
+        if name != uneven.name:
+            return model_dir(name)
+        return uneven if uneven.exists() else save_llama(uneven, vocab_size=323, intermediate_size=113)
 
     return build
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,29 +26,15 @@ from baton_kernels.cpu import library, linear
 from baton_kernels.int8 import quantize
 from tests.support.model_ring import Ring, assert_same, prompt
 from tests.support.rank_threads import in_ranks
-from tests.support.tiny_models import TINY_MODELS, load_oracle, oracle_greedy, oracle_logits, save_llama
+from tests.support.tiny_models import (
+    ModelDir,
+    load_oracle,
+    oracle_greedy,
+    oracle_logits,
+    save_llama,
+)
 
-ModelDir = Callable[[str], Path]
 NAMES = ("llama", "llama-tied-mha", "llama-biased-mqa", "mistral", "qwen2", "qwen3-biased-window")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
-    root = tmp_path_factory.mktemp("models")
-
-    def build(name: str) -> Path:
-        path = root / name
-        return path if path.exists() else TINY_MODELS[name](path)
-
-    return build
 
 
 def rounded(weight: Tensor) -> Tensor:
