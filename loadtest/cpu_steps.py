@@ -10,6 +10,7 @@ step are those of the weights but the embedding, and of K and V, each once.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import random
 import statistics
@@ -29,6 +30,7 @@ from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
 from baton.models.config import ModelConfig
 from baton.sampling_params import SamplingParams
+from baton_kernels.cpu.layers import NativeStep
 from baton_kernels.cpu.library import Native, native
 from loadtest.cpu_kernels import read_bandwidth
 from loadtest.shapes import SHAPES, save_random
@@ -50,12 +52,25 @@ class Clock:
 
         return call
 
+    def timed_layers(self, kernel: Callable[..., None]) -> Callable[..., None]:
+        """The kernel of many tells the seconds of each kind itself."""
+
+        def call(kind: int, stack: int, count: int, step: int, threads: int) -> None:
+            seconds = (ctypes.c_double * 2)()
+            NativeStep.from_address(step).seconds = ctypes.addressof(seconds)
+            kernel(kind, stack, count, step, threads)
+            self.spent["matmul"] += seconds[0]
+            self.spent["attention"] += seconds[1]
+
+        return call
+
 
 @contextmanager
 def clocked(kernels: Native) -> Iterator[Clock]:
     clock, plain = Clock(), dict(vars(kernels))
     for name, kind in KERNELS.items():
         setattr(kernels, name, clock.timed(kind, plain[name]))
+    vars(kernels)["layers"] = clock.timed_layers(plain["layers"])
     try:
         yield clock
     finally:

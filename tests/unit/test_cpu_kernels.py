@@ -20,6 +20,7 @@ from baton_kernels.int8 import Int8Weight, quantize
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
 from tests.support.paged_steps import Case, lay_out
+from tests.support.threads import in_threads
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 TYPES = list(TOLERANCE)
@@ -160,14 +161,44 @@ def test_matmul_of_no_rows() -> None:
     assert packed(torch.randn(8, 16), None).multiply(torch.empty(0, 16)).shape == (0, 8)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [1, 13, 200])
+def test_matmul_in_several_threads(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(rows)
+    x, weight = torch.randn(rows, 48).to(dtype), torch.randn(330, 48).to(dtype)
+    alone = packed(weight, None).multiply(x)
+    with in_threads(3):
+        assert torch.equal(packed(weight, None).multiply(x), alone)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("window", [None, 700])
+def test_attention_in_several_threads(window: int | None, dtype: torch.dtype) -> None:
+    """Rows that decode are the same in all; those of a prompt up to the order of their sums."""
+    torch.manual_seed(0)
+    pool, batch = lay_out(Case(6, 2, 64, 16, window, (5, 1300, 512), ((0, 20), (900, 150)), dtype))
+    q = torch.randn(batch.positions.numel(), 6, 64).to(dtype)
+
+    def attend(threads: int) -> Tensor:
+        with in_threads(threads):
+            plan = CpuPlan.build(batch, pool)
+            assert plan is not None
+            return plan.attend(pool, 1, q, scale=0.125, window=window, softcap=None)
+
+    alone = attend(1)
+    for threads in (2, 3, 5):
+        together = attend(threads)
+        assert torch.equal(together[: batch.num_decode], alone[: batch.num_decode])
+        close(together, alone.double(), dtype)
+
+
 def test_released_threads_end() -> None:
-    weight, threads = packed(torch.randn(640, 16), None), torch.get_num_threads()
+    weight = packed(torch.randn(640, 16), None)
 
     def count() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
 
-    torch.set_num_threads(3)
-    try:
+    with in_threads(3):
         library.release_threads()
         before = count()
         expected = weight.multiply(torch.ones(8, 16))
@@ -179,8 +210,6 @@ def test_released_threads_end() -> None:
         assert count() == before
         assert torch.equal(weight.multiply(torch.ones(8, 16)), expected), "others are started"
         library.release_threads()
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_what_is_left_to_plain_torch() -> None:

@@ -31,25 +31,25 @@ class PackedWeight:
         self._gated = gated
         self._dtype = dtype
         source = weight.values if isinstance(weight, Int8Weight) else weight
-        rows, self._inputs = source.shape
+        rows, self.inputs = source.shape
         self.outputs = rows // 2 if gated else rows
         width = PANEL // 2 if gated else PANEL
         panels = -(-self.outputs // width)
-        self._packed = torch.empty(panels * PANEL * self._inputs, dtype=source.dtype)
-        kernels.advise(self._packed.data_ptr(), self._packed.nbytes)
+        self.packed = torch.empty(panels * PANEL * self.inputs, dtype=source.dtype)
+        kernels.advise(self.packed.data_ptr(), self.packed.nbytes)
         pack = kernels.pack_int8 if isinstance(weight, Int8Weight) else kernels.pack
         pack(
             KINDS[dtype],
             source.contiguous().data_ptr(),
             rows,
-            self._inputs,
+            self.inputs,
             gated,
-            self._packed.data_ptr(),
+            self.packed.data_ptr(),
             torch.get_num_threads(),
         )
         scales = weight.scales if isinstance(weight, Int8Weight) else None
-        self._scales = None if scales is None else _in_panels(scales, panels, gated)
-        self._bias = None if bias is None else _in_panels(bias.float(), panels, gated)
+        self.scales = None if scales is None else _in_panels(scales, panels, gated)
+        self.bias = None if bias is None else _in_panels(bias.float(), panels, gated)
 
     @classmethod
     def of(
@@ -72,24 +72,24 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """What it takes of memory."""
-        return sum(t.nbytes for t in (self._packed, self._scales, self._bias) if t is not None)
+        return sum(t.nbytes for t in (self.packed, self.scales, self.bias) if t is not None)
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, inputs] of the type it was packed for -> [T, outputs], of ``out_dtype`` (None: of x's)."""
-        if x.dtype != self._dtype or x.dim() != 2 or x.shape[1] != self._inputs:
-            raise ValueError(f"{tuple(x.shape)} {x.dtype}: rows of {self._inputs} {self._dtype} are allowed")
+        if x.dtype != self._dtype or x.dim() != 2 or x.shape[1] != self.inputs:
+            raise ValueError(f"{tuple(x.shape)} {x.dtype}: rows of {self.inputs} {self._dtype} are allowed")
         x = x.contiguous()
         out = torch.empty((x.shape[0], self.outputs), dtype=out_dtype or x.dtype)
         self._kernels.linear(
             KINDS[x.dtype],
             KINDS[out.dtype],
             x.data_ptr(),
-            self._packed.data_ptr(),
-            pointer(self._scales),
-            pointer(self._bias),
+            self.packed.data_ptr(),
+            pointer(self.scales),
+            pointer(self.bias),
             out.data_ptr(),
             x.shape[0],
-            self._inputs,
+            self.inputs,
             self.outputs,
             self._gated,
             torch.get_num_threads(),

@@ -1000,6 +1000,93 @@ template <class T> Pool<T> pool_of(const void* data, const int64_t* shape, int64
     return {static_cast<const T*>(data), shape[1], shape[2], layer, shape[4], shape[5]};
 }
 
+// ---- all layers of a model in one call --------------------------------------------------------------------------
+
+// These five as ctypes lays them out: see baton_kernels.cpu.layers.
+struct Projection {
+    const void* packed;
+    const float *scales, *bias;  // null: none
+    int64_t inputs, outputs;
+};
+
+struct Layer {
+    const void *input_norm, *post_norm;
+    const void *q_norm, *k_norm;  // null: none
+    Projection qkv, o, gate_up, down;
+    int64_t window;  // 0: none
+};
+
+struct Stack {
+    const Layer* layers;
+    int64_t hidden, heads;
+    float eps, head_eps, scale;
+};
+
+struct Run {  // a chunk of a prompt
+    int64_t start, length, context;
+    const int64_t* table;
+};
+
+struct Step {
+    const void* pool;
+    const int64_t* shape;
+    float* residual;  // [tokens, hidden], changed
+    void* delta;      // [tokens, hidden]: what the last of the layers adds to it
+    void* scratch;    // [tokens, hidden + outputs of qkv, o's inputs twice and down's inputs]
+    const float *cos, *sin;
+    const int64_t *blocks, *offsets;
+    const int64_t *tables, *contexts;  // of the rows that decode
+    const Run* runs;
+    double* seconds;  // null, or where those of matmuls and of attention are added
+    int64_t tokens, decodes, width, num_runs;
+};
+
+// f, and its seconds added to those of its kind.
+template <class F> inline void timed(double* seconds, F f) {
+    const double began = seconds ? omp_get_wtime() : 0;
+    f();
+    if (seconds) *seconds += omp_get_wtime() - began;
+}
+
+// The first ``count`` layers of the stack. Each is what its kernels are when they are called one by one.
+template <class T> void run_layers(const Stack& m, int64_t count, const Step& s, int threads) {
+    double *matmul = s.seconds, *attention = s.seconds ? s.seconds + 1 : nullptr;
+    T *const delta = static_cast<T*>(s.delta), *const normed = static_cast<T*>(s.scratch);
+    const auto times = [&](const Projection& p, const T* x, T* out, int gated) {
+        const Linear l{x, p.packed, p.scales, p.bias, out, s.tokens, p.inputs, p.outputs, gated};
+        timed(matmul, [&] { linear<T, T>(l, threads); });
+    };
+    for (int64_t i = 0; i < count; ++i) {
+        const Layer& layer = m.layers[i];
+        const Pool<T> pool = pool_of<T>(s.pool, s.shape, i);
+        const Scores how{m.scale, 0, layer.window};
+        const int64_t row = m.heads * pool.dim;
+        T* const qkv = normed + s.tokens * m.hidden;
+        T* const q = qkv + s.tokens * layer.qkv.outputs;
+        T* const attended = q + s.tokens * row;
+        T* const inner = attended + s.tokens * row;
+        const auto norm = [&](const T* x, const void* weight) {
+            add_norm(x, s.residual, static_cast<const T*>(weight), m.eps, s.tokens, m.hidden, normed, threads);
+        };
+
+        norm(i ? delta : nullptr, layer.input_norm);
+        times(layer.qkv, normed, qkv, 0);
+        const Rotate r{qkv, q, s.cos, s.sin, layer.q_norm, layer.k_norm, s.blocks, s.offsets, m.head_eps, s.tokens, m.heads};
+        rotate_and_store(r, pool, threads);
+        timed(attention, [&] {
+            if (s.decodes) decode(Decode{q, attended, s.tables, s.contexts, s.decodes, m.heads, s.width}, pool, how, threads);
+            for (const Run* c = s.runs; c < s.runs + s.num_runs; ++c) {
+                const T* of_chunk = q + c->start * row;
+                prefill(Chunk{of_chunk, attended + c->start * row, c->table, c->length, c->context, m.heads}, pool, how, threads);
+            }
+        });
+        times(layer.o, attended, delta, 0);
+        norm(delta, layer.post_norm);
+        times(layer.gate_up, normed, inner, 1);
+        times(layer.down, inner, delta, 0);
+    }
+}
+
 }  // namespace
 
 // ---- what Python calls: kinds are 0 for float and 1 for bfloat16 ------------------------------------------------
@@ -1078,5 +1165,12 @@ void baton_prefill(int kind, const void* pool, const int64_t* shape, int64_t lay
     const Scores how{scale, softcap, window};
     if (kind) prefill(c, pool_of<bf16>(pool, shape, layer), how, threads);
     else prefill(c, pool_of<float>(pool, shape, layer), how, threads);
+}
+
+void baton_layers(int kind, const void* stack, int64_t count, const void* step, int threads) {
+    const Stack& m = *static_cast<const Stack*>(stack);
+    const Step& s = *static_cast<const Step*>(step);
+    if (kind) run_layers<bf16>(m, count, s, threads);
+    else run_layers<float>(m, count, s, threads);
 }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, cast
 
 import torch
@@ -14,9 +15,11 @@ from baton.models.layers import Attention, Embedding, FusedLinear, Linear, Narro
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.layers import LayerStack, LayerWeights
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.int8 import quantize
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import PagedBatch, Wanted
 
 
 class LlamaLayer(nn.Module):
@@ -46,6 +49,16 @@ class LlamaLayer(nn.Module):
         """The part of ``forward`` that is needed where it yields no row: K and V are in the pool then."""
         self.self_attn.store(self.input_layernorm.after_adding(delta, x), step)
 
+    @property
+    def packed(self) -> LayerWeights | None:
+        """None if any of it is not packed."""
+        qkv, o = self.self_attn.qkv_proj.packed, self.self_attn.o_proj.packed
+        gate_up, down = self.mlp.gate_up_proj.packed, self.mlp.down_proj.packed
+        if qkv is None or o is None or gate_up is None or down is None:
+            return None
+        norms = self.input_layernorm.weight, self.post_attention_layernorm.weight
+        return LayerWeights(*norms, self.self_attn.head_norm, qkv, o, gate_up, down, self.self_attn.window)
+
 
 class LlamaForCausalLM(CausalLM):
     """Families with the same skeleton derive from this and say what their attention is."""
@@ -74,6 +87,8 @@ class LlamaForCausalLM(CausalLM):
         with_head = shard.is_last_stage and not tied
         self.lm_head = Linear(size, shard.vocab, dtype) if with_head else None
         self._packed_head: PackedWeight | None = None
+        self.stack: LayerStack | None = None
+        """The layers as one call, where one rank has all of each and a CPU's kernels compute them."""
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         cos, sin = self.rope(batch.positions, batch.lengths)
@@ -86,27 +101,38 @@ class LlamaForCausalLM(CausalLM):
         else:
             shape = len(token_ids), self.config.hidden_size
             x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
-        *layers, last = cast(list[LlamaLayer], list(self.layers.values()))
-        delta: Tensor | None = None
-        for layer in layers:
-            delta, x = layer(delta, x, step)
+        layers = cast(list[LlamaLayer], list(self.layers.values()))
         if self.norm is None:
-            delta, x = last(delta, x, step)
+            delta, x = self._through(layers, x, step)
+            assert delta is not None, "a stage has a layer"
             self.collectives.pass_on(x.add_(delta))
             return x if batch.wanted is None else x[: len(batch.wanted.rows)]
-        if batch.wanted is not None and not len(batch.wanted.rows):
-            last.store(delta, x, step)
-            return x[:0].to(self.dtype)
-        delta, x = last(delta, x, step, self._narrow(batch, pool))
+        if batch.wanted is None:
+            delta, x = self._through(layers, x, step)
+        else:
+            *before, last = layers
+            delta, x = self._through(before, x, step)
+            if not len(batch.wanted.rows):
+                last.store(delta, x, step)
+                return x[:0].to(self.dtype)
+            delta, x = last(delta, x, step, self._narrow(batch.wanted, batch, pool))
         hidden: Tensor = self.norm.after_adding(delta, x)
         return hidden
 
-    def _narrow(self, batch: PagedBatch, pool: Tensor) -> Narrow | None:
-        """What the whole model's last layer computes of the step; None: all of it."""
-        if batch.wanted is None:
-            return None
-        plan = AttentionPlan.build(batch.narrowed(batch.wanted), pool, {self.config.windows[-1]})
-        return Narrow(batch.wanted.rows, plan)
+    def _through(self, layers: Sequence[LlamaLayer], x: Tensor, step: Step) -> tuple[Tensor | None, Tensor]:
+        """What the last of the first layers, these, adds to the residual stream, and the stream."""
+        plan = step.plan.step
+        if self.stack is not None and layers and isinstance(plan, CpuPlan):
+            return self.stack.run(len(layers), x, step.pool, plan, step.cos, step.sin), x
+        delta: Tensor | None = None
+        for layer in layers:
+            delta, x = layer(delta, x, step)
+        return delta, x
+
+    def _narrow(self, wanted: Wanted, batch: PagedBatch, pool: Tensor) -> Narrow:
+        """What the whole model's last layer computes of a step of which these rows are wanted."""
+        plan = AttentionPlan.build(batch.narrowed(wanted), pool, {self.config.windows[-1]})
+        return Narrow(wanted.rows, plan)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         assert self.embed_tokens is not None
@@ -133,6 +159,7 @@ class LlamaForCausalLM(CausalLM):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
+        self.stack = self._stacked()
         # A tied head is there twice from now on: an embedding is looked up row by row.
         if self.lm_head is not None:
             self._packed_head = self.lm_head.packed
@@ -140,6 +167,18 @@ class LlamaForCausalLM(CausalLM):
             tied: Tensor = self.embed_tokens.weight
             head = tied if self.quantization == "none" else quantize(tied)
             self._packed_head = PackedWeight.of(head, dtype=self.dtype)
+
+    def _stacked(self) -> LayerStack | None:
+        layers = [cast(LlamaLayer, layer).packed for layer in self.layers.values()]
+        packed = [layer for layer in layers if layer is not None]
+        if self.shard.tp_size > 1 or not packed or len(packed) < len(layers):
+            return None
+        return LayerStack(
+            packed,
+            heads=len(self.shard.heads),
+            eps=self.config.rms_norm_eps,
+            scale=self.config.head_dim**-0.5,
+        )
 
     def checkpoint_tensors(self) -> dict[str, Place]:
         places: dict[str, Place] = {}
