@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -16,3 +17,8 @@ def in_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def threads() -> set[int]:
+    """Those of this process."""
+    return {int(task.name) for task in Path("/proc/self/task").iterdir()}

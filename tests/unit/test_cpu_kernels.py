@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import threading
 import time
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
 from tests.support.paged_steps import Case, lay_out
 from tests.support.threads import in_threads
+from tests.support.threads import threads as all_threads
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 TYPES = list(TOLERANCE)
@@ -195,21 +198,52 @@ def test_attention_in_several_threads(window: int | None, dtype: torch.dtype) ->
 def test_released_threads_end() -> None:
     weight = packed(torch.randn(640, 16), None)
 
-    def count() -> int:
-        return len(list(Path("/proc/self/task").iterdir()))
-
     with in_threads(3):
         library.release_threads()
-        before = count()
+        before = len(all_threads())
         expected = weight.multiply(torch.ones(8, 16))
-        assert count() == before + 2
+        assert len(all_threads()) == before + 2
         library.release_threads()
         deadline = time.monotonic() + 10
-        while count() > before and time.monotonic() < deadline:
+        while len(all_threads()) > before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert count() == before
+        assert len(all_threads()) == before
         assert torch.equal(weight.multiply(torch.ones(8, 16)), expected), "others are started"
         library.release_threads()
+
+
+def test_threads_are_bound_to_a_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If they are as many as the cores; here on a thread of its own, which ends with its threads."""
+    cores = sorted(os.sched_getaffinity(0))
+
+    def bound_in(threads: int, allowed: list[int]) -> tuple[bool, list[set[int]]]:
+        found: list[tuple[bool, list[set[int]]]] = []
+
+        def compute() -> None:
+            before = all_threads()
+            monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
+            with in_threads(threads):
+                done = library.bind_threads()
+                packed(torch.randn(640, 16), None).multiply(torch.ones(8, 16))
+            monkeypatch.undo()
+            own = sorted({threading.get_native_id(), *(all_threads() - before)})
+            found.append((done, [os.sched_getaffinity(thread) for thread in own]))
+            library.release_threads()
+
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    everywhere = set(cores)
+    if len(cores) < 2:
+        pytest.skip("there is one core, so there is nothing to choose")
+    done, where = bound_in(2, [cores[0], cores[-1]])
+    assert done
+    assert sorted(where, key=min) == [{cores[0]}, {cores[-1]}]
+    assert bound_in(2, [0, 1, 2]) == (False, [everywhere, everywhere])
+    assert bound_in(1, [0]) == (False, [everywhere]), "one alone may go where there is room"
+    assert os.sched_getaffinity(0) == everywhere
 
 
 def test_what_is_left_to_plain_torch() -> None:

@@ -21,6 +21,7 @@ CHOICES = ("auto", "native", "plain")
 _I, _L, _F, _P = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _SIGNATURES = {
     "baton_release_threads": (),
+    "baton_bind_threads": (_P, _I),
     "baton_advise": (_P, _L),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
     "baton_pack_int8": (_I, _P, _L, _L, _I, _P, _I),
@@ -38,6 +39,7 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.release_threads = library.baton_release_threads
+        self.bind_threads = library.baton_bind_threads
         self.advise = library.baton_advise
         self.pack = library.baton_pack
         self.pack_int8 = library.baton_pack_int8
@@ -91,6 +93,21 @@ def release_threads() -> None:
     kernels = native()
     if kernels is not None:
         kernels.release_threads()
+
+
+def bind_threads() -> bool:
+    """Gives each thread that computes for this one, itself included, a core of its own, if there are as many
+    threads as this process may use cores; with fewer, others may want these cores as much. To be called on a
+    thread that does nothing else: what it starts is bound as it is. True: it was done.
+
+    Two of them on one core wait for each other at the end of every kernel, for a slice of time each. The
+    system puts them there when other processes wake, and leaves them there for long."""
+    kernels, cores = native(), sorted(os.sched_getaffinity(0))
+    threads = torch.get_num_threads()
+    if kernels is None or threads == 1 or threads != len(cores):
+        return False
+    kernels.bind_threads((ctypes.c_int * threads)(*cores), threads)
+    return True
 
 
 def advise_large_pages(tensor: Tensor) -> None:

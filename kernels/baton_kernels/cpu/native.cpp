@@ -19,6 +19,7 @@
 #include <immintrin.h>
 #endif
 #if defined(__linux__)
+#include <sched.h>
 #include <sys/mman.h>
 #endif
 
@@ -1095,6 +1096,19 @@ extern "C" {
 
 // Ends the threads that have computed for the one that calls; the next kernel it calls starts others.
 void baton_release_threads() { omp_pause_resource_all(omp_pause_soft); }
+
+// Puts each of the threads that compute for the one that calls, itself included, on a core of its own.
+void baton_bind_threads(const int* cores, int threads) {
+#if defined(__linux__)
+#pragma omp parallel num_threads(threads)
+    {
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cores[omp_get_thread_num()], &own);
+        sched_setaffinity(0, sizeof own, &own);  // if it cannot be, it runs where it may
+    }
+#endif
+}
 
 // A hint, before the memory is first written: fewer and larger pages.
 void baton_advise(void* start, int64_t size) {

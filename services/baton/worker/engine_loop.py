@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.engine.engine import Engine, SequenceOutput
-from baton_kernels.cpu.library import release_threads
+from baton_kernels.cpu.library import bind_threads, release_threads
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class EngineLoop:
         await settled.wait()
 
     def _run(self) -> None:
+        bind_threads()
         try:
             while not self._stopping:
                 self._engine.work.clear()
