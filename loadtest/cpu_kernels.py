@@ -1,6 +1,6 @@
 """The CPU's kernels against what bounds them, and against the library's.
 
-    python -m loadtest.cpu_kernels [--threads N]
+    python -m loadtest.cpu_kernels [--threads N] [--block-sizes 16,64]
 
 Matmul: bfloat16, weights packed, against oneDNN's (torch's library) with weights packed for that number of
 rows, in turns; few rows are bound by reading the weight once, many by the multiplications. The same with int8
@@ -33,7 +33,13 @@ BEYOND_CACHES = 300 << 20
 SHAPES = ((768, 2304), (768, 4096), (2048, 768), (896, 9728), (4864, 896), (896, 151_936))
 """(inputs, outputs) of the projections of loadtest.shapes' models."""
 ROWS = (1, 8, 32, 512)
-CONTEXTS = ((12, 12, 64, 8, 544), (12, 12, 64, 32, 544), (14, 2, 64, 32, 544), (32, 8, 128, 8, 2048))
+CONTEXTS = (
+    (12, 4, 64, 8, 544),
+    (12, 4, 64, 32, 544),
+    (12, 12, 64, 32, 544),
+    (14, 2, 64, 32, 544),
+    (32, 8, 128, 8, 2048),
+)
 """(heads, KV heads, head size, sequences, tokens of each)."""
 
 
@@ -87,9 +93,9 @@ def _there(weights: Iterable[PackedWeight | None]) -> list[PackedWeight]:
     return [weight for weight in weights if weight is not None]
 
 
-def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int) -> float:
+def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int, block_size: int) -> float:
     """Bytes/s of K and V read."""
-    layers, block_size = 12, 16
+    layers = 12
     blocks = -(-context // block_size)
     pool = new_pool(
         blocks * rows,
@@ -119,7 +125,9 @@ def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int) -> floa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    torch.set_num_threads(parser.parse_args().threads)
+    parser.add_argument("--block-sizes", default="16,64", help="of KV blocks, in tokens")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
     console = Console(width=120)
     console.print(f"memory read: {read_bandwidth() / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
     table = Table(title="matmul, bfloat16", title_justify="left")
@@ -143,12 +151,14 @@ def main() -> None:
                     f"{found.ours / found.int8:.2f}",
                 )
     console.print(table)
-    table = Table(title="decode attention, bfloat16, blocks of 16", title_justify="left")
-    for column in ("heads/KV heads/size", "sequences", "tokens of each", "GB/s"):
+    sizes = [int(size) for size in chosen.block_sizes.split(",")]
+    table = Table(title="decode attention, bfloat16: GB/s by tokens of a block", title_justify="left")
+    for column in ("heads/KV heads/size", "sequences", "tokens of each", *map(str, sizes)):
         table.add_column(column, justify="right")
     for heads, kv_heads, dim, rows, context in CONTEXTS:
-        rate = decode(heads, kv_heads, dim, rows, context)
-        table.add_row(f"{heads}/{kv_heads}/{dim}", str(rows), str(context), f"{rate / 1e9:.1f}")
+        rates = [decode(heads, kv_heads, dim, rows, context, size) for size in sizes]
+        shape = f"{heads}/{kv_heads}/{dim}"
+        table.add_row(shape, str(rows), str(context), *(f"{rate / 1e9:.1f}" for rate in rates))
     console.print(table)
 
 

@@ -5,7 +5,7 @@
 
 Both are up at the same time and asked in turns, so each stands still while the other works; each round
 asks with prompts of its own, the same for both. The figures are medians over the rounds, and the ratios are
-the medians of each round's ratio. Both may use all cores. A step of Baton's takes 1,024 tokens unless
+the medians of each round's ratio. Both may use all cores. A step of Baton's takes 1,536 tokens unless
 ``--baton`` says otherwise; vLLM's takes 2,048, its default. (Baton's own default, 512, is for short gaps.)
 """
 
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--requests", type=int, default=0, help="of a round; default: twice the concurrency")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--baton", default="--max-num-batched-tokens 1024", help="options of Baton's worker")
+    parser.add_argument("--baton", default="--max-num-batched-tokens 1536", help="options of Baton's worker")
     parser.add_argument("--json", type=Path, help="write every round's figures")
     chosen = parser.parse_args()
     extra = chosen.baton.split()

@@ -89,7 +89,7 @@ def release_threads() -> None:
     """Ends the threads that have computed for this one. To be called where another thread takes over.
 
     With those of both there are more threads than cores. OpenMP then puts threads to sleep between any two
-    kernels, instead of letting them wait for the next one awake: a decode step of 11 ms takes 14."""
+    kernels, instead of letting them wait for the next one awake."""
     kernels = native()
     if kernels is not None:
         kernels.release_threads()
