@@ -631,6 +631,7 @@ class WorkerRing:
             if group.decode is worker and self._is_movable(group):
                 for part in self._withdraw(group):
                     part.left = worker
+                    log.info("request %s: attempt %d ended: its worker drains", part.name, part.attempt - 1)
                     self._go_on(part, "drain", RingError(503, "worker_lost", "its worker drains"))
                     moving += 1
 

@@ -1,0 +1,137 @@
+"""Workers are killed (SIGKILL) and drained (SIGTERM) under requests of all kinds: two prefill and two decode
+workers of the demo model and a router, as real processes; who ends is started again.
+
+    python -m loadtest.lost_streams --events 200 --seed 1 --json streams.json
+
+Fails (exit status 1) unless every answer is complete and the same, token for token, as undisturbed: nothing
+twice, nothing lost, no error. Reports what an interruption added between two tokens. ``--json`` adds the run
+to those that the file has, and the table is of all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.support.chaos.streams import (
+    DECODE_OPTIONS,
+    EVENTS,
+    OPTIONS,
+    PREFILL_OPTIONS,
+    ROUTER_OPTIONS,
+    Report,
+    Streams,
+    asks,
+)
+from tests.support.ring import running_ring
+from tests.support.rings_at_their_limit import errors_logged
+
+
+def run(tmp: Path, seed: int, events: int, clients: int, questions: int, longest: int) -> Report:
+    """One ring, its load, and so many events."""
+    rng = random.Random(seed)
+    asked = asks(rng, questions, longest)
+    with running_ring(
+        tmp,
+        prefill=2,
+        decode=2,
+        options=OPTIONS,
+        prefill_options=PREFILL_OPTIONS,
+        decode_options=DECODE_OPTIONS,
+        router_options=ROUTER_OPTIONS,
+    ) as ring:
+        report = asyncio.run(Streams(ring, rng, clients, Report(seed)).run(asked, events))
+        report.violations += errors_logged(ring)
+    return report
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """How many, and their median, 99th percentile and most."""
+    if not seconds:
+        return "0"
+    ordered = sorted(seconds)
+    p50, p99 = (ordered[max(0, math.ceil(len(ordered) * p) - 1)] for p in (0.5, 0.99))
+    return f"{len(ordered)}: {p50:.2f} / {p99:.2f} / {ordered[-1]:.2f}"
+
+
+def table(reports: Sequence[dict[str, object]]) -> Table:
+    def total(name: str) -> Counter[str]:
+        found = Counter[str]()
+        for report in reports:
+            found.update(report[name])  # type: ignore[arg-type]
+        return found
+
+    def all_of(name: str) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {}
+        for report in reports:
+            for cause, seconds in report[name].items():  # type: ignore[attr-defined]
+                found.setdefault(cause, []).extend(seconds)
+        return found
+
+    def add_up(name: str) -> str:
+        return str(sum(report[name] for report in reports))  # type: ignore[misc]
+
+    shown = Table("", "")
+    shown.add_row("seeds", ", ".join(str(report["seed"]) for report in reports))
+    events = total("events")
+    for event in EVENTS:
+        shown.add_row(event, str(events[event]))
+    shown.add_row("answers, complete and true", add_up("answers"))
+    shown.add_row("tokens in them", add_up("tokens"))
+    shown.add_row(
+        "questions; dropped: undisturbed answers differ", f"{add_up('questions')}; {add_up('dropped')}"
+    )
+    for cause, count in sorted(total("interrupted").items()):
+        shown.add_row(f"attempts ended: {cause}", str(count))
+    for cause, seconds in sorted(all_of("pauses_s").items()):
+        shown.add_row(f"pause added, s ({cause}): p50 / p99 / max", spread(seconds))
+    for cause, seconds in sorted(all_of("first_tokens_s").items()):
+        shown.add_row(f"from there to the first token, s ({cause})", spread(seconds))
+    features = ", ".join(f"{count} {name}" for name, count in sorted(total("features").items()))
+    shown.add_row("of the interrupted, with", features)
+    resumes = ", ".join(
+        f"{name.removeprefix('baton_')} {value:g}" for name, value in sorted(total("resumes").items())
+    )
+    shown.add_row("as the router counts", resumes)
+    shown.add_row("VIOLATIONS", str(sum(len(report["violations"]) for report in reports)))  # type: ignore[arg-type]
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--events", type=int, default=200, help="as many of each kind, in any order")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--questions", type=int, default=60)
+    parser.add_argument("--longest", type=int, default=160, help="tokens of an answer, at most")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
+    parser.add_argument("--json", type=Path, help="add the figures to those in this file")
+    options = parser.parse_args()
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-streams-"))
+    report = run(logs, options.seed, options.events, options.clients, options.questions, options.longest)
+    reports = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
+    reports.append(vars(report))
+    if options.json:
+        options.json.write_text(json.dumps(reports, indent=1))
+    Console(width=160).print(table(reports))
+    for violation in report.violations[:20]:
+        print(f"VIOLATION: {violation}")
+    print(f"{report.seconds:.0f} s; logs in {logs}")
+    sys.exit(bool(report.violations))
+
+
+if __name__ == "__main__":
+    main()
