@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -75,7 +75,9 @@ class Job:
 class PretendWorker:
     """As much of a ``WorkerClient`` as a ring uses, and of the worker behind it."""
 
-    def __init__(self, number: int, role: Role) -> None:
+    def __init__(self, number: int, role: Role, delivered: Callable[[str], list[int]]) -> None:
+        """``delivered``: what the router has of an answer, by name."""
+        self._delivered = delivered
         self.address = f"{role}-{number}"
         self.role = role
         self.hello: pb.WorkerHello | None = None
@@ -124,6 +126,9 @@ class PretendWorker:
 
     def submit(self, submit: pb.Submit) -> None:
         self.given += 1
+        for answer in (submit, *submit.forks):
+            assert list(answer.output_ids) == self._delivered(answer.request_id)
+            assert len(answer.output_ids) <= 1 or not submit.forks
         if self.draining:
             self.fail(submit.request_id, submit.attempt, refused=True)
         else:
@@ -180,7 +185,7 @@ class RingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.workers = [PretendWorker(number, role) for number, role in enumerate(ROLES)]
+        self.workers = [PretendWorker(number, role, self._delivered) for number, role in enumerate(ROLES)]
         self.clients: list[Client] = []
         self.contexts = ExitStack()
         self.lost_handoffs = self.deaths = 0
@@ -192,6 +197,9 @@ class RingMachine(RuleBasedStateMachine):
         for worker in self.workers:
             worker.start()
             self.ring.on_change(worker)  # type: ignore[arg-type]
+
+    def _delivered(self, name: str) -> list[int]:
+        return self.ring._answers[name].entry.output_ids
 
     def _in_loop(self, doing) -> None:  # type: ignore[no-untyped-def]
         async def settled() -> None:
@@ -376,6 +384,15 @@ class RingMachine(RuleBasedStateMachine):
             true = true_answer(client.prompt, client.request.params.seed)
             assert client.token_ids == true[: len(client.token_ids)]
             assert client.error is None
+
+    @invariant()
+    def workers_compute_what_is_wanted(self) -> None:
+        """Or began with others that are."""
+        for worker in self.workers:
+            for (_, attempt), job in worker.jobs.items():
+                names = (job.submit.request_id, *(fork.request_id for fork in job.submit.forks))
+                wanted = (self.ring._answers.get(name) for name in names)
+                assert any(each is not None and each.entry.attempt == attempt for each in wanted)
 
     def teardown(self) -> None:
         try:
