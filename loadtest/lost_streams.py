@@ -11,10 +11,8 @@ to those that the file has, and the table is of all of them.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
-import random
 import sys
 import tempfile
 from collections import Counter
@@ -24,36 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.chaos.streams import (
-    DECODE_OPTIONS,
-    EVENTS,
-    OPTIONS,
-    PREFILL_OPTIONS,
-    ROUTER_OPTIONS,
-    Report,
-    Streams,
-    asks,
-)
-from tests.support.ring import running_ring
-from tests.support.rings_at_their_limit import errors_logged
-
-
-def run(tmp: Path, seed: int, events: int, clients: int, questions: int, longest: int) -> Report:
-    """One ring, its load, and so many events."""
-    rng = random.Random(seed)
-    asked = asks(rng, questions, longest)
-    with running_ring(
-        tmp,
-        prefill=2,
-        decode=2,
-        options=OPTIONS,
-        prefill_options=PREFILL_OPTIONS,
-        decode_options=DECODE_OPTIONS,
-        router_options=ROUTER_OPTIONS,
-    ) as ring:
-        report = asyncio.run(Streams(ring, rng, clients, Report(seed)).run(asked, events))
-        report.violations += errors_logged(ring)
-    return report
+from tests.support.chaos.streams import EVENTS, Plan, run
 
 
 def spread(seconds: Sequence[float]) -> str:
@@ -112,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--events", type=int, default=200, help="as many of each kind, in any order")
+    parser.add_argument("--events", type=int, default=200, help="of all kinds, in any order")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--longest", type=int, default=160, help="tokens of an answer, at most")
@@ -121,7 +90,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="add the figures to those in this file")
     options = parser.parse_args()
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-streams-"))
-    report = run(logs, options.seed, options.events, options.clients, options.questions, options.longest)
+    plan = Plan(
+        seed=options.seed,
+        events=options.events,
+        clients=options.clients,
+        questions=options.questions,
+        longest=options.longest,
+    )
+    report = run(logs, plan)
     reports = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     reports.append(vars(report))
     if options.json:

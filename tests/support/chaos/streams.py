@@ -19,12 +19,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
 
 from tests.support.random_requests import Ask, draw
-from tests.support.ring import Ring, scrape
+from tests.support.ring import Ring, running_ring, scrape
+from tests.support.rings_at_their_limit import errors_logged
 
 Event = Literal["kill decode", "kill prefill", "drain decode", "drain prefill"]
 EVENTS: tuple[Event, ...] = ("kill decode", "kill prefill", "drain decode", "drain prefill")
@@ -220,6 +222,16 @@ def _lengthen(body: dict[str, Any], rng: random.Random) -> None:
         body["messages"] = [{"role": "system", "content": words}, *body["messages"]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    seed: int
+    events: int
+    clients: int
+    questions: int
+    longest: int
+    """Tokens of an answer, at most."""
+
+
 @dataclass
 class Report:
     """What a run found."""
@@ -373,3 +385,21 @@ def _cause(why: str) -> str:
         if told in why:
             return cause
     return "handoff broke"
+
+
+def run(tmp: Path, plan: Plan) -> Report:
+    """Start a ring, with its logs in ``tmp``, and carry the plan out."""
+    rng = random.Random(plan.seed)
+    asked = asks(rng, plan.questions, plan.longest)
+    with running_ring(
+        tmp,
+        prefill=2,
+        decode=2,
+        options=OPTIONS,
+        prefill_options=PREFILL_OPTIONS,
+        decode_options=DECODE_OPTIONS,
+        router_options=ROUTER_OPTIONS,
+    ) as ring:
+        report = asyncio.run(Streams(ring, rng, plan.clients, Report(plan.seed)).run(asked, plan.events))
+        report.violations += errors_logged(ring)
+    return report
