@@ -11,15 +11,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from baton.router.retries import RetryPolicy
+from baton.router.placement import Role
+from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.types import Request, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
 from baton.telemetry.resumes import ResumeMetrics
 from baton.urgency import CALM
+from baton.v1 import worker_pb2
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE
 from tests.support.local_worker import LocalWorker, SlowModel, local_ring, until
+from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendWorker
 from tests.unit.test_beam_engine import beams
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
@@ -370,3 +373,49 @@ async def test_the_neighbours_of_a_request_that_kills_are_not_given_up_on() -> N
         assert len(deaths) <= 3
         assert counts.given_up("poison_request") == 1
     assert all(len(asked.answers[0].token_ids) == 60 for asked in neighbours)
+
+
+@asynccontextmanager
+async def pretended(*roles: Role) -> AsyncIterator[tuple[WorkerRing, list[PretendWorker]]]:
+    """A ring before workers that do nothing by themselves."""
+    ring = WorkerRing([], "pretended", b"key", retries=Retries(AT_ONCE))
+    workers = [
+        PretendWorker(at, role, lambda name: ring._answers[name].entry.output_ids)
+        for at, role in enumerate(roles)
+    ]
+    ring.workers = workers  # type: ignore[assignment]
+    for worker in workers:
+        worker.start()
+    yield ring, workers
+    await ring.close()
+
+
+async def hear(ring: WorkerRing, worker: PretendWorker) -> None:
+    said, worker.wire = worker.wire, []
+    ring.on_frame(worker, worker_pb2.Frame(deltas=said))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("heard_first", ["the handoff", "the death"])
+@pytest.mark.parametrize("silent_before", [False, True])
+async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, silent_before: bool) -> None:
+    """Decode may tell of a broken handoff before the prefill worker, whose death it was, is known to be lost."""
+    async with pretended("prefill", "prefill", "decode") as (ring, [*prefills, decode]):
+        request = Request("r", SamplingParams(max_tokens=LENGTH))
+        with ring.generate([1], [request]) as [chunks]:
+            asked = asyncio.create_task(anext(chunks))
+            await asyncio.sleep(0)
+            [group] = ring._groups.values()
+            [prefill] = [worker for worker in prefills if worker.jobs]
+            prefill.gone_before = silent_before
+            prefill.end()
+            if heard_first == "the handoff":
+                decode.fail("r", 0)
+                await hear(ring, decode)
+            ring.on_lost(prefill)  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            assert group.trail.deaths == (0 if silent_before else 1)
+            assert group.trail.failures == group.attempt == 1
+            assert sum(map(len, (worker.jobs for worker in prefills))) == 1, "it is tried again, once"
+            asked.cancel()
+            await asyncio.wait([asked])
