@@ -399,7 +399,7 @@ async def hear(ring: WorkerRing, worker: PretendWorker) -> None:
 @pytest.mark.parametrize("heard_first", ["the handoff", "the death"])
 @pytest.mark.parametrize("silent_before", [False, True])
 async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, silent_before: bool) -> None:
-    """Decode may tell of a broken handoff before the prefill worker, whose death it was, is known to be lost."""
+    """Decode may tell of a broken handoff before it is known that the prefill worker died."""
     async with pretended("prefill", "prefill", "decode") as (ring, [*prefills, decode]):
         request = Request("r", SamplingParams(max_tokens=LENGTH))
         with ring.generate([1], [request]) as [chunks]:
