@@ -22,7 +22,7 @@ from baton.v1 import worker_pb2
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE
 from tests.support.local_worker import LocalWorker, SlowModel, local_ring, until
-from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendWorker
+from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendWorker, token_after
 from tests.unit.test_beam_engine import beams
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
@@ -419,3 +419,25 @@ async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, sil
             assert sum(map(len, (worker.jobs for worker in prefills))) == 1, "it is tried again, once"
             asked.cancel()
             await asyncio.wait([asked])
+
+
+async def test_an_answer_is_written_on_by_the_same_revision_if_there_is_one() -> None:
+    async with pretended("both", "both", "both") as (ring, workers):
+        for worker, revision in zip(workers, "aab", strict=True):
+            assert worker.hello is not None
+            worker.hello.revision = revision
+        workers[1].given = workers[2].given = 1
+        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+            asked = asyncio.create_task(anext(chunks))
+            await asyncio.sleep(0)
+            assert workers[0].jobs
+            workers[0].say("r", 0, 0, token_after([1], 0, []))
+            await hear(ring, workers[0])
+            workers[1].given = 9  # the other one would be chosen
+            for at, then in ((0, 1), (1, 2)):
+                workers[at].gone_before = True  # nobody is to blame
+                workers[at].end()
+                ring.on_lost(workers[at])  # type: ignore[arg-type]
+                await asyncio.sleep(0)
+                assert workers[then].jobs, "the same revision, and then any"
+            assert (await asked).token_ids == (token_after([1], 0, []),)

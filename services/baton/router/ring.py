@@ -73,6 +73,8 @@ class _Group:
     attempt: int = 0
     """That which is under way, or is sought workers for."""
     submitted_at: float = 0.0
+    revision: str = ""
+    """Of the model that computes it."""
     search: asyncio.Task[None] | None = None
     """For workers."""
     name: str = ""
@@ -294,6 +296,9 @@ class WorkerRing:
         except FullError:
             message = "too many requests wait for a worker already"
             self._give_up(group, "queue_full", RingError(503, "no_worker", message))
+        except Exception:  # a client waits for this
+            log.exception("request %s: no attempt could be begun", group.name)
+            self._end(group, RingError(500, "internal_error", "the router could not place this request"))
         finally:
             if group.search is asyncio.current_task():
                 group.search = None
@@ -307,15 +312,25 @@ class WorkerRing:
         return RingError(before.status, before.code, f"{before}; {message}")
 
     def _begin(self, group: _Group) -> bool:
-        """Begin an attempt, if it can be placed now. One that was refused or broke avoids those with which it
-        did, as long as there are others of their role."""
-        placed = self._place(group.avoided)
-        if group.avoided and (placed is None or (placed[1] is None and takes_over(placed[0].role))):
-            placed = self._place()
+        """Begin an attempt, if it can be placed now."""
+        placed = self._choose(group)
         if placed is None:
             return False
         self._submit(group, *placed)
         return True
+
+    def _choose(self, group: _Group) -> tuple[WorkerClient, WorkerClient | None] | None:
+        """An attempt that was refused or broke avoids those with which it did, as long as there are others of
+        their role; an answer that was begun is written on by the same revision of the model, as long as there
+        is one."""
+        begun = any(answer.entry.output_ids for answer in group.going)
+        foreign = {
+            w.address for w in self.workers if begun and w.hello and w.hello.revision != group.revision
+        }
+        placed = self._place(group.avoided | foreign)
+        if group.avoided and (placed is None or (placed[1] is None and takes_over(placed[0].role))):
+            placed = self._place(foreign)
+        return self._place() if placed is None and foreign else placed
 
     def _withdraw(self, group: _Group, but: WorkerClient | None = None) -> list[_Group]:
         """End the attempt on all workers but one. Returns what is to go on: the group, or when its answers
@@ -342,6 +357,7 @@ class WorkerRing:
             group.trail.fork(),
             begun=True,
             attempt=group.attempt,
+            revision=group.revision,
             name=answer.request.request_id,
             interrupted_at=group.interrupted_at,
         )
@@ -414,6 +430,7 @@ class WorkerRing:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
         group.decode, group.prefill = decode, prefill
         group.submitted_at = time.monotonic()
+        group.revision = decode.hello.revision if decode.hello else ""
         # Whose search it is decides by rank which answer has which name: there all are told, or none.
         first, *others = group.answers if group.is_search else group.going
         group.name = first.request.request_id
@@ -620,8 +637,11 @@ class WorkerRing:
 
     def _move_from(self, worker: WorkerClient) -> None:
         """Have the answers of a decode worker that drains written on by others, a few at a time. What is
-        still being handed on to it comes later; with nobody else to decode, they end where they are."""
-        if worker.role == "prefill" or self._place() is None:
+        still being handed on to it comes later; with nobody else to decode, or while requests wait for those
+        there are, they stay where they are."""
+        others = (w for w in self.workers if w is not worker and w.ready and not w.draining)
+        decoders = [other for other in others if other.role != "prefill"]
+        if worker.role == "prefill" or not decoders or len(self._waiting):
             return
         groups = list({id(answer.group): answer.group for answer in self._answers.values()}.values())
         moving = sum(group.left is worker for group in groups)
