@@ -14,6 +14,7 @@ import random
 import re
 import signal
 import statistics
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -25,10 +26,11 @@ from typing import Any, Literal
 import httpx
 
 from tests.support.random_requests import Ask, draw
-from tests.support.ring import Ring, running_ring, scrape
+from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.rings_at_their_limit import errors_logged
 
 Event = Literal["kill decode", "kill prefill", "drain decode", "drain prefill"]
+ROLES = ("prefill", "decode")
 EVENTS: tuple[Event, ...] = ("kill decode", "kill prefill", "drain decode", "drain prefill")
 OPTIONS = ("--scheduling-policy", "priority", "--num-blocks", "1024")
 PREFILL_OPTIONS = ("--no-prefix-caching",)
@@ -319,23 +321,40 @@ class Streams:
     # --- what is done
 
     async def _disturb(self, events: int) -> None:
+        """Both roles at the same time, each worker when the others of its role are there."""
+        async with asyncio.TaskGroup() as tasks:
+            for at, role in enumerate(ROLES):
+                tasks.create_task(self._disturb_role(role, (events + at) // len(ROLES)))
+
+    async def _disturb_role(self, role: str, events: int) -> None:
         done = 0
         while done < events:
-            for event in self._rng.sample(EVENTS, len(EVENTS))[: events - done]:
-                await asyncio.to_thread(self._ring.wait_workers, 60.0)
+            kinds = [event for event in EVENTS if event.endswith(role)]
+            for event in self._rng.sample(kinds, len(kinds))[: events - done]:
+                await self._until_all_serve(role)
                 await asyncio.sleep(self._rng.uniform(0.3, 1.5))
-                await self._do(event)
+                await self._do(event, self._rng.choice(self._ring.of_role(role)))
                 done += 1
 
-    async def _do(self, event: Event) -> None:
-        how, _, role = event.partition(" ")
-        victim = self._rng.choice(self._ring.of_role(role))
-        number, status = (signal.SIGKILL, -9) if how == "kill" else (signal.SIGTERM, 0)
+    async def _until_all_serve(self, role: str) -> None:
+        async with asyncio.timeout(60):
+            while True:
+                samples = await asyncio.to_thread(scrape, f"{self._ring.url}/metrics")
+                up = [
+                    value for name, value in samples.items() if "worker_ready" in name and f'"{role}"' in name
+                ]
+                if sum(up) == len(self._ring.of_role(role)):
+                    return
+                await asyncio.sleep(0.05)
+
+    async def _do(self, event: Event, victim: Service) -> None:
+        number, status = (signal.SIGKILL, -9) if event.startswith("kill") else (signal.SIGTERM, 0)
         victim.process.send_signal(number)
         try:
-            ended = await asyncio.to_thread(victim.process.wait, LONGEST_S)
-        except Exception as error:  # noqa: BLE001 - a finding like others
-            ended = error
+            ended: object = await asyncio.to_thread(victim.process.wait, LONGEST_S)
+        except subprocess.TimeoutExpired:
+            ended = f"nothing within {LONGEST_S:.0f} s"
+            await asyncio.to_thread(victim.kill)
         if ended != status:
             self.report.violations.append(f"{event}: {victim.name} ended with {ended}, not {status}")
         self.report.events[event] += 1
