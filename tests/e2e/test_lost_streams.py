@@ -14,3 +14,4 @@ def test_a_client_notices_a_pause_at_most(tmp_path: Path) -> None:
     assert sorted(report.events) == sorted(EVENTS)
     assert report.interrupted.total() > 0, "nobody was interrupted: this shows nothing"
     assert report.answers > report.questions
+    assert report.resumes["baton_attempts_total"] >= report.answers
