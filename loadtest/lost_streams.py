@@ -15,14 +15,13 @@ import json
 import math
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.chaos.streams import EVENTS, Plan, run
+from tests.support.chaos.streams import EVENTS, Plan, Report, run
 
 
 def spread(seconds: Sequence[float]) -> str:
@@ -34,46 +33,47 @@ def spread(seconds: Sequence[float]) -> str:
     return f"{len(ordered)}: {p50:.2f} / {p99:.2f} / {ordered[-1]:.2f}"
 
 
-def table(reports: Sequence[dict[str, object]]) -> Table:
-    def total(name: str) -> Counter[str]:
-        found = Counter[str]()
-        for report in reports:
-            found.update(report[name])  # type: ignore[arg-type]
-        return found
+def total(counters: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for counter in counters:
+        for name, count in counter.items():
+            found[name] = found.get(name, 0) + count
+    return dict(sorted(found.items()))
 
-    def all_of(name: str) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
-        for report in reports:
-            for cause, seconds in report[name].items():  # type: ignore[attr-defined]
-                found.setdefault(cause, []).extend(seconds)
-        return found
 
-    def add_up(name: str) -> str:
-        return str(sum(report[name] for report in reports))  # type: ignore[misc]
+def joined(found: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    all_of: dict[str, list[float]] = {}
+    for each in found:
+        for cause, seconds in each.items():
+            all_of.setdefault(cause, []).extend(seconds)
+    return dict(sorted(all_of.items()))
 
+
+def listed(counts: Mapping[str, float]) -> str:
+    return ", ".join(f"{count:g} {name.removeprefix('baton_')}" for name, count in counts.items())
+
+
+def table(reports: Sequence[Report]) -> Table:
     shown = Table("", "")
-    shown.add_row("seeds", ", ".join(str(report["seed"]) for report in reports))
-    events = total("events")
+    shown.add_row("seeds", ", ".join(str(report.seed) for report in reports))
+    events = total(report.events for report in reports)
     for event in EVENTS:
-        shown.add_row(event, str(events[event]))
-    shown.add_row("answers, complete and true", add_up("answers"))
-    shown.add_row("tokens in them", add_up("tokens"))
-    shown.add_row(
-        "questions; dropped: undisturbed answers differ", f"{add_up('questions')}; {add_up('dropped')}"
+        shown.add_row(event, f"{events.get(event, 0):g}")
+    shown.add_row("answers, complete and true", str(sum(report.answers for report in reports)))
+    shown.add_row("tokens in them", str(sum(report.tokens for report in reports)))
+    questions, dropped = (
+        sum(each) for each in zip(*((r.questions, r.dropped) for r in reports), strict=True)
     )
-    for cause, count in sorted(total("interrupted").items()):
-        shown.add_row(f"attempts ended: {cause}", str(count))
-    for cause, seconds in sorted(all_of("pauses_s").items()):
+    shown.add_row("questions; dropped: undisturbed answers differ", f"{questions}; {dropped}")
+    for cause, count in total(report.interrupted for report in reports).items():
+        shown.add_row(f"attempts ended: {cause}", f"{count:g}")
+    for cause, seconds in joined(report.pauses_s for report in reports).items():
         shown.add_row(f"pause added, s ({cause}): p50 / p99 / max", spread(seconds))
-    for cause, seconds in sorted(all_of("first_tokens_s").items()):
+    for cause, seconds in joined(report.first_tokens_s for report in reports).items():
         shown.add_row(f"from there to the first token, s ({cause})", spread(seconds))
-    features = ", ".join(f"{count} {name}" for name, count in sorted(total("features").items()))
-    shown.add_row("of the interrupted, with", features)
-    resumes = ", ".join(
-        f"{name.removeprefix('baton_')} {value:g}" for name, value in sorted(total("resumes").items())
-    )
-    shown.add_row("as the router counts", resumes)
-    shown.add_row("VIOLATIONS", str(sum(len(report["violations"]) for report in reports)))  # type: ignore[arg-type]
+    shown.add_row("of the interrupted, with", listed(total(report.features for report in reports)))
+    shown.add_row("as the router counts", listed(total(report.resumes for report in reports)))
+    shown.add_row("VIOLATIONS", str(sum(len(report.violations) for report in reports)))
     return shown
 
 
@@ -98,10 +98,10 @@ def main() -> None:
         longest=options.longest,
     )
     report = run(logs, plan)
-    reports = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
-    reports.append(vars(report))
+    known = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
+    reports = [*(Report(**each) for each in known), report]
     if options.json:
-        options.json.write_text(json.dumps(reports, indent=1))
+        options.json.write_text(json.dumps([vars(each) for each in reports], indent=1))
     Console(width=160).print(table(reports))
     for violation in report.violations[:20]:
         print(f"VIOLATION: {violation}")
