@@ -21,6 +21,7 @@ from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.tiny_models import TINY_MODELS
 
 UNCACHED = ("--no-prefix-caching",)
+NO_WAITING = ("--queue-timeout", "0")
 PROMPTS = [[100 + number, *range(200, 800)] for number in range(10)]
 LONG = {"max_tokens": 1500, "temperature": 0}
 
@@ -55,7 +56,7 @@ def draining(ring: Ring, worker: Service) -> bool:
 
 @pytest.fixture
 async def ring(tmp_path: Path) -> AsyncIterator[Ring]:
-    with running_ring(tmp_path, options=UNCACHED) as running:
+    with running_ring(tmp_path, options=UNCACHED, router_options=NO_WAITING) as running:
         yield running
 
 
@@ -137,7 +138,14 @@ async def test_with_another_worker_of_the_role_no_client_notices(tmp_path: Path)
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     """One worker that drains for a second at most. Tests start it again."""
     options = ("--drain-timeout", "1")
-    with running_ring(tmp_path_factory.mktemp("one"), prefill=0, decode=0, both=1, options=options) as ring:
+    with running_ring(
+        tmp_path_factory.mktemp("one"),
+        prefill=0,
+        decode=0,
+        both=1,
+        options=options,
+        router_options=NO_WAITING,
+    ) as ring:
         yield ring
 
 

@@ -53,8 +53,9 @@ async def test_a_client_that_leaves_a_whole_answer_is_noticed_too(demo: RingClie
 
 @pytest.fixture(scope="module")
 def mortal_ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    """A ring whose workers may be killed."""
-    with running_ring(tmp_path_factory.mktemp("mortal")) as ring:
+    """A ring whose workers may be killed, and whose router gives a request up with its first attempt."""
+    tmp = tmp_path_factory.mktemp("mortal")
+    with running_ring(tmp, router_options=("--max-attempts", "1")) as ring:
         yield ring
 
 

@@ -32,7 +32,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ring(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     options = ("--tensor-parallel-size", "2", "--num-blocks", "128", "--prefill-chunk", "64")
     tmp = tmp_path_factory.mktemp("ring")
-    with running_ring(tmp, model=str(model), prefill=0, decode=0, both=1, options=options) as ring:
+    once = ("--max-attempts", "1")
+    with running_ring(
+        tmp, model=str(model), prefill=0, decode=0, both=1, options=options, router_options=once
+    ) as ring:
         yield ring
 
 

@@ -228,8 +228,8 @@ async def test_a_rank_that_dies_in_a_handoff_leaves_nothing_held(
         asked = asyncio.create_task(
             ask(other, setup.model, [q.prompt for q in questions[Pair(STAGES, FOUR)]])
         )
-        with pytest.raises(httpx.HTTPStatusError, match=r"worker_(lost|error)"):
-            await asyncio.wait_for(request, 10)
+        # Decode computes it by itself: nobody else prefills.
+        assert len((await asyncio.wait_for(request, 60)).token_ids) == NEW_TOKENS
     assert await asyncio.to_thread(prefill.process.wait, 10) == CRASHED
     assert time.monotonic() - killed < 3
     assert await asked == [question.answer for question in others]

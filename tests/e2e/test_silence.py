@@ -29,8 +29,8 @@ async def until(condition: Callable[[], bool], seconds: float) -> None:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    options = ("--no-prefix-caching",)
-    with running_ring(tmp_path_factory.mktemp("silence"), options=options) as ring:
+    options, once = ("--no-prefix-caching",), ("--max-attempts", "1")
+    with running_ring(tmp_path_factory.mktemp("silence"), options=options, router_options=once) as ring:
         yield ring
 
 

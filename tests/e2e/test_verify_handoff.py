@@ -81,6 +81,7 @@ async def test_a_request_whose_handoffs_always_break_fails_by_name(
         model=str(model),
         options=(*OVER_TCP, "--verify-handoff"),
         decode_program="tests.support.careless_worker",
+        router_options=("--max-attempts", "3"),
     ) as ring:
         async with RingClient(ring.url, "llama") as client:
             with pytest.raises(httpx.HTTPStatusError) as failure:

@@ -24,10 +24,12 @@ from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine
 from baton.prefill.role import PrefillRole
+from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import HandoffMetrics
+from baton.telemetry.resumes import ResumeMetrics
 from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.drain import Drain
@@ -54,7 +56,7 @@ class SlowModel(FakeModel):
 
 class LocalWorker:
     """One worker. ``revision`` is part of what must be equal for two workers to link; ``make_engine`` is
-    called with the model."""
+    called with the model. ``port`` 0: any."""
 
     def __init__(
         self,
@@ -64,9 +66,12 @@ class LocalWorker:
         tempo: Tempo = TEMPO,
         revision: str = "1",
         make_engine: Callable[..., Engine] = fake_engine,
+        make_model: Callable[[float], SlowModel] = SlowModel,
+        port: int = 0,
     ) -> None:
         self.role = role
-        self.engine = make_engine(model=SlowModel(step_s))
+        self.port = port
+        self.engine = make_engine(model=make_model(step_s))
         self.routers = Routers()
         self.incarnation = new_incarnation()
         self.crashed = asyncio.Event()
@@ -82,7 +87,8 @@ class LocalWorker:
 
     async def start(self) -> None:
         server = grpc.aio.server()
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.address = f"127.0.0.1:{self.port}"
         self.wiring = self._wiring()
         crash = self.crashed.set
         self.prefill = PrefillRole(self.engine, self.wiring, self.routers, crash, self._tempo)
@@ -135,13 +141,19 @@ class LocalWorker:
 
 
 @asynccontextmanager
-async def local_ring(workers: Sequence[LocalWorker], tempo: Tempo = TEMPO) -> AsyncIterator[WorkerRing]:
+async def local_ring(
+    workers: Sequence[LocalWorker],
+    tempo: Tempo = TEMPO,
+    policy: RetryPolicy | None = None,
+    metrics: ResumeMetrics | None = None,
+) -> AsyncIterator[WorkerRing]:
     """Start the workers and a router's ring before them, and end them all."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        ring = WorkerRing([worker.address for worker in workers], "fake", KEY, tempo)
+        addresses = [worker.address for worker in workers]
+        ring = WorkerRing(addresses, "fake", KEY, tempo, Retries(policy or RetryPolicy()), metrics)
         ring.start()
         stack.push_async_callback(ring.close)
         await until(lambda: all(client.ready for client in ring.workers))

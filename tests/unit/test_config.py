@@ -209,6 +209,8 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         max_body_bytes=2048,
         max_n=2,
         max_stop_strings=0,
+        max_attempts=2,
+        queue_timeout=0.5,
         tool_call_parser="hermes",
         reasoning_parser="none",
         log_level="error",

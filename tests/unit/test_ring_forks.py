@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from baton.decode.role import DecodeRole
+from baton.router.retries import RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.types import Request, RingError
 from baton.sampling_params import SamplingParams
@@ -174,9 +175,9 @@ async def test_those_that_meet_a_drain_are_placed_elsewhere(roles: tuple[str, ..
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
-async def test_all_end_when_a_worker_is_lost(victim: str) -> None:
+async def test_all_end_when_a_worker_is_lost_for_good(victim: str) -> None:
     workers = {role: LocalWorker(role, step_s=0.05) for role in ("prefill", "decode")}
-    async with local_ring(list(workers.values())) as ring:
+    async with local_ring(list(workers.values()), policy=RetryPolicy(max_attempts=1)) as ring:
         with ring.generate(PROMPT, wanted(3)) as chunks:
             asked = [asyncio.create_task(anext(each)) for each in chunks]
             if victim == "decode":

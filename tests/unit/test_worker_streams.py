@@ -18,6 +18,7 @@ from baton.connector.tcp import SendingLink
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
 from baton.prefill.links import DecodePeer
+from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.types import RingError
 from baton.router.workers import WorkerClient
@@ -175,9 +176,9 @@ async def test_what_was_computed_is_published_before_a_worker_is_settled() -> No
 
 async def test_without_another_worker_the_client_hears_of_the_drain() -> None:
     worker = LocalWorker("both")
-    async with local_ring([worker]) as ring:
+    async with local_ring([worker], policy=RetryPolicy(queue_timeout=0.1)) as ring:
         worker.service.drain()
-        with pytest.raises(RingError, match="this worker is draining") as refused:
+        with pytest.raises(RingError, match="draining; no worker that can decode is ready") as refused:
             await answer(ring, "r", PROMPT, TOKENS)
         assert refused.value.status == 503
         assert not ring.ready
@@ -228,7 +229,7 @@ async def test_prefill_may_be_gone_before_decode_has_said_a_word(monkeypatch: py
 
 async def test_a_drain_that_takes_too_long_is_cut_short() -> None:
     worker = LocalWorker("both", step_s=0.02)
-    async with local_ring([worker]) as ring:
+    async with local_ring([worker], policy=RetryPolicy(queue_timeout=0.1)) as ring:
         asked = asyncio.create_task(answer(ring, "r", PROMPT, 100))
         await until(lambda: worker.service.open_work().sequences)
         assert not await worker.drain.run(0.1)
@@ -346,7 +347,8 @@ async def test_a_silent_worker_is_given_up_and_dialled_again(busy: bool) -> None
     pb_grpc.add_WorkerServicer_to_server(worker, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    ring = WorkerRing([address], "fake", KEY, BUSY if busy else IDLE)
+    tempo = BUSY if busy else IDLE
+    ring = WorkerRing([address], "fake", KEY, tempo, Retries(RetryPolicy(max_attempts=1)))
     ring.start()
     await until(lambda: ring.ready)
     began = time.monotonic()

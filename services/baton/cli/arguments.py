@@ -324,6 +324,22 @@ MaxN = Annotated[int, typer.Option(help="Most answers (n) to one request.", rich
 MaxStopStrings = Annotated[
     int, typer.Option(help="Most stop strings in one request.", rich_help_panel="Limits")
 ]
+MaxAttempts = Annotated[
+    int,
+    typer.Option(
+        help="So many attempts of a request may fail, as workers die or handoffs break; then it is given up "
+        "on.",
+        rich_help_panel="Limits",
+    ),
+]
+QueueTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Longest time that a request waits for a worker that can take it; 0: not at all.",
+        rich_help_panel="Limits",
+    ),
+]
 
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_PROCESS)]
 UpLogLevel = Annotated[

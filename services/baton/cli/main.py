@@ -214,6 +214,8 @@ def router(
     max_body_bytes: arg.MaxBodyBytes = _ROUTER.max_body_bytes,
     max_n: arg.MaxN = _ROUTER.max_n,
     max_stop_strings: arg.MaxStopStrings = _ROUTER.max_stop_strings,
+    max_attempts: arg.MaxAttempts = _ROUTER.max_attempts,
+    queue_timeout: arg.QueueTimeout = _ROUTER.queue_timeout,
     tool_call_parser: arg.ToolCallParser = _ROUTER.tool_call_parser,
     reasoning_parser: arg.ReasoningParser = _ROUTER.reasoning_parser,
     log_level: arg.LogLevel = _ROUTER.log_level,

@@ -286,6 +286,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
         except ValueError as error:
             self._send(link, pb.DecodeMessage(decline=pb.Decline(name=ask.name, reason=str(error))))
             return
+        if not self._outlet.connected(sequence.owner):
+            reason = "its router is not connected to decode"
+            decline = pb.Decline(name=ask.name, reason=reason, elsewhere=True)
+            self._send(link, pb.DecodeMessage(decline=decline))
+            return
         # Hashed here, as it takes a while for a long prompt and the machine runs under the engine's lock.
         manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids), 1 + len(sequence.forks))
         if self._engine.scheduler.limits.shares(sequence):
@@ -308,8 +313,6 @@ class DecodeRole(pb_grpc.HandoffServicer):
             handle, self._cluster_key, name, self._wiring.incarnation, sequence.num_tokens
         ):
             raise ValueError("invalid handle: do router and workers share one cluster key?")
-        if not self._outlet.connected(sequence.owner):
-            raise ValueError("its router is not connected to decode")
         self._engine.check(sequence)
 
     # --- carrying out

@@ -27,6 +27,8 @@ class RouterConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = MAX_ANSWERS
     max_stop_strings: int = 16
+    max_attempts: int = 5  # of a request, that may fail before it is given up on
+    queue_timeout: float = 10.0  # seconds that a request waits for a worker
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     log_level: str = "info"
@@ -50,6 +52,8 @@ class RouterConfig:
         check_range("max_body_bytes", self.max_body_bytes, 1024)
         check_range("max_n", self.max_n, 1, MAX_ANSWERS)
         check_range("max_stop_strings", self.max_stop_strings, 0)
+        check_range("max_attempts", self.max_attempts, 1, 100)
+        check_range("queue_timeout", self.queue_timeout, 0, 3600)
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         check_choice("log_level", self.log_level, LOG_LEVELS)

@@ -22,9 +22,11 @@ from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
 from baton.router.grpc_api import add_services, server_options
+from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector
 from baton.text.tokenizer import Tokenizer
 
@@ -59,8 +61,15 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    ring = WorkerRing(config.workers, config.model_name, config.cluster_key.encode())
     metrics = RouterMetrics(CollectorRegistry())
+    policy = RetryPolicy(max_attempts=config.max_attempts, queue_timeout=config.queue_timeout)
+    ring = WorkerRing(
+        config.workers,
+        config.model_name,
+        config.cluster_key.encode(),
+        retries=Retries(policy),
+        metrics=ResumeMetrics(metrics.registry),
+    )
     metrics.registry.register(RingCollector(ring.loads))
     service = CompletionService(ring, tokenizer, settings, metrics)
     metrics.registry.register(GrammarCollector("router", service.grammars.stats))

@@ -9,14 +9,21 @@ import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+
+from prometheus_client import CollectorRegistry
 
 from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
 from baton.router.ledger import Entry, failure
 from baton.router.placement import least_loaded, may_prefill, takes_over
+from baton.router.retries import Retries, RetryPolicy
+from baton.router.trail import Suspects, Trail
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
+from baton.router.waiting import FullError, WaitingRoom
 from baton.router.workers import WorkerClient
+from baton.telemetry.resumes import Cause, Reason, ResumeMetrics
 from baton.telemetry.ring import WorkerView
 from baton.urgency import CALM, Urgency
 from baton.v1 import inference_pb2
@@ -27,8 +34,14 @@ log = logging.getLogger(__name__)
 WORKER_TELLS_S = 0.5
 """How long after a deadline the worker's own word on it may take: it looks every tick, and its clock began
 when the request had reached it."""
-MAX_LOST = 3
-"""Attempts of one request whose handoff may break; a request that breaks more is given up on."""
+SUSPECT_WAITS_S = 60.0
+"""The longest that a request waits until other suspects are cleared."""
+FLED_S = 3.0
+"""A handoff may be heard to break before the stream of the worker whose death broke it."""
+MOVES_AT_ONCE = 8
+"""Answers that are on their way from one decode worker that drains; its others are written on meanwhile."""
+WORTH_MOVING = 16
+"""Tokens that an answer has left at least, for its move to take less time than its rest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,17 +67,32 @@ class _Group:
     prompt_ids: list[int]
     urgency: Urgency
     answers: list[_Answer] = field(default_factory=list)
-    attempt: int = -1
-    """-1: not submitted yet."""
+    trail: Trail = field(default_factory=Trail)
+    begun: bool = False
+    """Somebody wants it."""
+    attempt: int = 0
+    """That which is under way, or is sought workers for."""
+    submitted_at: float = 0.0
+    revision: str = ""
+    """Of the model that computes it."""
+    search: asyncio.Task[None] | None = None
+    """For workers."""
     name: str = ""
     decode: WorkerClient | None = None
     prefill: WorkerClient | None = None
     parted: bool = False
     """Each answer is a request of its own by now: tokens of the attempt have come from decode."""
     avoided: set[str] = field(default_factory=set)
-    """Decode workers that prefill could not link to, or that have no room."""
-    lost: int = 0
-    """Attempts whose handoff broke."""
+    """Workers that prefill could not link to, that have no room, or with which the handoff broke."""
+    fled: tuple[WorkerClient, float] | None = None
+    """The other worker of the last handoff that broke, and when that was: if it has died, it did with this
+    on it."""
+    interrupted_at: float | None = None
+    """When the attempt before this one ended. None: tokens have come since."""
+    error: RingError | None = None
+    """With ``interrupted_at``: what the client is told if that was the last attempt."""
+    left: WorkerClient | None = None
+    """With ``interrupted_at``: the worker that drains, which it left."""
 
     @property
     def workers(self) -> list[WorkerClient]:
@@ -75,19 +103,51 @@ class _Group:
         """Those that are wanted and not over."""
         return [answer for answer in self.answers if not answer.closed and not answer.entry.finished]
 
+    @property
+    def delivered(self) -> int:
+        """Tokens that each answer which goes on has at least."""
+        return min((len(answer.entry.output_ids) for answer in self.going), default=0)
+
+    @property
+    def is_search(self) -> bool:
+        """A beam search tells nothing before its end, and then everything."""
+        return self.answers[0].request.params.beam_search is not None
+
+    @property
+    def turn(self) -> tuple[float, float]:
+        """Among those that wait for a worker."""
+        return self.urgency.priority, self.urgency.since
+
 
 class WorkerRing:
     """``baton.router.types.Ring`` over gRPC streams to workers at fixed addresses."""
 
     def __init__(
-        self, addresses: Sequence[str], model_name: str, cluster_key: bytes, tempo: Tempo = TEMPO
+        self,
+        addresses: Sequence[str],
+        model_name: str,
+        cluster_key: bytes,
+        tempo: Tempo = TEMPO,
+        retries: Retries | None = None,
+        metrics: ResumeMetrics | None = None,
     ) -> None:
+        """``retries`` and ``metrics``: None for the default policy, and for metrics that nobody reads."""
         self._model_name = model_name
+        self._last_view: ModelInfo | None = None
+        """Of the workers, when one was last found."""
+        self._retries = retries or Retries(RetryPolicy())
+        self._metrics = metrics or ResumeMetrics(CollectorRegistry())
+        self._waiting = WaitingRoom(self._retries.policy.queue_size)
+        self._metrics.watch_waiting(self._waiting.__len__)
+        self._suspects = Suspects()
+        self._watch = WaitingRoom(self._retries.policy.queue_size)
+        """Suspects that wait until another one is cleared."""
         self._cluster_key = cluster_key
         self._answers: dict[str, _Answer] = {}
         """Those under way, by request id."""
         self._groups: dict[str, _Group] = {}
         """Those whose attempt is under way as one, by name."""
+        self._searches: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
         router_id = secrets.token_hex(8)
         self.workers = [WorkerClient(a, router_id, self, tempo) for a in addresses]
@@ -98,23 +158,30 @@ class WorkerRing:
         self._tasks.append(asyncio.create_task(self._run_timers(), name="timers"))
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._searches]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_timers(self) -> None:
-        """Listen for silence, for as long as the router lives."""
+        """Listen for silence, and empty the workers that drain, for as long as the router lives."""
         before = time.monotonic()
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             for worker in self.workers:
                 worker.tick(now - before)
+                if worker.ready and worker.draining:
+                    self._move_from(worker)
             before = now
 
     @property
     def model(self) -> ModelInfo | None:
-        """The most cautious view of the ready workers: a request must fit wherever it is placed."""
+        """The most cautious view of the ready workers: a request must fit wherever it is placed. While none
+        is ready, as it was before."""
+        return self._view() or self._last_view
+
+    def _view(self) -> ModelInfo | None:
         hellos = [w.hello for w in self.workers if w.hello is not None]
         if not hellos:
             return None
@@ -173,7 +240,7 @@ class WorkerRing:
                 self._close(answer)
 
     async def _chunks(self, answer: _Answer) -> AsyncGenerator[TokenChunk]:
-        if answer.group.attempt < 0:
+        if not answer.group.begun:
             self._start(answer.group)
         try:
             finished = False
@@ -201,11 +268,135 @@ class WorkerRing:
     def _start(self, group: _Group) -> None:
         if group.urgency.overdue(time.monotonic()):
             raise deadline_exceeded()
-        placed = self._place()
-        if placed is None:
-            raise RingError(503, "no_worker", "no worker that can decode is ready")
+        group.begun = True
+        self._retries.request_came()
         self._answers |= {answer.request.request_id: answer for answer in group.answers}
+        self._seek(group)
+
+    # --- attempts
+
+    def _seek(self, group: _Group, pause: float = 0.0) -> None:
+        """Begin an attempt: now, if there is somebody to take it and nobody waits, otherwise when there
+        is."""
+        if pause or group.trail.watched or len(self._waiting) or not self._begin(group):
+            group.search = asyncio.create_task(self._search(group, pause))
+            self._searches.add(group.search)
+            group.search.add_done_callback(self._searches.discard)
+
+    async def _search(self, group: _Group, pause: float) -> None:
+        try:
+            await asyncio.sleep(pause)
+            if group.trail.watched:
+                enter = partial(self._suspects.enter, group.trail)
+                await self._watch.wait(enter, time.monotonic() + SUSPECT_WAITS_S, group.turn)
+            until = time.monotonic() + self._retries.policy.queue_timeout
+            await self._waiting.wait(partial(self._begin, group), until, group.turn)
+        except TimeoutError:
+            self._give_up(group, "no_worker", self._nobody(group.error))
+        except FullError:
+            message = "too many requests wait for a worker already"
+            self._give_up(group, "queue_full", RingError(503, "no_worker", message))
+        except Exception:  # a client waits for this
+            log.exception("request %s: no attempt could be begun", group.name)
+            self._end(group, RingError(500, "internal_error", "the router could not place this request"))
+        finally:
+            if group.search is asyncio.current_task():
+                group.search = None
+
+    def _nobody(self, before: RingError | None) -> RingError:
+        """``before``: how the attempt before ended, if there was one."""
+        waited = self._retries.policy.queue_timeout
+        message = "no worker that can decode is ready" + (f", after {waited:g} s" if waited else "")
+        if before is None:
+            return RingError(503, "no_worker", message)
+        return RingError(before.status, before.code, f"{before}; {message}")
+
+    def _begin(self, group: _Group) -> bool:
+        """Begin an attempt, if it can be placed now."""
+        placed = self._choose(group)
+        if placed is None:
+            return False
         self._submit(group, *placed)
+        return True
+
+    def _choose(self, group: _Group) -> tuple[WorkerClient, WorkerClient | None] | None:
+        """An attempt that was refused or broke avoids those with which it did, as long as there are others of
+        their role; an answer that was begun is written on by the same revision of the model, as long as there
+        is one."""
+        begun = any(answer.entry.output_ids for answer in group.going)
+        foreign = {
+            w.address for w in self.workers if begun and w.hello and w.hello.revision != group.revision
+        }
+        placed = self._place(group.avoided | foreign)
+        if group.avoided and (placed is None or (placed[1] is None and takes_over(placed[0].role))):
+            placed = self._place(foreign)
+        return self._place() if placed is None and foreign else placed
+
+    def _withdraw(self, group: _Group, but: WorkerClient | None = None) -> list[_Group]:
+        """End the attempt on all workers but one. Returns what is to go on: the group, or when its answers
+        have parted each that goes on, as a group of its own."""
+        self._cancel(group, group.answers, but=but)
+        self._groups.pop(group.name, None)
+        self._stop_search(group)
+        parts = [group] if group.going else []
+        if group.parted and len(group.answers) > 1:
+            parts = [self._part_of(group, answer) for answer in group.going]
+        for part in parts:
+            part.attempt += 1
+            part.prefill = part.decode = None
+            part.parted = False
+            for answer in part.answers:
+                answer.entry.attempt = part.attempt
+        return parts
+
+    def _part_of(self, group: _Group, answer: _Answer) -> _Group:
+        answer.group = _Group(
+            group.prompt_ids,
+            group.urgency,
+            [answer],
+            group.trail.fork(),
+            begun=True,
+            attempt=group.attempt,
+            revision=group.revision,
+            name=answer.request.request_id,
+            interrupted_at=group.interrupted_at,
+        )
+        return answer.group
+
+    def _resume(self, group: _Group, cause: Cause, error: RingError) -> None:
+        """An attempt has failed, and is withdrawn: another one goes on from the tokens that were delivered,
+        if it may, and soon. If not, the client is told ``error``."""
+        group.trail.failures += 1
+        if self._retries.exhausted(group.trail):
+            self._give_up(group, "worker_lost" if cause == "worker_lost" else "worker_error", error)
+            return
+        pause = self._retries.pause(group.trail, settle=cause != "refused")
+        if pause is None:
+            self._give_up(group, "retry_budget", error)
+            return
+        log.warning("request %s: attempt %d ended: %s", group.name, group.attempt - 1, error)
+        self._go_on(group, cause, error, pause)
+
+    def _go_on(self, group: _Group, cause: Cause, error: RingError, pause: float = 0.0) -> None:
+        self._metrics.resumed(cause)
+        group.error = error
+        if group.interrupted_at is None:
+            group.interrupted_at = time.monotonic()
+        self._seek(group, pause)
+
+    def _give_up(self, group: _Group, reason: Reason, error: RingError) -> None:
+        self._metrics.gave_up(reason)
+        log.warning("request %s is given up on (%s): %s", group.name, reason, error)
+        self._end(group, error)
+
+    def _stop_search(self, group: _Group) -> None:
+        """No workers are sought for it any more, and as a suspect it makes way for others."""
+        if group.search is not None and group.search is not asyncio.current_task():
+            group.search.cancel()
+        if self._suspects.leave(group.trail):
+            self._watch.changed()
+
+    # --- the end
 
     def _close(self, answer: _Answer) -> None:
         """Nobody wants more of this answer. Workers hear of it, as soon as it is no others' affair too."""
@@ -217,10 +408,12 @@ class WorkerRing:
         if group.parted:
             if not answer.entry.finished:
                 self._cancel(group, [answer])
-        elif group.attempt >= 0 and not group.going:
+        elif not group.going:
             if not all(each.entry.finished for each in group.answers):
                 self._cancel(group, group.answers)
             self._groups.pop(group.name, None)
+        if not group.going:
+            self._stop_search(group)
 
     @staticmethod
     def _cancel(group: _Group, answers: Sequence[_Answer], but: WorkerClient | None = None) -> None:
@@ -236,12 +429,13 @@ class WorkerRing:
     def _submit(self, group: _Group, decode: WorkerClient, prefill: WorkerClient | None) -> None:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
         group.decode, group.prefill = decode, prefill
-        group.attempt += 1
-        first, *others = group.going
+        group.submitted_at = time.monotonic()
+        group.revision = decode.hello.revision if decode.hello else ""
+        # Whose search it is decides by rank which answer has which name: there all are told, or none.
+        first, *others = group.answers if group.is_search else group.going
         group.name = first.request.request_id
         self._groups[group.name] = group
-        for answer in group.answers:
-            answer.entry.attempt = group.attempt
+        self._metrics.attempts.inc()
         submit = pb.Submit(
             request_id=group.name,
             attempt=group.attempt,
@@ -279,40 +473,38 @@ class WorkerRing:
     def _place_again(self, group: _Group, refused_by: WorkerClient, reason: str) -> None:
         """Nothing of the attempt was begun: the next one goes to other workers, while there are any.
 
-        Each refusal leaves one worker fewer to choose from: the one that drains, or the decode worker that
-        prefill cannot link to.
+        A worker that drains is left out anyway. Otherwise it is the decode worker that prefill cannot link
+        to, or that has no room: one fewer to choose from with each refusal.
         """
-        if not refused_by.draining and group.decode is not None:
-            group.avoided.add(group.decode.address)
-        self._attempt_again(group, refused_by, self._place(group.avoided), reason)
-
-    def _go_on(self, group: _Group, failed_at: WorkerClient, reason: str) -> None:
-        """The handoff of an attempt broke, and with it what was computed: the next attempt goes on from the
-        tokens that the client has."""
-        group.lost += 1
-        placed = self._place(group.avoided) if group.lost < MAX_LOST else None
-        self._attempt_again(group, failed_at, placed, reason)
-
-    def _attempt_again(
-        self,
-        group: _Group,
-        failed_at: WorkerClient,
-        placed: tuple[WorkerClient, WorkerClient | None] | None,
-        reason: str,
-    ) -> None:
-        self._cancel(group, group.answers, but=failed_at)
-        del self._groups[group.name]
-        if placed is None or not group.going:
-            self._fail(group.going, RingError(503, "worker_error", reason))
+        decode = group.decode
+        [group] = self._withdraw(group, but=refused_by) or [group]
+        if not group.going:
             return
-        log.warning("request %s: attempt %d ended: %s", group.name, group.attempt, reason)
-        self._submit(group, *placed)
+        error = RingError(503, "worker_error", reason)
+        if refused_by.draining:
+            self._go_on(group, "refused", error)
+            return
+        if decode is not None:
+            group.avoided.add(decode.address)
+        self._resume(group, "refused", error)
+
+    def _handoff_broke(self, group: _Group, told_by: WorkerClient, reason: str) -> None:
+        """What was computed is lost. If one of the workers is why, it is the other."""
+        others = [worker for worker in group.workers if worker is not told_by]
+        [group] = self._withdraw(group, but=told_by) or [group]
+        if not group.going:
+            return
+        for other in others:
+            group.avoided.add(other.address)
+            group.fled = other, time.monotonic()
+        self._resume(group, "handoff", RingError(503, "worker_error", reason))
 
     def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
         """All answers end with ``error``, on all workers but one, which knows."""
         self._cancel(group, group.answers, but=but)
         self._groups.pop(group.name, None)
         self._fail(group.going, error)
+        self._stop_search(group)
 
     @staticmethod
     def _fail(answers: Sequence[_Answer], error: RingError) -> None:
@@ -326,7 +518,11 @@ class WorkerRing:
         return any(worker in answer.group.workers for answer in self._answers.values())
 
     def on_change(self, worker: WorkerClient) -> None:
+        self._last_view = self._view()
         self._name_peers()
+        self._waiting.changed()
+        if worker.draining:
+            self._move_from(worker)
 
     def _name_peers(self) -> None:
         """Those who prefill link to the decode workers before the first request needs it."""
@@ -354,7 +550,7 @@ class WorkerRing:
         if delta.refused:
             self._place_again(group, worker, delta.error)
         elif delta.lost:
-            self._go_on(group, worker, delta.error)
+            self._handoff_broke(group, worker, delta.error)
         else:
             self._end(group, failure(delta), but=worker)
 
@@ -367,17 +563,27 @@ class WorkerRing:
             return
         answer.arrived.put_nowait(accepted)
         if not isinstance(accepted, RingError):
+            self._got_on(group)
             return
         if group.parted:
             self._cancel(group, [answer], but=worker)
         else:
             self._end(group, accepted, but=worker)
 
+    def _got_on(self, group: _Group) -> None:
+        """Tokens have come."""
+        if group.interrupted_at is not None:
+            self._metrics.pause.observe(time.monotonic() - group.interrupted_at)
+            group.interrupted_at = group.error = group.left = None
+        if group.trail.deaths and (group.trail.got_to(group.delivered) or not group.going):
+            self._stop_search(group)
+
     def _part(self, group: _Group) -> None:
         """The baton has been passed: prefill's fate matters no more, and each answer goes its own way."""
         if group.parted:
             return
         group.parted, group.prefill = True, None
+        group.avoided.clear()
         self._groups.pop(group.name, None)
         for answer in group.answers:
             if answer.closed and not answer.entry.finished:
@@ -393,11 +599,68 @@ class WorkerRing:
         broken = [group for group in groups if worker in group.workers and group.going]
         if broken or not worker.drained:
             count = sum(len(group.going) for group in broken)
-            log.warning("worker %s is lost, and %d requests with it", worker.address, count)
-        for group in broken:
-            role = "decode" if worker is group.decode else "prefill"
-            message = f"the {role} worker answering this request was lost; please send it again"
-            self._end(group, RingError(503, "worker_lost", message), but=worker)
+            log.warning("worker %s is lost, and %d attempts with it", worker.address, count)
+        roles = {id(group): "decode" if worker is group.decode else "prefill" for group in broken}
+        lost = [(part, roles[id(group)]) for group in broken for part in self._withdraw(group, but=worker)]
+        fled = [group for group in groups if group not in broken and self._fled_from(group, worker)]
+        if not worker.draining:
+            self._blame(
+                [
+                    part
+                    for part in (*(part for part, _ in lost), *fled)
+                    if worker.may_have_begun(part.submitted_at)
+                ]
+            )
+        for part, role in sorted(lost, key=lambda each: each[0].turn):
+            if part.going:
+                message = f"the {role} worker answering this request was lost, in attempt {part.attempt}"
+                self._resume(part, "worker_lost", RingError(503, "worker_lost", message))
+
+    @staticmethod
+    def _fled_from(group: _Group, worker: WorkerClient) -> bool:
+        if group.fled is None or not group.going:
+            return False
+        other, since = group.fled
+        return other is worker and time.monotonic() - since < FLED_S
+
+    def _blame(self, present: Sequence[_Group]) -> None:
+        """A worker has died with these on it. Who is found to be why is given up on."""
+        guilty = self._suspects.died([(group.trail, group.delivered) for group in present])
+        for group in present:
+            group.fled = None
+            if group.trail in guilty:
+                message = (
+                    f"{group.trail.deaths} workers died as they computed this request: it is given up on"
+                )
+                self._give_up(group, "poison_request", RingError(500, "poison_request", message))
+        self._watch.changed()
+
+    def _move_from(self, worker: WorkerClient) -> None:
+        """Have the answers of a decode worker that drains written on by others, a few at a time. What is
+        still being handed on to it comes later; with nobody else to decode, or while requests wait for those
+        there are, they stay where they are."""
+        others = (w for w in self.workers if w is not worker and w.ready and not w.draining)
+        decoders = [other for other in others if other.role != "prefill"]
+        if worker.role == "prefill" or not decoders or len(self._waiting):
+            return
+        groups = list({id(answer.group): answer.group for answer in self._answers.values()}.values())
+        moving = sum(group.left is worker for group in groups)
+        for group in groups:
+            if moving >= MOVES_AT_ONCE:
+                return
+            if group.decode is worker and self._is_movable(group):
+                for part in self._withdraw(group):
+                    part.left = worker
+                    log.info("request %s: attempt %d ended: its worker drains", part.name, part.attempt - 1)
+                    self._go_on(part, "drain", RingError(503, "worker_lost", "its worker drains"))
+                    moving += 1
+
+    @staticmethod
+    def _is_movable(group: _Group) -> bool:
+        if group.is_search or not (group.parted or group.prefill is None):
+            return False
+        left = (a.request.params.max_tokens - len(a.entry.output_ids) for a in group.going)
+        return max(left, default=0) >= WORTH_MOVING
 
 
 def _failed(delta: pb.TokenDelta) -> bool:

@@ -68,6 +68,7 @@ class Ring(Protocol):
         for a chunk.
 
         Closing a generator cancels its request on every worker that knows it; leaving the context cancels
-        those that are left. The generators raise RingError when no worker can take the requests, a worker is
-        lost on the way, or the deadline has passed.
+        those that are left. A request whose workers are lost goes on elsewhere. The generators raise
+        RingError when nobody can take the requests for too long, too many attempts have failed, or the
+        deadline has passed.
         """

@@ -1,0 +1,113 @@
+"""Workers are killed (SIGKILL) and drained (SIGTERM) under requests of all kinds: two prefill and two decode
+workers of the demo model and a router, as real processes; who ends is started again.
+
+    python -m loadtest.lost_streams --events 200 --seed 1 --json streams.json
+
+Fails (exit status 1) unless every answer is complete and the same, token for token, as undisturbed: nothing
+twice, nothing lost, no error. Reports what an interruption added between two tokens. ``--json`` adds the run
+to those that the file has, and the table is of all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.support.chaos.streams import EVENTS, Plan, Report, run
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """How many, and their median, 99th percentile and most."""
+    if not seconds:
+        return "0"
+    ordered = sorted(seconds)
+    p50, p99 = (ordered[max(0, math.ceil(len(ordered) * p) - 1)] for p in (0.5, 0.99))
+    return f"{len(ordered)}: {p50:.2f} / {p99:.2f} / {ordered[-1]:.2f}"
+
+
+def total(counters: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for counter in counters:
+        for name, count in counter.items():
+            found[name] = found.get(name, 0) + count
+    return dict(sorted(found.items()))
+
+
+def joined(found: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    all_of: dict[str, list[float]] = {}
+    for each in found:
+        for cause, seconds in each.items():
+            all_of.setdefault(cause, []).extend(seconds)
+    return dict(sorted(all_of.items()))
+
+
+def listed(counts: Mapping[str, float]) -> str:
+    return ", ".join(f"{count:g} {name.removeprefix('baton_')}" for name, count in counts.items())
+
+
+def table(reports: Sequence[Report]) -> Table:
+    shown = Table("", "")
+    shown.add_row("seeds", ", ".join(str(report.seed) for report in reports))
+    events = total(report.events for report in reports)
+    for event in EVENTS:
+        shown.add_row(event, f"{events.get(event, 0):g}")
+    shown.add_row("answers, complete and true", str(sum(report.answers for report in reports)))
+    shown.add_row("tokens in them", str(sum(report.tokens for report in reports)))
+    questions, dropped = (
+        sum(each) for each in zip(*((r.questions, r.dropped) for r in reports), strict=True)
+    )
+    shown.add_row("questions; dropped: undisturbed answers differ", f"{questions}; {dropped}")
+    for cause, count in total(report.interrupted for report in reports).items():
+        shown.add_row(f"attempts ended: {cause}", f"{count:g}")
+    for cause, seconds in joined(report.pauses_s for report in reports).items():
+        shown.add_row(f"pause added, s ({cause}): p50 / p99 / max", spread(seconds))
+    for cause, seconds in joined(report.first_tokens_s for report in reports).items():
+        shown.add_row(f"from there to the first token, s ({cause})", spread(seconds))
+    shown.add_row("of the interrupted, with", listed(total(report.features for report in reports)))
+    shown.add_row("as the router counts", listed(total(report.resumes for report in reports)))
+    shown.add_row("VIOLATIONS", str(sum(len(report.violations) for report in reports)))
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--events", type=int, default=200, help="of all kinds, in any order")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--questions", type=int, default=60)
+    parser.add_argument("--longest", type=int, default=160, help="tokens of an answer, at most")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
+    parser.add_argument("--json", type=Path, help="add the figures to those in this file")
+    options = parser.parse_args()
+    logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-streams-"))
+    plan = Plan(
+        seed=options.seed,
+        events=options.events,
+        clients=options.clients,
+        questions=options.questions,
+        longest=options.longest,
+    )
+    report = run(logs, plan)
+    known = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
+    reports = [*(Report(**each) for each in known), report]
+    if options.json:
+        options.json.write_text(json.dumps([vars(each) for each in reports], indent=1))
+    Console(width=160).print(table(reports))
+    for violation in report.violations[:20]:
+        print(f"VIOLATION: {violation}")
+    print(f"{report.seconds:.0f} s; logs in {logs}")
+    sys.exit(bool(report.violations))
+
+
+if __name__ == "__main__":
+    main()

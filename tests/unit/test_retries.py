@@ -1,0 +1,149 @@
+"""When a request is tried again, and which of them is blamed for the death of workers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.router.retries import Retries, RetryPolicy
+from baton.router.trail import PAST, Origin, Suspects, Trail
+
+POLICY = RetryPolicy(
+    queue_timeout=2.0, budget_share=0.2, budget_rate=5.0, budget_most=10.0, first_pause=0.1, longest_pause=1.0
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def retries(policy: RetryPolicy = POLICY, seed: int = 1) -> tuple[Retries, Clock]:
+    clock = Clock()
+    return Retries(policy, random.Random(seed), clock), clock
+
+
+def test_the_first_is_free_and_waits_only_until_all_is_known() -> None:
+    tries, _ = retries(replace(POLICY, budget_most=0.0, budget_rate=0.01))
+    for _ in range(1000):
+        assert tries.pause(Trail(failures=1), settle=True) == POLICY.settle
+        assert tries.pause(Trail(failures=1), settle=False) == 0.0
+    assert tries.pause(Trail(failures=2), settle=False) is None
+
+
+def test_later_ones_wait_for_a_random_part_of_a_time_that_doubles() -> None:
+    tries, clock = retries()
+    for failures, most in ((2, 0.1), (3, 0.2), (4, 0.4), (5, 0.8), (6, 1.0), (60, 1.0)):
+        pauses = []
+        for _ in range(200):
+            clock.now += 10  # the budget is no matter here
+            pause = tries.pause(Trail(failures=failures), settle=False)
+            assert pause is not None
+            pauses.append(pause)
+        assert 0 <= min(pauses) < most / 10
+        assert most * 0.9 < max(pauses) <= most
+
+
+def test_attempts_are_bounded() -> None:
+    tries, _ = retries(replace(POLICY, max_attempts=3))
+    assert [tries.exhausted(Trail(failures=n)) for n in range(5)] == [False, False, False, True, True]
+
+
+def test_an_outage_is_no_storm() -> None:
+    """Whatever fails, later attempts are a share of the requests, a steady rate, and what was saved up."""
+    tries, clock = retries()
+    began, requests, again = clock.now, 0, 0
+    for _ in range(2000):
+        clock.now += 0.01
+        tries.request_came()
+        requests += 1
+        while tries.pause(Trail(failures=2), settle=False) is not None:
+            again += 1
+    seconds = clock.now - began
+    ahead = POLICY.budget_rate * POLICY.queue_timeout  # given to those who wait for it
+    assert again <= POLICY.budget_most + 0.2 * requests + POLICY.budget_rate * seconds + ahead + 1
+    assert again >= 0.2 * requests
+
+
+def test_those_beyond_the_budget_wait_their_turn() -> None:
+    tries, clock = retries(replace(POLICY, first_pause=0.0, budget_most=1.0))
+    waits = [tries.pause(Trail(failures=2), settle=False) for _ in range(13)]
+    assert waits[:4] == pytest.approx([0.0, 0.2, 0.4, 0.6])
+    assert waits[-1] is None, "longer than anybody waits for a worker"
+    clock.now += 1.0
+    assert tries.pause(Trail(failures=2), settle=False) is not None
+
+
+def test_one_death_is_nobodys_fault_and_two_are() -> None:
+    suspects, trail = Suspects(), Trail()
+    assert suspects.died([(trail, 5)]) == set()
+    assert suspects.died([(trail, 5 + PAST - 1)]) == {trail}
+
+
+def test_who_has_got_on_between_is_not_blamed() -> None:
+    suspects, trail = Suspects(), Trail()
+    suspects.died([(trail, 5)])
+    assert suspects.died([(trail, 5 + PAST)]) == set()
+    assert trail.deaths == 1
+
+
+def test_answers_of_one_request_are_blamed_together() -> None:
+    suspects, origin = Suspects(), Origin()
+    forks = [Trail(origin) for _ in range(3)]
+    assert suspects.died([(each, 0) for each in forks]) == set()
+    assert suspects.died([(each, 0) for each in forks]) == set(forks)
+
+
+def test_of_several_one_runs_at_a_time_until_it_is_clear() -> None:
+    suspects, one, other, beside = Suspects(), Trail(), Trail(), Trail()
+    for _ in range(2):
+        assert suspects.died([(one, 0), (other, 0)]) == set()
+    assert one.watched and other.watched
+    assert suspects.enter(one)
+    assert not suspects.enter(other)
+    assert not one.got_to(PAST - 1)
+    assert one.got_to(PAST) and suspects.leave(one)
+    assert not one.watched
+    assert suspects.enter(other)
+    assert suspects.died([(one, PAST), (other, 0), (beside, 0)]) == {other}
+    assert one.deaths == beside.deaths == 1
+
+
+@given(st.data(), st.integers(1, 4), st.integers(1, 12), st.integers(0, 30))
+def test_only_the_request_that_kills_is_given_up_on(
+    data: st.DataObject, workers: int, neighbours: int, kills_at: int
+) -> None:
+    """It dies of its token ``kills_at``, wherever it is computed, and takes everything there along."""
+    suspects = Suspects()
+    killer = Trail()
+    tokens = {killer: 0} | {Trail(): 0 for _ in range(neighbours)}
+    at: dict[Trail, int] = {}
+    deaths, guilty = 0, set[Trail]()
+    for _ in range(600):
+        for trail in tokens:
+            waits = trail in at or (trail.watched and not suspects.enter(trail))
+            if trail not in guilty and not waits:
+                at[trail] = data.draw(st.integers(0, workers - 1)) if deaths < 3 else 0
+        ready = sorted(at, key=list(tokens).index)
+        if not ready or killer in guilty:
+            break
+        trail = data.draw(st.sampled_from(ready)) if deaths < 3 else ready[-1]
+        if trail is killer and tokens[trail] == kills_at:
+            there = [each for each in at if at[each] == at[killer]]
+            guilty |= suspects.died([(each, tokens[each]) for each in there])
+            deaths += 1
+            for each in there:
+                del at[each]
+        else:
+            tokens[trail] += 1
+            if trail.got_to(tokens[trail]):
+                suspects.leave(trail)
+    assert guilty <= {killer}
+    assert deaths <= 3
