@@ -24,6 +24,7 @@ from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine
 from baton.prefill.role import PrefillRole
+from baton.router.placement import PlacementOptions
 from baton.router.ring import WorkerRing
 from baton.router.types import Request
 from baton.sampling_params import SamplingParams
@@ -38,6 +39,8 @@ from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
 
 KEY = b"tests"
+SPLIT = PlacementOptions("always")
+"""What a test of handoffs wants: an idle decode worker would rather compute a prompt itself."""
 
 
 class SlowModel(FakeModel):
@@ -93,6 +96,12 @@ class LocalWorker:
             max_model_len=256,
             vocab_size=VOCAB_SIZE,
             handoff_address=self.address,
+            block_size=self.engine.pool.block_size,
+            num_blocks=self.engine.pool.num_blocks,
+            max_running=self.engine.scheduler.limits.max_num_seqs,
+            chunk_tokens=self.engine.scheduler.limits.prefill_chunk,
+            mixed_prefill_tokens=self.engine.scheduler.limits.max_num_batched_tokens,
+            kv_bytes_per_token=96,  # of the fake engine's pool
         )
         self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
         loop = EngineLoop(self.engine, self.service.on_outputs, crash)
@@ -135,13 +144,15 @@ class LocalWorker:
 
 
 @asynccontextmanager
-async def local_ring(workers: Sequence[LocalWorker], tempo: Tempo = TEMPO) -> AsyncIterator[WorkerRing]:
+async def local_ring(
+    workers: Sequence[LocalWorker], tempo: Tempo = TEMPO, placement: PlacementOptions = SPLIT
+) -> AsyncIterator[WorkerRing]:
     """Start the workers and a router's ring before them, and end them all."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        ring = WorkerRing([worker.address for worker in workers], "fake", KEY, tempo)
+        ring = WorkerRing([worker.address for worker in workers], "fake", KEY, tempo, placement=placement)
         ring.start()
         stack.push_async_callback(ring.close)
         await until(lambda: all(client.ready for client in ring.workers))

@@ -25,6 +25,7 @@ _MODEL = "Model"
 _MEMORY = "Memory and batching"
 _SPECULATION = "Speculative decoding"
 _PARALLEL = "Parallelism"
+_PLACEMENT = "Placement"
 _NETWORK = "Network"
 _PROCESS = "Process"
 
@@ -139,6 +140,14 @@ PrefillChunk = Annotated[
     int,
     typer.Option(
         help="Most prompt tokens of one request in one step; smaller disturbs running answers less.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+MixedPrefillTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most prompt tokens of a step that decodes as well: running answers wait for them. Default: 64 "
+        "on a CPU and 256 on CUDA for a decode worker, no limit of its own for the others.",
         rich_help_panel=_MEMORY,
     ),
 ]
@@ -323,6 +332,25 @@ MaxBodyBytes = Annotated[
 MaxN = Annotated[int, typer.Option(help="Most answers (n) to one request.", rich_help_panel="Limits")]
 MaxStopStrings = Annotated[
     int, typer.Option(help="Most stop strings in one request.", rich_help_panel="Limits")
+]
+
+Disaggregation = Annotated[
+    str,
+    typer.Option(
+        help="Where prompts are computed. conditional: on a prefill worker, or on the decode worker where "
+        "that is estimated to cost less; always: on a prefill worker while one is ready; never: where they "
+        "are answered.",
+        rich_help_panel=_PLACEMENT,
+    ),
+]
+ItlTargetMs = Annotated[
+    float | None,
+    typer.Option(
+        metavar="MS",
+        help="Longest step of a decode worker that a prompt may be computed in beside running answers. "
+        "Default: their delay counts like that of the prompt's own first token.",
+        rich_help_panel=_PLACEMENT,
+    ),
 ]
 
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_PROCESS)]

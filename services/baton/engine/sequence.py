@@ -96,6 +96,8 @@ class Sequence:
     """Leading tokens whose KV is in the blocks. Falls back when the sequence is preempted."""
     num_cached: int = field(default=0, init=False)
     """Tokens that came from the prefix cache when it first started."""
+    num_expected: int = field(default=0, init=False)
+    """While it waits: tokens that will have to be computed, as far as was known when that began."""
     num_indexed: int = field(default=0, init=False)
     """Leading blocks that were offered to the prefix index."""
     hashes: list[bytes] = field(default_factory=list, init=False)

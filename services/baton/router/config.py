@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 from baton.request.limits import MAX_ANSWERS
+from baton.router.placement import DISAGGREGATIONS, Disaggregation, PlacementOptions
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -29,6 +30,8 @@ class RouterConfig:
     max_stop_strings: int = 16
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    disaggregation: Disaggregation = "conditional"
+    itl_target_ms: float | None = None
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -52,7 +55,15 @@ class RouterConfig:
         check_range("max_stop_strings", self.max_stop_strings, 0)
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        check_choice("disaggregation", self.disaggregation, DISAGGREGATIONS)
+        if self.itl_target_ms is not None:
+            check_range("itl_target_ms", self.itl_target_ms, 1)
         check_choice("log_level", self.log_level, LOG_LEVELS)
+
+    @property
+    def placement(self) -> PlacementOptions:
+        itl_target_s = None if self.itl_target_ms is None else self.itl_target_ms / 1e3
+        return PlacementOptions(self.disaggregation, itl_target_s)
 
     @property
     def model_name(self) -> str:

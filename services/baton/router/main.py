@@ -59,7 +59,9 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    ring = WorkerRing(config.workers, config.model_name, config.cluster_key.encode())
+    ring = WorkerRing(
+        config.workers, config.model_name, config.cluster_key.encode(), placement=config.placement
+    )
     metrics = RouterMetrics(CollectorRegistry())
     metrics.registry.register(RingCollector(ring.loads))
     service = CompletionService(ring, tokenizer, settings, metrics)

@@ -6,15 +6,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
 from baton.router.ledger import Entry, failure
-from baton.router.placement import least_loaded, may_prefill, takes_over
+from baton.router.placement import PlacementOptions, may_prefill, takes_over
+from baton.router.placer import Placer
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.workers import WorkerClient
 from baton.telemetry.ring import WorkerView
@@ -76,14 +79,30 @@ class _Group:
         return [answer for answer in self.answers if not answer.closed and not answer.entry.finished]
 
 
+class Place(NamedTuple):
+    """Where an attempt goes."""
+
+    decode: WorkerClient
+    prefill: WorkerClient | None
+    uncached: int
+    """Tokens that are expected to be computed there."""
+
+
 class WorkerRing:
     """``baton.router.types.Ring`` over gRPC streams to workers at fixed addresses."""
 
     def __init__(
-        self, addresses: Sequence[str], model_name: str, cluster_key: bytes, tempo: Tempo = TEMPO
+        self,
+        addresses: Sequence[str],
+        model_name: str,
+        cluster_key: bytes,
+        tempo: Tempo = TEMPO,
+        *,
+        placement: PlacementOptions | None = None,
     ) -> None:
         self._model_name = model_name
         self._cluster_key = cluster_key
+        self._placer = Placer(placement or PlacementOptions())
         self._answers: dict[str, _Answer] = {}
         """Those under way, by request id."""
         self._groups: dict[str, _Group] = {}
@@ -129,7 +148,7 @@ class WorkerRing:
 
     @property
     def ready(self) -> bool:
-        return self._place() is not None
+        return any(w.ready and not w.draining and w.role != "prefill" for w in self.workers)
 
     def loads(self) -> list[WorkerView]:
         """Every configured worker, with its last report."""
@@ -149,15 +168,24 @@ class WorkerRing:
             for worker in self.workers
         ]
 
-    def _place(self, avoided: Collection[str] = ()) -> tuple[WorkerClient, WorkerClient | None] | None:
-        """A decode worker and, unless it is to compute the prompt as well, a prefill worker."""
-        by_address = {
-            w.address: w for w in self.workers if w.ready and not w.draining and w.address not in avoided
-        }
-        choice = least_loaded([w.report() for w in by_address.values()])
-        if choice is None:
+    def _place(self, group: _Group) -> Place | None:
+        """Who answers next, of those that are ready and that the group does not avoid."""
+        coming: Counter[WorkerClient] = Counter()
+        for other in self._groups.values():
+            if other.decode is not None and other.prefill is not None:
+                coming[other.decode] += len(other.going)
+        by_address = {w.address: w for w in self.workers if w.address not in group.avoided}
+        for worker in by_address.values():
+            worker.expect(coming[worker])
+        first = group.going[0]
+        num_tokens = len(group.prompt_ids) + len(first.entry.output_ids)
+        reports = (worker.report() for worker in by_address.values())
+        decision = self._placer.place(first.request.request_id, num_tokens, reports)
+        if decision is None:
             return None
-        return by_address[choice.decode], by_address[choice.prefill] if choice.prefill else None
+        decode, prefill = decision.choice
+        uncached = num_tokens - decision.chosen.cached
+        return Place(by_address[decode], by_address[prefill] if prefill else None, uncached)
 
     @contextmanager
     def generate(
@@ -201,11 +229,11 @@ class WorkerRing:
     def _start(self, group: _Group) -> None:
         if group.urgency.overdue(time.monotonic()):
             raise deadline_exceeded()
-        placed = self._place()
+        placed = self._place(group)
         if placed is None:
             raise RingError(503, "no_worker", "no worker that can decode is ready")
         self._answers |= {answer.request.request_id: answer for answer in group.answers}
-        self._submit(group, *placed)
+        self._submit(group, placed)
 
     def _close(self, answer: _Answer) -> None:
         """Nobody wants more of this answer. Workers hear of it, as soon as it is no others' affair too."""
@@ -233,9 +261,9 @@ class WorkerRing:
             if worker is not but:
                 worker.cancel(name, group.attempt, forks)
 
-    def _submit(self, group: _Group, decode: WorkerClient, prefill: WorkerClient | None) -> None:
+    def _submit(self, group: _Group, place: Place) -> None:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
-        group.decode, group.prefill = decode, prefill
+        decode, prefill = group.decode, group.prefill = place.decode, place.prefill
         group.attempt += 1
         first, *others = group.going
         group.name = first.request.request_id
@@ -259,11 +287,11 @@ class WorkerRing:
             ],
         )
         if prefill is None:
-            decode.submit(submit)
+            decode.submit(submit, place.uncached)
             return
         self._aim(submit, decode)
-        decode.count(0)
-        prefill.submit(submit)
+        decode.touch()
+        prefill.submit(submit, place.uncached)
 
     def _aim(self, submit: pb.Submit, decode: WorkerClient) -> None:
         """Name the decode worker that the request is to be handed on to."""
@@ -284,29 +312,23 @@ class WorkerRing:
         """
         if not refused_by.draining and group.decode is not None:
             group.avoided.add(group.decode.address)
-        self._attempt_again(group, refused_by, self._place(group.avoided), reason)
+        self._attempt_again(group, refused_by, reason)
 
     def _go_on(self, group: _Group, failed_at: WorkerClient, reason: str) -> None:
         """The handoff of an attempt broke, and with it what was computed: the next attempt goes on from the
         tokens that the client has."""
         group.lost += 1
-        placed = self._place(group.avoided) if group.lost < MAX_LOST else None
-        self._attempt_again(group, failed_at, placed, reason)
+        self._attempt_again(group, failed_at, reason)
 
-    def _attempt_again(
-        self,
-        group: _Group,
-        failed_at: WorkerClient,
-        placed: tuple[WorkerClient, WorkerClient | None] | None,
-        reason: str,
-    ) -> None:
+    def _attempt_again(self, group: _Group, failed_at: WorkerClient, reason: str) -> None:
         self._cancel(group, group.answers, but=failed_at)
         del self._groups[group.name]
-        if placed is None or not group.going:
+        placed = self._place(group) if group.going and group.lost < MAX_LOST else None
+        if placed is None:
             self._fail(group.going, RingError(503, "worker_error", reason))
             return
         log.warning("request %s: attempt %d ended: %s", group.name, group.attempt, reason)
-        self._submit(group, *placed)
+        self._submit(group, placed)
 
     def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
         """All answers end with ``error``, on all workers but one, which knows."""

@@ -13,6 +13,7 @@ import grpc
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.router.placement import Role, WorkerReport
+from baton.router.sent import Sent
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
@@ -70,9 +71,10 @@ class WorkerClient:
         self._reading: asyncio.Task[None] | None = None
         self._named: pb.DecodePeers | None = None
         """The decode workers named on this stream."""
-        self._sent_sequences = 0
-        self._sent_prefill_tokens = 0
+        self._sent = Sent()
+        self._coming = 0
         self._last_given_s = 0.0
+        self._report: WorkerReport | None = None
 
     @property
     def ready(self) -> bool:
@@ -90,24 +92,52 @@ class WorkerClient:
         return next(role for role in get_args(Role) if role == name)
 
     def report(self) -> WorkerReport:
-        """The last load report plus what was submitted since, which it cannot know of yet."""
+        """The last load report plus what it does not know of yet; the same object while nothing is new."""
+        if self._report is None:
+            self._report = self._make_report()
+        return self._report
+
+    def _make_report(self) -> WorkerReport:
+        hello, load = self.hello or pb.WorkerHello(), self.load
         return WorkerReport(
             address=self.address,
             role=self.role,
-            prefill_tokens=self.load.waiting_prefill_tokens + self._sent_prefill_tokens,
-            sequences=self.load.running + self.load.waiting + self._sent_sequences,
+            prefill_tokens=load.waiting_prefill_tokens + self._sent.tokens,
+            sequences=load.running + load.waiting + self._sent.sequences + self._coming,
             last_given_s=self._last_given_s,
+            accepts=self.ready and not load.draining,
+            max_running=hello.max_running or 1 << 20,
+            block_size=hello.block_size,
+            blocks_held=load.blocks_held,
+            blocks_spare=(
+                load.blocks_free + load.blocks_cached - load.blocks_reserved if hello.num_blocks else None
+            ),
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            step_base_s=load.step_base_ms / 1e3,
+            step_row_s=load.step_row_ms / 1e3,
+            chunk_tokens=hello.chunk_tokens,
+            mixed_prefill_tokens=hello.mixed_prefill_tokens,
+            kv_bytes_per_token=hello.kv_bytes_per_token,
+            link_bytes_per_s=load.handoff_bytes_per_s,
         )
 
-    def submit(self, submit: pb.Submit) -> None:
-        self.count(len(submit.prompt_ids) + len(submit.output_ids))
+    def submit(self, submit: pb.Submit, uncached: int | None = None) -> None:
+        """``uncached``: tokens it is expected to compute; None: all."""
+        num_tokens = len(submit.prompt_ids) + len(submit.output_ids)
+        self._sent.add(num_tokens if uncached is None else uncached, 1 + len(submit.forks))
+        self.touch()
         self._outbound.put_nowait(pb.RouterMessage(submit=submit))
 
-    def count(self, prefill_tokens: int) -> None:
-        """Count a request against this worker until its next load report."""
-        self._sent_sequences += 1
-        self._sent_prefill_tokens += prefill_tokens
+    def touch(self) -> None:
+        """It has been given a request, if only to be handed on to it."""
         self._last_given_s = time.monotonic()
+        self._report = None
+
+    def expect(self, sequences: int) -> None:
+        """So many are on their way to it from prefill workers."""
+        if sequences != self._coming:
+            self._coming = sequences
+            self._report = None
 
     def cancel(self, request_id: str, attempt: int, fork_ids: Sequence[str] = ()) -> None:
         if self.ready:
@@ -147,13 +177,15 @@ class WorkerClient:
                 pause = FIRST_RETRY_S
                 self.hello = None
                 self.load = pb.Load()
+                self._report = None
                 self._watcher.on_lost(self)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY_S)
 
     async def _stream_once(self) -> None:
         outbound = self._outbound = asyncio.Queue()
-        self._sent_sequences = self._sent_prefill_tokens = 0
+        self._sent = Sent()
+        self._report = None
         self._named = None
         self.drained = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
@@ -164,6 +196,7 @@ class WorkerClient:
             if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
                 return
             self.hello = first.hello
+            self._report = None
             log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
             self._watcher.on_change(self)
             await self._read_until_silent(stream)
@@ -194,7 +227,8 @@ class WorkerClient:
     def _take(self, frame: pb.Frame) -> None:
         begins_to_drain = frame.load.draining and not self.draining
         self.load = frame.load
-        self._sent_sequences = self._sent_prefill_tokens = 0
+        self._sent.acknowledge(frame.load)
+        self._report = None
         if begins_to_drain:
             log.info("worker %s drains", self.address)
             self._outbound.put_nowait(pb.RouterMessage(drain_noted=pb.DrainNoted()))

@@ -25,6 +25,7 @@ class RouterStream:
         self.pulse = Pulse(tempo)
         self.drain_noted = False
         """The router knows that this worker drains: it submits nothing more."""
+        self.submits_taken = 0
         self._load = load
         self._pending: list[worker_pb2.TokenDelta] = []
 
@@ -41,6 +42,7 @@ class RouterStream:
             self.end()
             return
         frame = worker_pb2.Frame(deltas=deltas, load=self._load())
+        frame.load.submits_taken = self.submits_taken
         self.frames.put_nowait(worker_pb2.WorkerMessage(frame=frame))
 
     def end(self) -> None:
@@ -69,6 +71,10 @@ class Routers:
 
     def is_current(self, stream: RouterStream) -> bool:
         return self._streams.get(stream.router_id) is stream
+
+    def count_submit(self, router_id: str) -> None:
+        """Load reports to this router include one more request from now on, or its end."""
+        self._streams[router_id].submits_taken += 1
 
     def connected(self, owner: str) -> bool:
         return owner in self._streams

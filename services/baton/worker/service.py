@@ -134,6 +134,7 @@ class WorkerService(pb_grpc.WorkerServicer):
     def _take(self, router_id: str, message: worker_pb2.RouterMessage) -> None:
         match message.WhichOneof("message"):
             case "submit":
+                self._routers.count_submit(router_id)
                 self._submit(router_id, message.submit)
             case "cancel":
                 self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
@@ -291,13 +292,18 @@ class WorkerService(pb_grpc.WorkerServicer):
         return worker_pb2.Load(
             running=load.running,
             waiting=load.waiting,
-            waiting_prefill_tokens=load.waiting_prefill_tokens,
+            waiting_prefill_tokens=load.waiting_prefill_tokens + self._prefill.waiting_tokens,
             blocks_free=load.blocks_free,
             blocks_cached=load.blocks_cached,
             blocks_held=load.blocks_held,
+            blocks_reserved=load.blocks_reserved,
             preemptions=load.preemptions,
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
             draining=self._draining,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            step_base_ms=load.step_base_s * 1e3,
+            step_row_ms=load.step_row_s * 1e3,
+            handoff_bytes_per_s=self._prefill.bytes_per_s,
         )
 
 
