@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import Tensor
 
 from baton.beam_search import BeamParams, EarlyStopping
+from baton.block_hash import hash_blocks
 from baton.engine.beams import Candidates
-from baton.engine.block_pool import hash_blocks
 from baton.engine.break_even import BreakEven
 from baton.engine.engine import SequenceOutput
 from baton.engine.runner import StepResult

@@ -101,6 +101,7 @@ class LocalWorker:
             max_running=self.engine.scheduler.limits.max_num_seqs,
             chunk_tokens=self.engine.scheduler.limits.prefill_chunk,
             mixed_prefill_tokens=self.engine.scheduler.limits.max_num_batched_tokens,
+            tells_blocks=self.engine.scheduler.limits.prefix_caching,
             kv_bytes_per_token=96,  # of the fake engine's pool
         )
         self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)

@@ -23,6 +23,7 @@ from baton.engine.host_tier import HostTier
 from baton.engine.load import Load
 from baton.engine.logits import LogitRules
 from baton.engine.pace import Pace
+from baton.engine.prefix_journal import PrefixChanges
 from baton.engine.runner import ModelRunner, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
@@ -287,6 +288,23 @@ class Engine:
             if blocks > self.scheduler.reserved_blocks:
                 raise ValueError(f"unreserve({blocks}) with {self.scheduler.reserved_blocks} blocks reserved")
             self.scheduler.reserved_blocks -= blocks
+
+    # -- the account of the prefix cache -----------------------------------------------------------------
+
+    @property
+    def prefix_end(self) -> int:
+        """Number of the next event of the prefix cache."""
+        return self.pool.journal.end
+
+    def prefix_changes(self, number: int, most: int) -> PrefixChanges | None:
+        """See ``PrefixJournal.since``."""
+        with self.lock:
+            return self.pool.journal.since(number, most)
+
+    def prefix_snapshot(self) -> tuple[list[bytes], int]:
+        """The digests in the prefix cache, and the number of the event that comes next."""
+        with self.lock:
+            return self.pool.digests(), self.pool.journal.end
 
     # -- stepping ----------------------------------------------------------------------------------------
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baton.block_hash import hash_blocks
 from baton.engine.beams import Candidates
-from baton.engine.block_pool import BlockPool, hash_blocks
+from baton.engine.block_pool import BlockPool
 from baton.engine.guidance import Guide
 from baton.engine.logits import LogitRules
 from baton.logprobs import Logprobs, TokenDetails

@@ -129,6 +129,7 @@ class WorkerRing:
             now = time.monotonic()
             for worker in self.workers:
                 worker.tick(now - before)
+            self._placer.tick()
             before = now
 
     @property
@@ -178,13 +179,18 @@ class WorkerRing:
         for worker in by_address.values():
             worker.expect(coming[worker])
         first = group.going[0]
-        num_tokens = len(group.prompt_ids) + len(first.entry.output_ids)
-        reports = (worker.report() for worker in by_address.values())
-        decision = self._placer.place(first.request.request_id, num_tokens, reports)
+        token_ids, delivered = group.prompt_ids, first.entry.output_ids
+        shares = first.request.params.prompt_logprobs is None or bool(delivered)
+        decision = self._placer.place(
+            first.request.request_id,
+            token_ids + delivered if delivered else token_ids,
+            [worker.report() for worker in by_address.values()],
+            shares=shares,
+        )
         if decision is None:
             return None
         decode, prefill = decision.choice
-        uncached = num_tokens - decision.chosen.cached
+        uncached = decision.prompt.num_tokens - decision.chosen.cached
         return Place(by_address[decode], by_address[prefill] if prefill else None, uncached)
 
     @contextmanager
@@ -347,6 +353,10 @@ class WorkerRing:
     def busy(self, worker: WorkerClient) -> bool:
         return any(worker in answer.group.workers for answer in self._answers.values())
 
+    def on_ready(self, worker: WorkerClient) -> None:
+        assert worker.hello is not None
+        self._placer.joined(worker.address, worker.hello)
+
     def on_change(self, worker: WorkerClient) -> None:
         self._name_peers()
 
@@ -405,7 +415,11 @@ class WorkerRing:
             if answer.closed and not answer.entry.finished:
                 self._cancel(group, [answer])
 
+    def on_blocks(self, worker: WorkerClient, events: pb.BlockEvents) -> bool:
+        return self._placer.told(worker.address, events)
+
     def on_lost(self, worker: WorkerClient) -> None:
+        self._placer.left(worker.address)
         self._name_peers()
         groups = {id(answer.group): answer.group for answer in self._answers.values()}.values()
         if worker.drained:  # what it had to hand on is with decode

@@ -41,10 +41,16 @@ Stream = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 class Watcher(Protocol):
     """Who is told of a worker."""
 
+    def on_ready(self, worker: WorkerClient) -> None:
+        """Its stream has begun; ``on_change`` follows."""
+
     def on_change(self, worker: WorkerClient) -> None:
         """The worker has become ready, or has begun to drain."""
 
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None: ...
+
+    def on_blocks(self, worker: WorkerClient, events: pb.BlockEvents) -> bool:
+        """What its prefix cache has taken in and given up. False: something was missed."""
 
     def on_lost(self, worker: WorkerClient) -> None:
         """A stream that was ready has ended, and unless the worker was ``drained``, every request on it."""
@@ -198,6 +204,7 @@ class WorkerClient:
             self.hello = first.hello
             self._report = None
             log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
+            self._watcher.on_ready(self)
             self._watcher.on_change(self)
             await self._read_until_silent(stream)
 
@@ -233,6 +240,9 @@ class WorkerClient:
             log.info("worker %s drains", self.address)
             self._outbound.put_nowait(pb.RouterMessage(drain_noted=pb.DrainNoted()))
             self._watcher.on_change(self)
+        if frame.HasField("blocks") and not self._watcher.on_blocks(self, frame.blocks):
+            log.info("block events of worker %s were missed: a snapshot is wanted", self.address)
+            self._outbound.put_nowait(pb.RouterMessage(snapshot_wanted=pb.SnapshotWanted()))
         self._watcher.on_frame(self, frame)
 
 

@@ -507,8 +507,8 @@ Global___Frame: _TypeAlias = Frame  # noqa: Y015
 class BlockEvents(_message.Message):
     """What entered and left a worker's prefix cache: the first 8 bytes, little-endian, of each block's digest
     (baton/block_hash.py). Events are numbered on the worker, and a message holds what they come to: a block that
-    entered and left within it is in ``removed`` only. A snapshot is a message with ``restart`` and those that
-    follow it until the numbers go on. At most 4096 hashes in a message.
+    entered and left within it is in ``removed`` only. A snapshot is a message with ``restart`` and the ``left``
+    ones that follow it. At most 4096 hashes in a message.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -518,12 +518,15 @@ class BlockEvents(_message.Message):
     RESTART_FIELD_NUMBER: _builtins.int
     STORED_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
     first: _builtins.int
     """number of the first event in here: where the message before ended"""
     end: _builtins.int
     """number behind the last one"""
     restart: _builtins.bool
     """forget what was known of this worker: a snapshot, as of ``end``, begins"""
+    left: _builtins.int
+    """messages of the snapshot that follow this one"""
     @_builtins.property
     def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -536,10 +539,11 @@ class BlockEvents(_message.Message):
         restart: _builtins.bool = ...,
         stored: _abc.Iterable[_builtins.int] | None = ...,
         removed: _abc.Iterable[_builtins.int] | None = ...,
+        left: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first", "removed", b"removed", "restart", b"restart", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first", "left", b"left", "removed", b"removed", "restart", b"restart", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

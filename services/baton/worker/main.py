@@ -318,6 +318,8 @@ class Worker:
             takes_priorities=limits.priority_aging is not None,
             chunk_tokens=min(limits.prefill_chunk, limits.max_num_batched_tokens),
             mixed_prefill_tokens=limits.mixed_prefill_tokens or limits.max_num_batched_tokens,
+            tells_blocks=limits.prefix_caching,
+            longest_shared_prompt=limits.longest_shared_prompt or 0,
             kv_bytes_per_token=len(whole.heads) * len(whole.layers) * head_bytes,
         )
 
