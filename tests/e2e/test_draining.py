@@ -21,6 +21,7 @@ from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.tiny_models import TINY_MODELS
 
 UNCACHED = ("--no-prefix-caching",)
+NO_WAITING = ("--queue-timeout", "0")
 PROMPTS = [[100 + number, *range(200, 800)] for number in range(10)]
 LONG = {"max_tokens": 1500, "temperature": 0}
 
@@ -55,7 +56,7 @@ def draining(ring: Ring, worker: Service) -> bool:
 
 @pytest.fixture
 async def ring(tmp_path: Path) -> AsyncIterator[Ring]:
-    with running_ring(tmp_path, options=UNCACHED) as running:
+    with running_ring(tmp_path, options=UNCACHED, router_options=NO_WAITING) as running:
         yield running
 
 

@@ -146,14 +146,25 @@ class LocalWorker:
 
 @asynccontextmanager
 async def local_ring(
-    workers: Sequence[LocalWorker], tempo: Tempo = TEMPO, placement: PlacementOptions = SPLIT
+    workers: Sequence[LocalWorker],
+    tempo: Tempo = TEMPO,
+    placement: PlacementOptions = SPLIT,
+    *,
+    queue_timeout: float = 10.0,
 ) -> AsyncIterator[WorkerRing]:
     """Start the workers and a router's ring before them, and end them all."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        ring = WorkerRing([worker.address for worker in workers], "fake", KEY, tempo, placement=placement)
+        ring = WorkerRing(
+            [worker.address for worker in workers],
+            "fake",
+            KEY,
+            tempo,
+            placement=placement,
+            queue_timeout=queue_timeout,
+        )
         ring.start()
         stack.push_async_callback(ring.close)
         await until(lambda: all(client.ready for client in ring.workers))

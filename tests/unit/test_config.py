@@ -215,6 +215,9 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         reasoning_parser="none",
         disaggregation="never",
         itl_target_ms=12.5,
+        no_prefill="queue",
+        no_decode="fail",
+        queue_timeout=2.5,
         log_level="error",
     )
     assert all(getattr(config, f.name) != f.default for f in dataclasses.fields(config))

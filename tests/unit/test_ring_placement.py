@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from contextlib import suppress
 
 import pytest
 
 from baton.router.placement import PlacementOptions
+from baton.router.ring import WorkerRing
+from baton.router.types import Request, RingError
+from baton.sampling_params import SamplingParams
+from baton.urgency import Urgency
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
 
 PROMPTS = [[number, 3, 90, 14, 2, 55, 21, 8, 13, 40] * 4 for number in range(8)]
@@ -82,6 +88,94 @@ async def test_workers_tell_how_fast_they_are() -> None:
         await until(lambda: reports[decode.address].report().step_base_s)
         step_s = reports[decode.address].report().step_base_s
         assert 0.01 < step_s + 4 * reports[decode.address].report().step_row_s < 0.1
+
+
+class TestNobodyReady:
+    """A worker that drains counts as one that is not there."""
+
+    @pytest.mark.parametrize(
+        ("missing", "said"), [("prefill", "prefill worker"), ("decode", "that can decode")]
+    )
+    async def test_requests_fail_if_they_are_not_to_wait(self, missing: str, said: str) -> None:
+        workers = [LocalWorker("prefill"), LocalWorker("decode")]
+        options = PlacementOptions("always", no_prefill="fail", no_decode="fail")
+        async with local_ring(workers, placement=options) as ring:
+            await drained(ring, workers, missing)
+            with pytest.raises(RingError, match=f"no .*{said}.* is ready$") as refused:
+                await answer(ring, "r", PROMPTS[0], TOKENS)
+            assert (refused.value.status, refused.value.code) == (503, "no_worker")
+
+    @pytest.mark.parametrize("missing", ["prefill", "decode"])
+    async def test_requests_wait_until_somebody_comes(self, missing: str) -> None:
+        workers = [LocalWorker("prefill"), LocalWorker("decode")]
+        options = PlacementOptions("always", no_prefill="queue", no_decode="queue")
+        async with local_ring(workers, placement=options) as ring:
+            absent = await drained(ring, workers, missing)
+            asked = [asyncio.create_task(answer(ring, f"r{n}", PROMPTS[n], TOKENS)) for n in range(3)]
+            await asyncio.sleep(0.1)
+            assert not any(task.done() for task in asked)
+            asked[1].cancel()
+            with suppress(asyncio.CancelledError):
+                await asked.pop(1)
+            await back(ring, absent)
+            again = [await task for task in asked]
+            one, _, two = await expected(PROMPTS[:3])
+            assert again == [one, two]
+            assert workers[0].prefill.counters.completed == 2
+
+    async def test_they_do_not_wait_for_ever(self) -> None:
+        workers = [LocalWorker("prefill"), LocalWorker("decode")]
+        options = PlacementOptions("always", no_prefill="queue")
+        async with local_ring(workers, placement=options, queue_timeout=0.2) as ring:
+            await drained(ring, workers, "prefill")
+            with pytest.raises(RingError, match=r"no prefill worker is ready, after 0\.2 s"):
+                await answer(ring, "r", PROMPTS[0], TOKENS)
+
+    async def test_nor_beyond_their_deadline(self) -> None:
+        workers = [LocalWorker("decode")]
+        async with local_ring(workers) as ring:
+            await drained(ring, workers, "decode")
+            now = time.monotonic()
+            with pytest.raises(RingError, match="deadline"):
+                await answer(ring, "r", PROMPTS[0], TOKENS, Urgency(since=now, deadline=now + 0.1))
+            await until(lambda: not ring._searches)
+
+    async def test_all_answers_of_a_request_wait_together(self) -> None:
+        workers = [LocalWorker("prefill"), LocalWorker("decode")]
+        options = PlacementOptions("always", no_prefill="queue")
+        async with local_ring(workers, placement=options) as ring:
+            absent = await drained(ring, workers, "prefill")
+            params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+            with ring.generate(PROMPTS[0], [Request(f"r-{n}", params) for n in range(2)]) as chunks:
+                asked = [asyncio.create_task(anext(each)) for each in chunks]
+                await asyncio.sleep(0.05)
+                await back(ring, absent)
+                first, second = await asyncio.gather(*asked)
+            assert first.token_ids == second.token_ids
+
+    async def test_prompts_are_computed_at_decode(self) -> None:
+        workers = [LocalWorker("prefill"), LocalWorker("decode")]
+        async with local_ring(workers) as ring:
+            await drained(ring, workers, "prefill")
+            assert [await answer(ring, "r", PROMPTS[0], TOKENS)] == await expected(PROMPTS[:1])
+            assert workers[1].engine.generated_tokens == TOKENS
+
+
+async def back(ring: WorkerRing, absent: LocalWorker) -> None:
+    """As if it had been started again."""
+    absent.service._draining = False
+    absent.routers.report_loads()
+    client = next(client for client in ring.workers if client.address == absent.address)
+    await until(lambda: not client.draining)
+    ring.on_change(client)
+
+
+async def drained(ring: WorkerRing, workers: list[LocalWorker], role: str) -> LocalWorker:
+    [absent] = [worker for worker in workers if worker.role == role]
+    absent.service.drain()
+    client = next(client for client in ring.workers if client.address == absent.address)
+    await until(lambda: client.draining)
+    return absent
 
 
 async def test_a_decision_is_in_the_log_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:

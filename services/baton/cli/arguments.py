@@ -352,6 +352,29 @@ ItlTargetMs = Annotated[
         rich_help_panel=_PLACEMENT,
     ),
 ]
+NoPrefill = Annotated[
+    str,
+    typer.Option(
+        help="While no prefill worker is ready: fail requests, queue them, or compute prompts where they are "
+        "answered (local).",
+        rich_help_panel=_PLACEMENT,
+    ),
+]
+NoDecode = Annotated[
+    str,
+    typer.Option(
+        help="While no worker is ready that could answer: fail requests, or queue them.",
+        rich_help_panel=_PLACEMENT,
+    ),
+]
+QueueTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Longest time that a request waits for a worker that can take it; 0: not at all.",
+        rich_help_panel="Limits",
+    ),
+]
 
 LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.", rich_help_panel=_PROCESS)]
 UpLogLevel = Annotated[

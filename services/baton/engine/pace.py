@@ -7,8 +7,9 @@ from __future__ import annotations
 
 KEEP = 0.98
 """Of what earlier steps weigh, after each step: the figures follow the last 50 or so."""
-KEEP_PROMPTS = 0.95
-"""Likewise for steps with prompts, which are fewer and longer."""
+KEEP_PROMPTS = 0.99
+"""Likewise for steps with prompts. Short chunks compute fewer tokens a second than long ones: it takes many
+before the figure says more of the worker than of its last prompts."""
 LEAST_SPREAD = 0.25
 """Added to the variance of the rows: while their number hardly changes, noise must not pass for a slope."""
 LEAST_SHARE = 0.1

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 from baton.request.limits import MAX_ANSWERS
-from baton.router.placement import DISAGGREGATIONS, Disaggregation, PlacementOptions
+from baton.router.placement import (
+    DISAGGREGATIONS,
+    NO_DECODE,
+    NO_PREFILL,
+    Disaggregation,
+    NoDecode,
+    NoPrefill,
+    PlacementOptions,
+)
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -32,6 +40,9 @@ class RouterConfig:
     reasoning_parser: str = "auto"
     disaggregation: Disaggregation = "conditional"
     itl_target_ms: float | None = None
+    no_prefill: NoPrefill = "local"
+    no_decode: NoDecode = "queue"
+    queue_timeout: float = 10.0  # seconds that a request waits for a worker
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -56,6 +67,9 @@ class RouterConfig:
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         check_choice("disaggregation", self.disaggregation, DISAGGREGATIONS)
+        check_choice("no_prefill", self.no_prefill, NO_PREFILL)
+        check_choice("no_decode", self.no_decode, NO_DECODE)
+        check_range("queue_timeout", self.queue_timeout, 0, 3600)
         if self.itl_target_ms is not None:
             check_range("itl_target_ms", self.itl_target_ms, 1)
         check_choice("log_level", self.log_level, LOG_LEVELS)
@@ -63,7 +77,7 @@ class RouterConfig:
     @property
     def placement(self) -> PlacementOptions:
         itl_target_s = None if self.itl_target_ms is None else self.itl_target_ms / 1e3
-        return PlacementOptions(self.disaggregation, itl_target_s)
+        return PlacementOptions(self.disaggregation, itl_target_s, self.no_prefill, self.no_decode)
 
     @property
     def model_name(self) -> str:

@@ -60,7 +60,11 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         reasoning_parser=config.reasoning_parser,
     )
     ring = WorkerRing(
-        config.workers, config.model_name, config.cluster_key.encode(), placement=config.placement
+        config.workers,
+        config.model_name,
+        config.cluster_key.encode(),
+        placement=config.placement,
+        queue_timeout=config.queue_timeout,
     )
     metrics = RouterMetrics(CollectorRegistry())
     metrics.registry.register(RingCollector(ring.loads))

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from baton.router.placement import Decision, PlacementOptions, Prompt, Standing, WorkerReport, choose
-from baton.router.placement.options import FIRST_TOKENS_PER_S
+from baton.router.placement.options import Speeds
 from baton.router.prefixes import Prefixes
 from baton.v1 import worker_pb2 as pb
 
@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_BLOCKS = 5000
 """Traces of workers that are gone to be cleared at each tick: under 2 ms."""
+WEIGHT = 0.1
+"""Of the newest report in what is usual."""
 
 
 class Placer:
@@ -23,8 +25,8 @@ class Placer:
         self._options = options
         self._prefixes = Prefixes()
         self._standings: dict[str, Standing] = {}
-        self._tokens_per_s = FIRST_TOKENS_PER_S
-        """Measured last by any worker: taken for those that have not measured."""
+        self._usual = Speeds()
+        """Of the workers that have measured theirs, smoothed."""
 
     def place(
         self,
@@ -35,7 +37,13 @@ class Placer:
         shares: bool = True,
     ) -> Decision | None:
         """None: nobody can answer. ``shares``: the prompt may come from prefix caches."""
-        standings = [self._standing(report) for report in reports]
+        known = self._standings.get
+        standings = [
+            standing
+            if (standing := known(report.address)) is not None and standing.report is report
+            else self._standing(report)
+            for report in reports
+        ]
         cached = self._prefixes.cached(token_ids) if shares else {}
         decision = choose(Prompt(len(token_ids), cached), standings, self._options)
         if decision is not None and log.isEnabledFor(logging.DEBUG):
@@ -43,11 +51,8 @@ class Placer:
         return decision
 
     def _standing(self, report: WorkerReport) -> Standing:
-        known = self._standings.get(report.address)
-        if known is not None and known.report is report:
-            return known
-        self._tokens_per_s = report.prefill_tokens_per_s or self._tokens_per_s
-        standing = Standing.of(report, self._options, self._tokens_per_s)
+        self._usual = _smoothed(self._usual, report)
+        standing = Standing.of(report, self._options, self._usual)
         self._standings[report.address] = standing
         return standing
 
@@ -69,3 +74,17 @@ class Placer:
     def tick(self) -> None:
         """Time goes by."""
         self._prefixes.index.sweep(SWEEP_BLOCKS)
+
+
+def _smoothed(usual: Speeds, report: WorkerReport) -> Speeds:
+    return Speeds(
+        _mean(usual.tokens_per_s, report.prefill_tokens_per_s),
+        _mean(usual.step_base_s, report.step_base_s),
+        _mean(usual.step_row_s, report.step_row_s) if report.step_base_s else usual.step_row_s,
+        _mean(usual.link_bytes_per_s, report.link_bytes_per_s),
+    )
+
+
+def _mean(before: float, newest: float) -> float:
+    """0.0: not measured."""
+    return before + WEIGHT * (newest - before) if newest else before

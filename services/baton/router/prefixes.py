@@ -47,17 +47,16 @@ class Prefixes:
         self.left(worker)
         if hello.tells_blocks and hello.block_size:
             number = self.index.add_worker()
-            self._accounts[worker] = _Account(number, hello.block_size, hello.longest_shared_prompt)
+            account = _Account(number, hello.block_size, hello.longest_shared_prompt)
+            self._accounts[worker] = account
             self._names[number] = worker
-            self._sort()
+            self._count(account.block_size, number)
 
     def left(self, worker: str) -> None:
         """Its stream is over. What it holds, if it is still there, it will tell again."""
         account = self._accounts.pop(worker, None)
         if account is not None:
-            self.index.remove_worker(account.number)
-            del self._names[account.number]
-            self._sort()
+            self._discount(account)
 
     def told(self, worker: str, events: pb.BlockEvents) -> bool:
         """False: something was missed, and a snapshot is wanted. Until it comes, what is known of the worker
@@ -93,14 +92,19 @@ class Prefixes:
         if account.fresh:
             account.fresh = False
             return
-        self.index.remove_worker(account.number)
-        del self._names[account.number]
+        self._discount(account)
         account.number = self.index.add_worker()
         self._names[account.number] = worker
-        self._sort()
+        self._count(account.block_size, account.number)
 
-    def _sort(self) -> None:
-        self._by_block_size.clear()
-        for account in self._accounts.values():
-            among = self._by_block_size.get(account.block_size, 0)
-            self._by_block_size[account.block_size] = among | 1 << account.number
+    def _count(self, block_size: int, number: int) -> None:
+        self._by_block_size[block_size] = self._by_block_size.get(block_size, 0) | 1 << number
+
+    def _discount(self, account: _Account) -> None:
+        self.index.remove_worker(account.number)
+        del self._names[account.number]
+        left = self._by_block_size[account.block_size] & ~(1 << account.number)
+        if left:
+            self._by_block_size[account.block_size] = left
+        else:
+            del self._by_block_size[account.block_size]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from baton.connector.identity import sign_handle
@@ -19,6 +20,7 @@ from baton.router.ledger import Entry, failure
 from baton.router.placement import PlacementOptions, may_prefill, takes_over
 from baton.router.placer import Placer
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
+from baton.router.waiting import FullError, WaitingRoom
 from baton.router.workers import WorkerClient
 from baton.telemetry.ring import WorkerView
 from baton.urgency import CALM, Urgency
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 WORKER_TELLS_S = 0.5
 """How long after a deadline the worker's own word on it may take: it looks every tick, and its clock began
 when the request had reached it."""
+QUEUE_SIZE = 4096
+"""Requests that may wait for a worker."""
 MAX_LOST = 3
 """Attempts of one request whose handoff may break; a request that breaks more is given up on."""
 
@@ -59,6 +63,10 @@ class _Group:
     answers: list[_Answer] = field(default_factory=list)
     attempt: int = -1
     """-1: not submitted yet."""
+    begun: bool = False
+    """Somebody wants it."""
+    search: asyncio.Task[None] | None = None
+    """For workers."""
     name: str = ""
     decode: WorkerClient | None = None
     prefill: WorkerClient | None = None
@@ -99,10 +107,15 @@ class WorkerRing:
         tempo: Tempo = TEMPO,
         *,
         placement: PlacementOptions | None = None,
+        queue_timeout: float = 10.0,
     ) -> None:
         self._model_name = model_name
         self._cluster_key = cluster_key
-        self._placer = Placer(placement or PlacementOptions())
+        self._placement = placement or PlacementOptions()
+        self._placer = Placer(self._placement)
+        self._queue_timeout = queue_timeout
+        self._waiting = WaitingRoom(QUEUE_SIZE)
+        self._searches: set[asyncio.Task[None]] = set()
         self._answers: dict[str, _Answer] = {}
         """Those under way, by request id."""
         self._groups: dict[str, _Group] = {}
@@ -117,9 +130,10 @@ class WorkerRing:
         self._tasks.append(asyncio.create_task(self._run_timers(), name="timers"))
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._searches]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_timers(self) -> None:
         """Listen for silence, for as long as the router lives."""
@@ -207,7 +221,7 @@ class WorkerRing:
                 self._close(answer)
 
     async def _chunks(self, answer: _Answer) -> AsyncGenerator[TokenChunk]:
-        if answer.group.attempt < 0:
+        if not answer.group.begun:
             self._start(answer.group)
         try:
             finished = False
@@ -235,11 +249,48 @@ class WorkerRing:
     def _start(self, group: _Group) -> None:
         if group.urgency.overdue(time.monotonic()):
             raise deadline_exceeded()
-        placed = self._place(group)
-        if placed is None:
-            raise RingError(503, "no_worker", "no worker that can decode is ready")
+        group.begun = True
         self._answers |= {answer.request.request_id: answer for answer in group.answers}
-        self._submit(group, placed)
+        self._seek(group)
+
+    def _seek(self, group: _Group) -> None:
+        """Begin an attempt: now, if there is somebody to take it and nobody waits, otherwise when there
+        is."""
+        if len(self._waiting) or not self._begin(group):
+            group.search = asyncio.create_task(self._search(group))
+            self._searches.add(group.search)
+            group.search.add_done_callback(self._searches.discard)
+
+    async def _search(self, group: _Group) -> None:
+        try:
+            until = time.monotonic() + self._queue_timeout
+            turn = (group.urgency.priority, group.urgency.since)
+            await self._waiting.wait(partial(self._begin, group), until, turn)
+        except TimeoutError:
+            after = f", after {self._queue_timeout:g} s" if self._queue_timeout else ""
+            self._fail(group.going, self._nobody(after))
+        except FullError:
+            message = "too many requests wait for a worker already"
+            self._fail(group.going, RingError(503, "no_worker", message))
+        except RingError as error:
+            self._fail(group.going, error)
+        finally:
+            group.search = None
+
+    def _begin(self, group: _Group) -> bool:
+        """Begin an attempt, if it can be placed now. Raises RingError if it is not to wait either."""
+        placed = self._place(group)
+        if placed is not None:
+            self._submit(group, placed)
+            return True
+        mode = self._placement.no_prefill if self.ready else self._placement.no_decode
+        if mode == "fail":
+            raise self._nobody()
+        return False
+
+    def _nobody(self, after: str = "") -> RingError:
+        missing = "prefill worker" if self.ready else "worker that can decode"
+        return RingError(503, "no_worker", f"no {missing} is ready{after}")
 
     def _close(self, answer: _Answer) -> None:
         """Nobody wants more of this answer. Workers hear of it, as soon as it is no others' affair too."""
@@ -255,6 +306,8 @@ class WorkerRing:
             if not all(each.entry.finished for each in group.answers):
                 self._cancel(group, group.answers)
             self._groups.pop(group.name, None)
+        if group.search is not None and not group.going:
+            group.search.cancel()
 
     @staticmethod
     def _cancel(group: _Group, answers: Sequence[_Answer], but: WorkerClient | None = None) -> None:
@@ -338,6 +391,8 @@ class WorkerRing:
 
     def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
         """All answers end with ``error``, on all workers but one, which knows."""
+        if group.search is not None:
+            group.search.cancel()
         self._cancel(group, group.answers, but=but)
         self._groups.pop(group.name, None)
         self._fail(group.going, error)
@@ -359,6 +414,7 @@ class WorkerRing:
 
     def on_change(self, worker: WorkerClient) -> None:
         self._name_peers()
+        self._waiting.changed()
 
     def _name_peers(self) -> None:
         """Those who prefill link to the decode workers before the first request needs it."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, get_args
+from types import MappingProxyType
+from typing import Protocol
 
 import grpc
 
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
 GREETING_S = 5.0
+ROLES: Mapping[int, Role] = MappingProxyType(
+    {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_BOTH: "both"}
+)
 
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -94,8 +98,7 @@ class WorkerClient:
     def role(self) -> Role:
         if self.hello is None:
             return "both"
-        name = pb.Role.Name(self.hello.role).removeprefix("ROLE_").lower()
-        return next(role for role in get_args(Role) if role == name)
+        return ROLES[self.hello.role]
 
     def report(self) -> WorkerReport:
         """The last load report plus what it does not know of yet; the same object while nothing is new."""
@@ -133,6 +136,12 @@ class WorkerClient:
         self._sent.add(num_tokens if uncached is None else uncached, 1 + len(submit.forks))
         self.touch()
         self._outbound.put_nowait(pb.RouterMessage(submit=submit))
+
+    def take_load(self, load: pb.Load) -> None:
+        """The worker has told how it is."""
+        self.load = load
+        self._sent.acknowledge(load)
+        self._report = None
 
     def touch(self) -> None:
         """It has been given a request, if only to be handed on to it."""
@@ -233,9 +242,7 @@ class WorkerClient:
 
     def _take(self, frame: pb.Frame) -> None:
         begins_to_drain = frame.load.draining and not self.draining
-        self.load = frame.load
-        self._sent.acknowledge(frame.load)
-        self._report = None
+        self.take_load(frame.load)
         if begins_to_drain:
             log.info("worker %s drains", self.address)
             self._outbound.put_nowait(pb.RouterMessage(drain_noted=pb.DrainNoted()))

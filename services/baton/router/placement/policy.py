@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
-from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple
 
 from baton.router.placement.options import HANDOFF_S, PlacementOptions
 from baton.router.placement.standing import Standing
 
-MOST_PAIRED = 4
+MOST_PAIRED = 3
 """Workers of each side that are looked at in pairs: those that would be best if the other side did not
 matter. All that a pair has beyond its sides is the transfer, and how much of it the computing hides."""
 TICK_S = 0.001
@@ -91,63 +90,69 @@ class Decision:
 
 
 def choose(prompt: Prompt, workers: Iterable[Standing], options: PlacementOptions) -> Decision | None:
-    """The way to answer that costs least; None if nobody can.
+    """The way to answer that costs least; None if nobody can, or may.
 
     Only workers that accept are looked at. A ``both`` worker answers what it computes; a ``decode`` worker
-    computes a prompt itself where ``options`` says so, and where no prefill worker of its group is there.
+    computes a prompt itself where ``options`` says so; see there also for what is done without prefill.
     Among equals it is whoever has the fewest sequences, then whoever was given nothing for longest.
     """
-    accepting = [worker for worker in workers if worker.report.accepts]
-    found: list[tuple[Candidate, Standing, Standing | None]] = []
-    for group in _groups(accepting):
+    found: list[_Found] = []
+    for group in _groups([worker for worker in workers if worker.accepts]):
         found += _candidates(prompt, group, options)
     if not found:
         return None
-    chosen = min(found, key=_order)[0]
-    return Decision(prompt, chosen, tuple(candidate for candidate, _, _ in found))
+    least = min([entry.rank_s for entry in found]) + TICK_S
+    close = [entry for entry in found if entry.rank_s <= least]
+    chosen = close[0] if len(close) == 1 else min(close, key=_turns)
+    return Decision(prompt, chosen.candidate, tuple([entry.candidate for entry in found]))
 
 
-def _groups(workers: list[Standing]) -> Iterator[Sequence[Standing]]:
-    if len({worker.report.group for worker in workers}) < 2:
-        yield workers
-        return
-    workers.sort(key=lambda worker: worker.report.group)
-    for _, group in groupby(workers, key=lambda worker: worker.report.group):
-        yield list(group)
+class _Found(NamedTuple):
+    rank_s: float
+    candidate: Candidate
+    decode: Standing
+    prefill: Standing
 
 
-def _order(found: tuple[Candidate, Standing, Standing | None]) -> tuple[float | int | str, ...]:
-    candidate, decode, prefill = found
-    return (
-        decode.penalty_s,
-        round(candidate.cost_s / TICK_S),
-        *_turn(decode),
-        *_turn(decode if prefill is None else prefill),
-    )
+def _groups(workers: Sequence[Standing]) -> Iterable[Sequence[Standing]]:
+    if len({worker.group for worker in workers}) < 2:
+        return (workers,)
+    groups: dict[str, list[Standing]] = {}
+    for worker in workers:
+        groups.setdefault(worker.group, []).append(worker)
+    return groups.values()
+
+
+def _turns(found: _Found) -> tuple[int | float | str, ...]:
+    return (*_turn(found.decode), *_turn(found.prefill))
 
 
 def _turn(worker: Standing) -> tuple[int, float, str]:
     return worker.report.sequences, worker.report.last_given_s, worker.address
 
 
-def _candidates(
-    prompt: Prompt, workers: Sequence[Standing], options: PlacementOptions
-) -> Iterator[tuple[Candidate, Standing, Standing | None]]:
-    prefills = [worker for worker in workers if worker.report.role == "prefill"]
-    decodes = [worker for worker in workers if worker.report.role == "decode"]
-    alone = [worker for worker in workers if worker.report.role == "both"]
+def _candidates(prompt: Prompt, workers: Sequence[Standing], options: PlacementOptions) -> Iterator[_Found]:
+    prefills: list[Standing] = []
+    decodes: list[Standing] = []
+    alone: list[Standing] = []
+    sides = {"prefill": prefills, "decode": decodes, "both": alone}
+    for worker in workers:
+        sides[worker.role].append(worker)
     paired = bool(prefills) and options.disaggregation != "never"
     if not paired:
-        alone += decodes
+        if options.disaggregation == "never" or options.no_prefill == "local":
+            alone += decodes
     elif options.disaggregation == "conditional":
         alone += [worker for worker in decodes if worker.takes_local]
     for worker in _least(alone, _local_costs(prompt, alone)):
-        yield _local(prompt, worker), worker, None
+        candidate = _local(prompt, worker)
+        yield _Found(candidate.cost_s + worker.penalty_s, candidate, worker, worker)
     if paired:
         best = _least(prefills, _prefill_costs(prompt, prefills))
         for decode in _least(decodes, _decode_costs(prompt, decodes)):
             for prefill in best:
-                yield _pair(prompt, prefill, decode), decode, prefill
+                candidate = _pair(prompt, prefill, decode)
+                yield _Found(candidate.cost_s + decode.penalty_s, candidate, decode, prefill)
 
 
 def _least(workers: Sequence[Standing], costs: Sequence[float]) -> Sequence[Standing]:
@@ -155,12 +160,10 @@ def _least(workers: Sequence[Standing], costs: Sequence[float]) -> Sequence[Stan
     if len(workers) <= MOST_PAIRED:
         return workers
     bound = nsmallest(MOST_PAIRED, costs)[-1] + TICK_S
-    close = [
-        (round(cost / TICK_S), *_turn(worker), worker)
-        for worker, cost in zip(workers, costs, strict=True)
-        if cost <= bound
-    ]
-    return [entry[-1] for entry in nsmallest(MOST_PAIRED, close)]
+    close = [(cost, worker) for cost, worker in zip(costs, workers, strict=True) if cost <= bound]
+    if len(close) > MOST_PAIRED:
+        close.sort(key=lambda entry: (round(entry[0] / TICK_S), *_turn(entry[1])))
+    return [worker for _, worker in close[:MOST_PAIRED]]
 
 
 # What a side costs without the other. Loops over all workers, for each request: kept free of calls.

@@ -3,26 +3,25 @@ prompt is worked out here, once for each report."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from baton.router.placement.options import (
-    FIRST_LINK_BYTES_PER_S,
-    FIRST_STEP_S,
-    FIRST_TOKENS_PER_S,
-    LEAST_ROW_SHARE,
-    PlacementOptions,
-)
-from baton.router.placement.report import WorkerReport
+from baton.router.placement.options import LEAST_ROW_SHARE, PlacementOptions, Speeds
+from baton.router.placement.report import Role, WorkerReport
 
 UNBOUNDED = 1 << 60
 BEYOND_S = 1e6
+FIRST_SPEEDS = Speeds()
 
 
-class Standing(NamedTuple):
-    """Formulas: docs/routing.md."""
+@dataclass(slots=True, eq=False)
+class Standing:
+    """Formulas: docs/routing.md. Never changed; not frozen, as many are made and read for each decision."""
 
     report: WorkerReport
     address: str
+    role: Role
+    group: str
+    accepts: bool
     token_s: float
     """To compute one prompt token with nothing beside it."""
     queue_s: float
@@ -52,13 +51,12 @@ class Standing(NamedTuple):
     """To send the KV of one token over a link of this worker."""
 
     @classmethod
-    def of(
-        cls, report: WorkerReport, options: PlacementOptions, tokens_per_s: float = FIRST_TOKENS_PER_S
-    ) -> Standing:
-        """``tokens_per_s``: for a worker that has not measured its own."""
-        token_s = 1.0 / (report.prefill_tokens_per_s or tokens_per_s)
-        base_s = report.step_base_s or FIRST_STEP_S
-        row_s = max(report.step_row_s, LEAST_ROW_SHARE * base_s)
+    def of(cls, report: WorkerReport, options: PlacementOptions, usual: Speeds = FIRST_SPEEDS) -> Standing:
+        """``usual``: what stands in for a speed that the worker has not measured."""
+        token_s = 1.0 / (report.prefill_tokens_per_s or usual.tokens_per_s)
+        base_s = report.step_base_s or usual.step_base_s
+        row_s = report.step_row_s if report.step_base_s else usual.step_row_s
+        row_s = max(row_s, LEAST_ROW_SHARE * base_s)
         sequences, outputs = report.sequences, options.expected_outputs
         itl_s = base_s + (sequences + 1) * row_s
         answer_s = outputs * itl_s
@@ -73,6 +71,9 @@ class Standing(NamedTuple):
         return cls(
             report,
             report.address,
+            report.role,
+            report.group,
+            report.accepts,
             token_s,
             report.prefill_tokens * token_s,
             itl_s,
@@ -86,5 +87,5 @@ class Standing(NamedTuple):
             mixed_itl_s,
             sequences * token_s if target is None else 0.0,
             target is None or not sequences or mixed_itl_s <= target,
-            report.kv_bytes_per_token / (report.link_bytes_per_s or FIRST_LINK_BYTES_PER_S),
+            report.kv_bytes_per_token / (report.link_bytes_per_s or usual.link_bytes_per_s),
         )
