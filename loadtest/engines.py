@@ -69,7 +69,9 @@ def baton_split(tmp: Path, model: Path) -> Iterator[Engine]:
     shares = dict(zip(("prefill", "decode"), cores.share_out(cores.available()), strict=True))
     threads = str(len(shares["prefill"]))
     options = ("--threads", threads, "--kv-cache-memory", f"{KV_GIB}GiB")
-    with running_ring(tmp, model=str(model), dtype="bfloat16", options=options) as ring:
+    with running_ring(
+        tmp, model=str(model), dtype="bfloat16", options=options, disaggregation="conditional"
+    ) as ring:
         for role, share in shares.items():
             for worker in ring.of_role(role):
                 cores.pin(worker.process.pid, share)

@@ -22,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from torch import Tensor
 
 from baton.beam_search import BeamParams, EarlyStopping
+from baton.block_hash import hash_blocks
 from baton.engine.beams import Candidates
-from baton.engine.block_pool import hash_blocks
 from baton.engine.break_even import BreakEven
 from baton.engine.engine import SequenceOutput
 from baton.engine.runner import StepResult
@@ -140,6 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(5, 12),
         chunk=st.integers(1, 6),
+        mixed=st.sampled_from([None, 1, 4]),
         chunked=st.booleans(),
         caching=st.booleans(),
         aging=st.sampled_from([None, 0.0, 3.0, 100.0]),
@@ -153,6 +154,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         budget: int,
         chunk: int,
+        mixed: int | None,
         chunked: bool,
         caching: bool,
         aging: float | None,
@@ -169,6 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             prefill_chunk=chunk,
+            mixed_prefill_tokens=mixed,
             chunked_prefill=chunked,
             prefix_caching=caching,
             priority_aging=aging,

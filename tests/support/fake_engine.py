@@ -101,6 +101,7 @@ def fake_engine(
     chunked_prefill: bool = True,
     prefix_caching: bool = True,
     priority_aging: float | None = None,
+    mixed_prefill_tokens: int | None = None,
     host_blocks: int = 0,
     break_even: BreakEven | None = None,
     eos_token_ids: frozenset[int] = frozenset(),
@@ -120,6 +121,7 @@ def fake_engine(
         chunked_prefill=chunked_prefill,
         prefix_caching=prefix_caching,
         priority_aging=priority_aging,
+        mixed_prefill_tokens=mixed_prefill_tokens,
     )
     kv = torch.full((num_blocks, 2, 2, 2, block_size, 3), 777.0)
     runner = ModelRunner(model or FakeModel(vocab_size), kv, block_size, torch.device("cpu"))

@@ -24,6 +24,7 @@ from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine
 from baton.prefill.role import PrefillRole
+from baton.router.placement import PlacementOptions
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.types import Request
@@ -40,6 +41,8 @@ from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
 
 KEY = b"tests"
+SPLIT = PlacementOptions("always")
+"""What a test of handoffs wants: an idle decode worker would rather compute a prompt itself."""
 
 
 class SlowModel(FakeModel):
@@ -99,6 +102,13 @@ class LocalWorker:
             max_model_len=256,
             vocab_size=VOCAB_SIZE,
             handoff_address=self.address,
+            block_size=self.engine.pool.block_size,
+            num_blocks=self.engine.pool.num_blocks,
+            max_running=self.engine.scheduler.limits.max_num_seqs,
+            chunk_tokens=self.engine.scheduler.limits.prefill_chunk,
+            mixed_prefill_tokens=self.engine.scheduler.limits.max_num_batched_tokens,
+            tells_blocks=self.engine.scheduler.limits.prefix_caching,
+            kv_bytes_per_token=96,  # of the fake engine's pool
         )
         self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
         loop = EngineLoop(self.engine, self.service.on_outputs, crash)
@@ -146,14 +156,22 @@ async def local_ring(
     tempo: Tempo = TEMPO,
     policy: RetryPolicy | None = None,
     metrics: ResumeMetrics | None = None,
+    placement: PlacementOptions = SPLIT,
 ) -> AsyncIterator[WorkerRing]:
     """Start the workers and a router's ring before them, and end them all."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        addresses = [worker.address for worker in workers]
-        ring = WorkerRing(addresses, "fake", KEY, tempo, Retries(policy or RetryPolicy()), metrics)
+        ring = WorkerRing(
+            [worker.address for worker in workers],
+            "fake",
+            KEY,
+            tempo,
+            Retries(policy or RetryPolicy()),
+            metrics,
+            placement,
+        )
         ring.start()
         stack.push_async_callback(ring.close)
         await until(lambda: all(client.ready for client in ring.workers))

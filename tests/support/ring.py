@@ -210,15 +210,22 @@ def terminate(services: Iterable[Service]) -> None:
 
 @contextmanager
 def running_routers(
-    tmp: Path, model: str, groups: Mapping[str, Sequence[Service]], options: Sequence[str] = ()
+    tmp: Path,
+    model: str,
+    groups: Mapping[str, Sequence[Service]],
+    options: Sequence[str] = (),
+    *,
+    disaggregation: str = "always",
 ) -> Iterator[dict[str, Ring]]:
     """Start a router, of the group's name, for each group of running workers; stop them at the end. A worker
-    may be in several rings."""
+    may be in several rings. ``disaggregation``: not the default, by which an idle decode worker would rather
+    compute a prompt itself, and nothing would be handed on."""
     rings: dict[str, Ring] = {}
     with ExitStack() as stack:
         for name, workers in groups.items():
             addresses = [w.ready.address for w in workers if isinstance(w.ready, ready.WorkerReady)]
             flags = [flag for address in addresses for flag in ("--worker", address)]
+            flags += ["--disaggregation", disaggregation]
             argv = ("router", "--model", model, "--port", "0", "--grpc-port", "0", *flags, *options)
             router = Service(name, argv, tmp / f"{name}.log")
             router.start()
@@ -246,6 +253,7 @@ def running_ring(
     decode_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
     decode_program: str = "baton",
+    disaggregation: str = "always",
 ) -> Iterator[Ring]:
     """Start workers and a router on free ports; stop them all at the end."""
     tmp.mkdir(parents=True, exist_ok=True)
@@ -260,6 +268,8 @@ def running_ring(
     ]
     with (
         running(workers),
-        running_routers(tmp, model, {"router": workers}, router_options) as rings,
+        running_routers(
+            tmp, model, {"router": workers}, router_options, disaggregation=disaggregation
+        ) as rings,
     ):
         yield rings["router"]

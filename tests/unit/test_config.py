@@ -70,6 +70,7 @@ def test_addresses_that_are_none(text: str) -> None:
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 0),
         ("prefill_chunk", 0),
+        ("mixed_prefill_tokens", 0),
         ("max_model_len", 0),
         ("threads", 0),
         ("tensor_parallel_size", 0),
@@ -172,6 +173,7 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         max_num_seqs=3,
         max_num_batched_tokens=4,
         prefill_chunk=5,
+        mixed_prefill_tokens=2,
         chunked_prefill=False,
         prefix_caching=False,
         enforce_eager=True,
@@ -213,6 +215,10 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         queue_timeout=0.5,
         tool_call_parser="hermes",
         reasoning_parser="none",
+        disaggregation="never",
+        itl_target_ms=12.5,
+        no_prefill="queue",
+        no_decode="fail",
         log_level="error",
     )
     assert all(getattr(config, f.name) != f.default for f in dataclasses.fields(config))

@@ -19,6 +19,7 @@ BELOW = {
     "hub",
     "request",
     "beam_search",
+    "block_hash",
     "sampling_params",
     "structured_output",
     "grammar",

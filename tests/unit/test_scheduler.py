@@ -23,8 +23,17 @@ def scheduler(
     max_model_len: int = 200,
     chunked_prefill: bool = True,
     prefix_caching: bool = True,
+    mixed: int | None = None,
 ) -> Scheduler:
-    limits = SchedulerLimits(max_num_seqs, budget, chunk, max_model_len, chunked_prefill, prefix_caching)
+    limits = SchedulerLimits(
+        max_num_seqs,
+        budget,
+        chunk,
+        max_model_len,
+        chunked_prefill,
+        prefix_caching,
+        mixed_prefill_tokens=mixed,
+    )
     return Scheduler(limits, BlockPool(num_blocks, BLOCK_SIZE))
 
 
@@ -56,6 +65,38 @@ class TestOrder:
         assert step(s) == [("a", 8), ("b", 8)]
         assert step(s) == [("a", 8), ("b", 8)]
         assert step(s) == [("a", 4), ("b", 4), ("c", 8)]
+
+    def test_beside_decodes_prompts_take_their_share_and_alone_all_of_it(self) -> None:
+        s = scheduler(budget=16, chunk=8, mixed=6)
+        s.add(sequence("a", 4))
+        assert step(s) == [("a", 4)]
+        s.add(sequence("b", 18))
+        s.add(sequence("c", 20))
+        assert step(s) == [("a", 1), ("b", 6)]
+        assert step(s) == [("a", 1), ("b", 6)]
+        s.finish(s.running[0], FinishReason.STOP)
+        assert step(s) == [("b", 6), ("c", 8)]
+
+    def test_a_whole_prompt_is_not_cut_to_its_share(self) -> None:
+        s = scheduler(budget=16, chunked_prefill=False, mixed=6)
+        s.add(sequence("a", 4))
+        step(s)
+        s.add(sequence("b", 12))
+        assert step(s) == [("a", 1), ("b", 12)]
+
+    def test_what_is_cached_does_not_wait_to_be_computed(self) -> None:
+        s = scheduler(max_num_seqs=1)
+        s.add(sequence("a", list(range(12))))
+        s.add(sequence("b", 10))
+        assert s.waiting_prefill_tokens == 22
+        step(s)
+        step(s)  # "a" is computed: three blocks
+        again = sequence("c", list(range(16)))
+        again.extend_hashes(BLOCK_SIZE)
+        s.add(again)
+        assert s.waiting_prefill_tokens == 10 + 4
+        s.finish(again, FinishReason.CANCELLED)
+        assert s.waiting_prefill_tokens == 10
 
     def test_decodes_come_first_and_always(self) -> None:
         s = scheduler(budget=8, chunk=8, max_num_seqs=8)

@@ -25,6 +25,7 @@ _MODEL = "Model"
 _MEMORY = "Memory and batching"
 _SPECULATION = "Speculative decoding"
 _PARALLEL = "Parallelism"
+_PLACEMENT = "Placement"
 _NETWORK = "Network"
 _PROCESS = "Process"
 
@@ -139,6 +140,14 @@ PrefillChunk = Annotated[
     int,
     typer.Option(
         help="Most prompt tokens of one request in one step; smaller disturbs running answers less.",
+        rich_help_panel=_MEMORY,
+    ),
+]
+MixedPrefillTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most prompt tokens of a step that decodes as well: running answers wait for them. Default: 64 "
+        "on a CPU and 256 on CUDA for a decode worker, no limit of its own for the others.",
         rich_help_panel=_MEMORY,
     ),
 ]
@@ -338,6 +347,40 @@ QueueTimeout = Annotated[
         metavar="SECONDS",
         help="Longest time that a request waits for a worker that can take it; 0: not at all.",
         rich_help_panel="Limits",
+    ),
+]
+
+Disaggregation = Annotated[
+    str,
+    typer.Option(
+        help="Where prompts are computed. conditional: on a prefill worker, or on the decode worker where "
+        "that is estimated to cost less; always: on a prefill worker while one is ready; never: where they "
+        "are answered.",
+        rich_help_panel=_PLACEMENT,
+    ),
+]
+ItlTargetMs = Annotated[
+    float | None,
+    typer.Option(
+        metavar="MS",
+        help="Longest step of a decode worker that a prompt may be computed in beside running answers. "
+        "Default: their delay counts like that of the prompt's own first token.",
+        rich_help_panel=_PLACEMENT,
+    ),
+]
+NoPrefill = Annotated[
+    str,
+    typer.Option(
+        help="While no prefill worker is ready: fail requests, queue them, or compute prompts where they are "
+        "answered (local).",
+        rich_help_panel=_PLACEMENT,
+    ),
+]
+NoDecode = Annotated[
+    str,
+    typer.Option(
+        help="While no worker is ready that could answer: fail requests, or queue them.",
+        rich_help_panel=_PLACEMENT,
     ),
 ]
 

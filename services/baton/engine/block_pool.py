@@ -8,45 +8,14 @@ then those of the prefix index, the least recently used first.
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
-DIGEST_BYTES = 32
+from baton.engine.prefix_journal import PrefixJournal
 
 
 class BlockAccountingError(RuntimeError):
     """A block was given back twice, taken while in use, or used without being held: a bug in the caller."""
-
-
-def hash_blocks(
-    token_ids: Sequence[int] | array[int],
-    block_size: int,
-    salt: bytes = b"",
-    start: int = 0,
-    parent: bytes | None = None,
-) -> list[bytes]:
-    """Digests of the full blocks of ``token_ids`` from token ``start``, each chained over the one before.
-
-    ``start`` is a multiple of ``block_size`` and ``parent`` the digest of the block that ends there (None at
-    0, where the chain begins with ``salt``). BLAKE2b-256 over the parent and the ids as little-endian int64:
-    equal digests mean equal tokens from the first on, also for someone who chooses the tokens in order to
-    read another's cache.
-    """
-    full = len(token_ids) // block_size * block_size
-    if start >= full:
-        return []
-    if parent is None:
-        parent = hashlib.blake2b(salt, digest_size=DIGEST_BYTES, person=b"baton-kv-root").digest()
-    data = np.asarray(token_ids[start:full], dtype="<i8").tobytes()
-    stride = 8 * block_size
-    digests = []
-    for at in range(0, len(data), stride):
-        parent = hashlib.blake2b(parent + data[at : at + stride], digest_size=DIGEST_BYTES).digest()
-        digests.append(parent)
-    return digests
 
 
 class BlockPool:
@@ -62,6 +31,7 @@ class BlockPool:
         """``on_evict`` hears of each block that is given away though the index could find it, and under which
         digest: its content is lost when the new owner writes to it."""
         self.num_blocks = num_blocks
+        self.journal = PrefixJournal()
         self._on_evict = on_evict
         self.block_size = block_size
         self._refs = [0] * num_blocks
@@ -167,6 +137,10 @@ class BlockPool:
         """The block that the index has for a digest."""
         return self._index.get(digest)
 
+    def digests(self) -> list[bytes]:
+        """All that the index has, in the order in which they entered."""
+        return list(self._index)
+
     def match_prefix(self, hashes: Iterable[bytes]) -> list[int]:
         """Blocks of the longest indexed prefix of a chain of digests, with a reference taken on each."""
         blocks = []
@@ -189,8 +163,9 @@ class BlockPool:
         if self._digests[block] not in (None, digest):
             raise BlockAccountingError(f"block {block} was committed twice, with different content")
         indexed = self._index.setdefault(digest, block)
-        if indexed == block:
+        if indexed == block and self._digests[block] is None:
             self._digests[block] = digest
+            self.journal.stored(digest)
         return indexed
 
     def _forget(self, block: int) -> None:
@@ -198,6 +173,7 @@ class BlockPool:
         if digest is not None:
             self._digests[block] = None
             del self._index[digest]
+            self.journal.removed(digest)
             if self._on_evict is not None:
                 self._on_evict(block, digest)
 

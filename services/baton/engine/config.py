@@ -20,6 +20,7 @@ _POSITIVE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "prefill_chunk",
+    "mixed_prefill_tokens",
     "max_model_len",
     "num_threads",
     "tensor_parallel_size",
@@ -54,6 +55,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     prefill_chunk: int = 256
     """Most tokens of one prompt in one step."""
+    mixed_prefill_tokens: int | None = None
+    """Most tokens of prompts in a step in which something decodes; None: as in any other."""
     chunked_prefill: bool = True
     """Off: a whole prompt in one step, even above ``max_num_batched_tokens``."""
     prefix_caching: bool = True
@@ -147,4 +150,5 @@ class EngineConfig:
             prefix_caching=self.prefix_caching,
             longest_shared_prompt=longest_shared_prompt,
             priority_aging=self.priority_aging,
+            mixed_prefill_tokens=self.mixed_prefill_tokens,
         )

@@ -22,6 +22,8 @@ from baton.engine.host_memory import HostMemory
 from baton.engine.host_tier import HostTier
 from baton.engine.load import Load
 from baton.engine.logits import LogitRules
+from baton.engine.pace import Pace
+from baton.engine.prefix_journal import PrefixChanges
 from baton.engine.runner import ModelRunner, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
@@ -108,6 +110,7 @@ class Engine:
         self.vocab_size = vocab_size
         self._checks = RequestChecks(vocab_size, self.eos_token_ids)
         self.generated_tokens = 0
+        self._pace = Pace()
         self.grammars = grammars
         self.speculator = speculator
         runner.keeps_hidden = speculator is not None and speculator.drafter.wants_hidden
@@ -286,6 +289,23 @@ class Engine:
                 raise ValueError(f"unreserve({blocks}) with {self.scheduler.reserved_blocks} blocks reserved")
             self.scheduler.reserved_blocks -= blocks
 
+    # -- the account of the prefix cache -----------------------------------------------------------------
+
+    @property
+    def prefix_end(self) -> int:
+        """Number of the next event of the prefix cache."""
+        return self.pool.journal.end
+
+    def prefix_changes(self, number: int, most: int) -> PrefixChanges | None:
+        """See ``PrefixJournal.since``."""
+        with self.lock:
+            return self.pool.journal.since(number, most)
+
+    def prefix_snapshot(self) -> tuple[list[bytes], int]:
+        """The digests in the prefix cache, and the number of the event that comes next."""
+        with self.lock:
+            return self.pool.digests(), self.pool.journal.end
+
     # -- stepping ----------------------------------------------------------------------------------------
 
     @property
@@ -362,6 +382,9 @@ class Engine:
                 prefix_queried_tokens=scheduler.prefix_queried_tokens,
                 prefix_hit_tokens=scheduler.prefix_hit_tokens,
                 generated_tokens=self.generated_tokens,
+                prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
+                step_base_s=self._pace.base_s,
+                step_row_s=self._pace.row_s,
                 host_tier=self._host_tier(),
                 speculation=self.speculator.stats if self.speculator else SpeculationStats(),
             )
@@ -384,11 +407,13 @@ class Engine:
         )
 
     def _measure(self, batch: ScheduledBatch, forward: Span) -> None:
-        """What prompts cost, for the host tier to weigh its copies against."""
+        """What prompts cost, for the host tier to weigh its copies against, and how fast all of it goes."""
+        seconds = forward.ended - forward.began
+        chunks = (item for item in batch.items[batch.num_single :] if item.sequence not in batch.drafts)
+        tokens = sum(item.num_new for item in chunks)
+        self._pace.step(batch.num_single + len(batch.drafts), tokens, seconds)
         if self.scheduler.tier is not None:
-            prompts = (item for item in batch.items[batch.num_single :] if item.sequence not in batch.drafts)
-            tokens = sum(item.num_new for item in prompts)
-            self.scheduler.tier.break_even.computed(tokens, forward.ended - forward.began)
+            self.scheduler.tier.break_even.computed(tokens, seconds)
 
     def _apply(self, batch: ScheduledBatch, result: StepResult, forward: Span) -> list[SequenceOutput]:
         for seq, part in result.prompt_logprobs.items():

@@ -69,6 +69,7 @@ class EngineOptions(TypedDict, total=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_chunk: int
+    mixed_prefill_tokens: int | None
     chunked_prefill: bool
     prefix_caching: bool
     max_model_len: int | None

@@ -26,5 +26,9 @@ class Load:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     generated_tokens: int
+    prefill_tokens_per_s: float
+    """This and the two below: ``baton.engine.pace``."""
+    step_base_s: float
+    step_row_s: float
     host_tier: HostTierStats
     speculation: SpeculationStats

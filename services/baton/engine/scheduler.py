@@ -57,6 +57,9 @@ class SchedulerLimits:
     priority_aging: float | None = None
     """Seconds of waiting that are worth one level of priority. None: first come, first served, and no
     priority but 0."""
+    mixed_prefill_tokens: int | None = None
+    """Bounds the prompt tokens of a step in which somebody decodes, with ``chunked_prefill``: those who
+    decode wait for all of it. None: only ``max_num_batched_tokens`` does."""
 
     def shares(self, seq: Sequence) -> bool:
         """Whether the prefix cache is for this sequence."""
@@ -135,7 +138,8 @@ class Scheduler:
 
     @property
     def waiting_prefill_tokens(self) -> int:
-        """Tokens accepted but not computed, those of preempted sequences included. O(running)."""
+        """Tokens accepted but not computed, those of preempted sequences included; of who waits, less what
+        the prefix cache had when that began. O(running)."""
         begun = sum(s.num_uncomputed for s in (*self.running, *self.joining) if s.num_uncomputed > 1)
         return begun + self._waiting_tokens
 
@@ -267,11 +271,13 @@ class Scheduler:
                 (decodes if seq.num_uncomputed == 1 else begun).append(seq)
         plan: dict[Sequence, int] = {}
         self._plan_decodes(decodes, plan)
-        self._plan_begun_prefills(begun, plan)
+        decoding = len(plan)
+        budget = self._prompt_budget(decoding)
+        self._plan_begun_prefills(begun, plan, budget)
         if self.preemptions == preemptions:
-            self._plan_waiting(plan)
+            self._plan_waiting(plan, budget - (sum(plan.values()) - decoding))
         while not plan and self._make_room():
-            self._plan_waiting(plan)
+            self._plan_waiting(plan, self.limits.max_num_batched_tokens)
         kept = self._plan_drafts(drafts, plan)
         singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
         chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
@@ -293,8 +299,13 @@ class Scheduler:
             if seq.status is Status.RUNNING and self._bind(seq, 1, plan):
                 plan[seq] = 1
 
-    def _plan_begun_prefills(self, begun: list[Sequence], plan: dict[Sequence, int]) -> None:
-        budget = self.limits.max_num_batched_tokens - len(plan)
+    def _prompt_budget(self, decoding: int) -> int:
+        """Most tokens of prompts in a step that decodes so many sequences."""
+        left = self.limits.max_num_batched_tokens - decoding
+        mixed = self.limits.mixed_prefill_tokens
+        return min(left, mixed) if mixed and decoding and self.limits.chunked_prefill else left
+
+    def _plan_begun_prefills(self, begun: list[Sequence], plan: dict[Sequence, int], budget: int) -> None:
         first = True
         for seq in begun:
             if seq.status is not Status.RUNNING:
@@ -308,8 +319,7 @@ class Scheduler:
                 budget -= granted
                 first = False
 
-    def _plan_waiting(self, plan: dict[Sequence, int]) -> None:
-        budget = self.limits.max_num_batched_tokens - sum(plan.values())
+    def _plan_waiting(self, plan: dict[Sequence, int], budget: int) -> None:
         first = all(num_new == 1 for num_new in plan.values())
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             seq = self.waiting[0]
@@ -597,11 +607,21 @@ class Scheduler:
     def _enqueue(self, seq: Sequence) -> None:
         seq.status = Status.WAITING
         insort(self.waiting, seq, key=_place)
-        self._waiting_tokens += seq.num_tokens
+        seq.num_expected = seq.num_tokens - self._cached_tokens(seq)
+        self._waiting_tokens += seq.num_expected
 
     def _dequeue(self, seq: Sequence) -> None:
         self._remove(self.waiting, seq)
-        self._waiting_tokens -= seq.num_tokens
+        self._waiting_tokens -= seq.num_expected
+
+    def _cached_tokens(self, seq: Sequence) -> int:
+        """Leading tokens that the prefix cache has at this moment."""
+        count = 0
+        for digest in seq.hashes[: seq.num_reusable // self.pool.block_size]:
+            if self.pool.find(digest) is None and (self.tier is None or self.tier.find(digest) is None):
+                break
+            count += 1
+        return count * self.pool.block_size
 
     def _seat(self, seq: Sequence) -> None:
         seq.status = Status.RUNNING

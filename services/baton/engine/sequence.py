@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baton.block_hash import hash_blocks
 from baton.engine.beams import Candidates
-from baton.engine.block_pool import BlockPool, hash_blocks
+from baton.engine.block_pool import BlockPool
 from baton.engine.guidance import Guide
 from baton.engine.logits import LogitRules
 from baton.logprobs import Logprobs, TokenDetails
@@ -96,6 +97,8 @@ class Sequence:
     """Leading tokens whose KV is in the blocks. Falls back when the sequence is preempted."""
     num_cached: int = field(default=0, init=False)
     """Tokens that came from the prefix cache when it first started."""
+    num_expected: int = field(default=0, init=False)
+    """While it waits: tokens that will have to be computed, as far as was known when that began."""
     num_indexed: int = field(default=0, init=False)
     """Leading blocks that were offered to the prefix index."""
     hashes: list[bytes] = field(default_factory=list, init=False)

@@ -143,6 +143,16 @@ class PrefillRole:
         """Requests that wait for a link or room, or are being computed, to be handed on."""
         return len(self._requests)
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of requests that wait for a link or room, which the engine has not heard of."""
+        return sum(r.sequence.num_tokens for r in self._requests.values() if r.sequence.arrival < 0)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast blocks leave over one link, lately; 0.0 before the first did."""
+        return self._wiring.metrics.bytes_per_s
+
     async def run_timers(self) -> None:
         """Listen for silence, for as long as the worker lives."""
         before = time.monotonic()

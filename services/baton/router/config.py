@@ -7,6 +7,15 @@ from dataclasses import dataclass, field
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 from baton.request.limits import MAX_ANSWERS
+from baton.router.placement import (
+    DISAGGREGATIONS,
+    NO_DECODE,
+    NO_PREFILL,
+    Disaggregation,
+    NoDecode,
+    NoPrefill,
+    PlacementOptions,
+)
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
 
@@ -31,6 +40,10 @@ class RouterConfig:
     queue_timeout: float = 10.0  # seconds that a request waits for a worker
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    disaggregation: Disaggregation = "conditional"
+    itl_target_ms: float | None = None
+    no_prefill: NoPrefill = "local"
+    no_decode: NoDecode = "queue"
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -56,7 +69,17 @@ class RouterConfig:
         check_range("queue_timeout", self.queue_timeout, 0, 3600)
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        check_choice("disaggregation", self.disaggregation, DISAGGREGATIONS)
+        check_choice("no_prefill", self.no_prefill, NO_PREFILL)
+        check_choice("no_decode", self.no_decode, NO_DECODE)
+        if self.itl_target_ms is not None:
+            check_range("itl_target_ms", self.itl_target_ms, 1)
         check_choice("log_level", self.log_level, LOG_LEVELS)
+
+    @property
+    def placement(self) -> PlacementOptions:
+        itl_target_s = None if self.itl_target_ms is None else self.itl_target_ms / 1e3
+        return PlacementOptions(self.disaggregation, itl_target_s, self.no_prefill, self.no_decode)
 
     @property
     def model_name(self) -> str:

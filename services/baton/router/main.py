@@ -69,6 +69,7 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         config.cluster_key.encode(),
         retries=Retries(policy),
         metrics=ResumeMetrics(metrics.registry),
+        placement=config.placement,
     )
     metrics.registry.register(RingCollector(ring.loads))
     service = CompletionService(ring, tokenizer, settings, metrics)

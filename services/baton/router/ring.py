@@ -6,10 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -17,7 +19,8 @@ from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
 from baton.router.ledger import Entry, failure
-from baton.router.placement import least_loaded, may_prefill, takes_over
+from baton.router.placement import PlacementOptions, may_prefill, takes_over
+from baton.router.placer import Placer
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.trail import Suspects, Trail
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
@@ -119,6 +122,15 @@ class _Group:
         return self.urgency.priority, self.urgency.since
 
 
+class Place(NamedTuple):
+    """Where an attempt goes."""
+
+    decode: WorkerClient
+    prefill: WorkerClient | None
+    uncached: int
+    """Tokens that are expected to be computed there."""
+
+
 class WorkerRing:
     """``baton.router.types.Ring`` over gRPC streams to workers at fixed addresses."""
 
@@ -130,8 +142,10 @@ class WorkerRing:
         tempo: Tempo = TEMPO,
         retries: Retries | None = None,
         metrics: ResumeMetrics | None = None,
+        placement: PlacementOptions | None = None,
     ) -> None:
-        """``retries`` and ``metrics``: None for the default policy, and for metrics that nobody reads."""
+        """``retries``, ``metrics`` and ``placement``: None for the default policy, for metrics that nobody
+        reads, and for the default options."""
         self._model_name = model_name
         self._last_view: ModelInfo | None = None
         """Of the workers, when one was last found."""
@@ -143,6 +157,8 @@ class WorkerRing:
         self._watch = WaitingRoom(self._retries.policy.queue_size)
         """Suspects that wait until another one is cleared."""
         self._cluster_key = cluster_key
+        self._placement = placement or PlacementOptions()
+        self._placer = Placer(self._placement)
         self._answers: dict[str, _Answer] = {}
         """Those under way, by request id."""
         self._groups: dict[str, _Group] = {}
@@ -173,6 +189,7 @@ class WorkerRing:
                 worker.tick(now - before)
                 if worker.ready and worker.draining:
                     self._move_from(worker)
+            self._placer.tick()
             before = now
 
     @property
@@ -196,7 +213,7 @@ class WorkerRing:
 
     @property
     def ready(self) -> bool:
-        return self._place() is not None
+        return any(w.ready and not w.draining and w.role != "prefill" for w in self.workers)
 
     def loads(self) -> list[WorkerView]:
         """Every configured worker, with its last report."""
@@ -216,15 +233,29 @@ class WorkerRing:
             for worker in self.workers
         ]
 
-    def _place(self, avoided: Collection[str] = ()) -> tuple[WorkerClient, WorkerClient | None] | None:
-        """A decode worker and, unless it is to compute the prompt as well, a prefill worker."""
-        by_address = {
-            w.address: w for w in self.workers if w.ready and not w.draining and w.address not in avoided
-        }
-        choice = least_loaded([w.report() for w in by_address.values()])
-        if choice is None:
+    def _place(self, group: _Group, avoided: Collection[str] = ()) -> Place | None:
+        """Who answers next, of those that are ready and not ``avoided``."""
+        coming: Counter[WorkerClient] = Counter()
+        for other in self._groups.values():
+            if other.decode is not None and other.prefill is not None:
+                coming[other.decode] += len(other.going)
+        by_address = {w.address: w for w in self.workers if w.address not in avoided}
+        for worker in by_address.values():
+            worker.expect(coming[worker])
+        first = group.going[0]
+        token_ids, delivered = group.prompt_ids, first.entry.output_ids
+        shares = first.request.params.prompt_logprobs is None or bool(delivered)
+        decision = self._placer.place(
+            first.request.request_id,
+            token_ids + delivered if delivered else token_ids,
+            [worker.report() for worker in by_address.values()],
+            shares=shares,
+        )
+        if decision is None:
             return None
-        return by_address[choice.decode], by_address[choice.prefill] if choice.prefill else None
+        decode, prefill = decision.choice
+        uncached = decision.prompt.num_tokens - decision.chosen.cached
+        return Place(by_address[decode], by_address[prefill] if prefill else None, uncached)
 
     @contextmanager
     def generate(
@@ -278,7 +309,13 @@ class WorkerRing:
     def _seek(self, group: _Group, pause: float = 0.0) -> None:
         """Begin an attempt: now, if there is somebody to take it and nobody waits, otherwise when there
         is."""
-        if pause or group.trail.watched or len(self._waiting) or not self._begin(group):
+        at_once = not (pause or group.trail.watched or len(self._waiting))
+        try:
+            begun = at_once and self._begin(group)
+        except RingError as error:
+            self._give_up(group, "no_worker", error)
+            return
+        if not begun:
             group.search = asyncio.create_task(self._search(group, pause))
             self._searches.add(group.search)
             group.search.add_done_callback(self._searches.discard)
@@ -292,7 +329,10 @@ class WorkerRing:
             until = time.monotonic() + self._retries.policy.queue_timeout
             await self._waiting.wait(partial(self._begin, group), until, group.turn)
         except TimeoutError:
-            self._give_up(group, "no_worker", self._nobody(group.error))
+            waited = self._retries.policy.queue_timeout
+            self._give_up(group, "no_worker", self._nobody(group.error, waited))
+        except RingError as error:
+            self._give_up(group, "no_worker", error)
         except FullError:
             message = "too many requests wait for a worker already"
             self._give_up(group, "queue_full", RingError(503, "no_worker", message))
@@ -303,23 +343,26 @@ class WorkerRing:
             if group.search is asyncio.current_task():
                 group.search = None
 
-    def _nobody(self, before: RingError | None) -> RingError:
-        """``before``: how the attempt before ended, if there was one."""
-        waited = self._retries.policy.queue_timeout
-        message = "no worker that can decode is ready" + (f", after {waited:g} s" if waited else "")
+    def _nobody(self, before: RingError | None, waited: float = 0.0) -> RingError:
+        """``before``: how the attempt before ended, if there was one. ``waited``: for how many seconds."""
+        missing = "prefill worker" if self.ready else "worker that can decode"
+        message = f"no {missing} is ready" + (f", after {waited:g} s" if waited else "")
         if before is None:
             return RingError(503, "no_worker", message)
         return RingError(before.status, before.code, f"{before}; {message}")
 
     def _begin(self, group: _Group) -> bool:
-        """Begin an attempt, if it can be placed now."""
+        """Begin an attempt, if it can be placed now. Raises RingError if it is not to wait either."""
         placed = self._choose(group)
-        if placed is None:
-            return False
-        self._submit(group, *placed)
-        return True
+        if placed is not None:
+            self._submit(group, placed)
+            return True
+        mode = self._placement.no_prefill if self.ready else self._placement.no_decode
+        if mode == "fail":
+            raise self._nobody(group.error)
+        return False
 
-    def _choose(self, group: _Group) -> tuple[WorkerClient, WorkerClient | None] | None:
+    def _choose(self, group: _Group) -> Place | None:
         """An attempt that was refused or broke avoids those with which it did, as long as there are others of
         their role; an answer that was begun is written on by the same revision of the model, as long as there
         is one."""
@@ -327,10 +370,10 @@ class WorkerRing:
         foreign = {
             w.address for w in self.workers if begun and w.hello and w.hello.revision != group.revision
         }
-        placed = self._place(group.avoided | foreign)
-        if group.avoided and (placed is None or (placed[1] is None and takes_over(placed[0].role))):
-            placed = self._place(foreign)
-        return self._place() if placed is None and foreign else placed
+        placed = self._place(group, group.avoided | foreign)
+        if group.avoided and (placed is None or (placed.prefill is None and takes_over(placed.decode.role))):
+            placed = self._place(group, foreign)
+        return self._place(group) if placed is None and foreign else placed
 
     def _withdraw(self, group: _Group, but: WorkerClient | None = None) -> list[_Group]:
         """End the attempt on all workers but one. Returns what is to go on: the group, or when its answers
@@ -426,9 +469,9 @@ class WorkerRing:
             if worker is not but:
                 worker.cancel(name, group.attempt, forks)
 
-    def _submit(self, group: _Group, decode: WorkerClient, prefill: WorkerClient | None) -> None:
+    def _submit(self, group: _Group, place: Place) -> None:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
-        group.decode, group.prefill = decode, prefill
+        decode, prefill = group.decode, group.prefill = place.decode, place.prefill
         group.submitted_at = time.monotonic()
         group.revision = decode.hello.revision if decode.hello else ""
         # Whose search it is decides by rank which answer has which name: there all are told, or none.
@@ -453,11 +496,11 @@ class WorkerRing:
             ],
         )
         if prefill is None:
-            decode.submit(submit)
+            decode.submit(submit, place.uncached)
             return
         self._aim(submit, decode)
-        decode.count(0)
-        prefill.submit(submit)
+        decode.touch()
+        prefill.submit(submit, place.uncached)
 
     def _aim(self, submit: pb.Submit, decode: WorkerClient) -> None:
         """Name the decode worker that the request is to be handed on to."""
@@ -501,6 +544,8 @@ class WorkerRing:
 
     def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
         """All answers end with ``error``, on all workers but one, which knows."""
+        if group.search is not None:
+            group.search.cancel()
         self._cancel(group, group.answers, but=but)
         self._groups.pop(group.name, None)
         self._fail(group.going, error)
@@ -516,6 +561,10 @@ class WorkerRing:
 
     def busy(self, worker: WorkerClient) -> bool:
         return any(worker in answer.group.workers for answer in self._answers.values())
+
+    def on_ready(self, worker: WorkerClient) -> None:
+        assert worker.hello is not None
+        self._placer.joined(worker.address, worker.hello)
 
     def on_change(self, worker: WorkerClient) -> None:
         self._last_view = self._view()
@@ -589,7 +638,11 @@ class WorkerRing:
             if answer.closed and not answer.entry.finished:
                 self._cancel(group, [answer])
 
+    def on_blocks(self, worker: WorkerClient, events: pb.BlockEvents) -> bool:
+        return self._placer.told(worker.address, events)
+
     def on_lost(self, worker: WorkerClient) -> None:
+        self._placer.left(worker.address)
         self._name_peers()
         groups = {id(answer.group): answer.group for answer in self._answers.values()}.values()
         if worker.drained:  # what it had to hand on is with decode

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, get_args
+from types import MappingProxyType
+from typing import Protocol
 
 import grpc
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.router.placement import Role, WorkerReport
+from baton.router.sent import Sent
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
@@ -21,6 +23,9 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
 GREETING_S = 5.0
+ROLES: Mapping[int, Role] = MappingProxyType(
+    {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_BOTH: "both"}
+)
 
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -40,10 +45,16 @@ Stream = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 class Watcher(Protocol):
     """Who is told of a worker."""
 
+    def on_ready(self, worker: WorkerClient) -> None:
+        """Its stream has begun; ``on_change`` follows."""
+
     def on_change(self, worker: WorkerClient) -> None:
         """The worker has become ready, or has begun to drain."""
 
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None: ...
+
+    def on_blocks(self, worker: WorkerClient, events: pb.BlockEvents) -> bool:
+        """What its prefix cache has taken in and given up. False: something was missed."""
 
     def on_lost(self, worker: WorkerClient) -> None:
         """A stream that was ready has ended, and unless the worker was ``drained``, every request on it."""
@@ -70,11 +81,12 @@ class WorkerClient:
         self._reading: asyncio.Task[None] | None = None
         self._named: pb.DecodePeers | None = None
         """The decode workers named on this stream."""
-        self._sent_sequences = 0
-        self._sent_prefill_tokens = 0
+        self._sent = Sent()
+        self._coming = 0
         self._last_given_s = 0.0
         self._heard_at = 0.0
         self._silent = False
+        self._report: WorkerReport | None = None
 
     @property
     def ready(self) -> bool:
@@ -88,8 +100,7 @@ class WorkerClient:
     def role(self) -> Role:
         if self.hello is None:
             return "both"
-        name = pb.Role.Name(self.hello.role).removeprefix("ROLE_").lower()
-        return next(role for role in get_args(Role) if role == name)
+        return ROLES[self.hello.role]
 
     def may_have_begun(self, submitted_at: float) -> bool:
         """Of a worker that is lost: whether what was submitted then, by ``time.monotonic``, may be why. Not
@@ -97,24 +108,58 @@ class WorkerClient:
         return not self._silent or self._heard_at > submitted_at
 
     def report(self) -> WorkerReport:
-        """The last load report plus what was submitted since, which it cannot know of yet."""
+        """The last load report plus what it does not know of yet; the same object while nothing is new."""
+        if self._report is None:
+            self._report = self._make_report()
+        return self._report
+
+    def _make_report(self) -> WorkerReport:
+        hello, load = self.hello or pb.WorkerHello(), self.load
         return WorkerReport(
             address=self.address,
             role=self.role,
-            prefill_tokens=self.load.waiting_prefill_tokens + self._sent_prefill_tokens,
-            sequences=self.load.running + self.load.waiting + self._sent_sequences,
+            prefill_tokens=load.waiting_prefill_tokens + self._sent.tokens,
+            sequences=load.running + load.waiting + self._sent.sequences + self._coming,
             last_given_s=self._last_given_s,
+            accepts=self.ready and not load.draining,
+            max_running=hello.max_running or 1 << 20,
+            block_size=hello.block_size,
+            blocks_held=load.blocks_held,
+            blocks_spare=(
+                load.blocks_free + load.blocks_cached - load.blocks_reserved if hello.num_blocks else None
+            ),
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            step_base_s=load.step_base_ms / 1e3,
+            step_row_s=load.step_row_ms / 1e3,
+            chunk_tokens=hello.chunk_tokens,
+            mixed_prefill_tokens=hello.mixed_prefill_tokens,
+            kv_bytes_per_token=hello.kv_bytes_per_token,
+            link_bytes_per_s=load.handoff_bytes_per_s,
         )
 
-    def submit(self, submit: pb.Submit) -> None:
-        self.count(len(submit.prompt_ids) + len(submit.output_ids))
+    def submit(self, submit: pb.Submit, uncached: int | None = None) -> None:
+        """``uncached``: tokens it is expected to compute; None: all."""
+        num_tokens = len(submit.prompt_ids) + len(submit.output_ids)
+        self._sent.add(num_tokens if uncached is None else uncached, 1 + len(submit.forks))
+        self.touch()
         self._outbound.put_nowait(pb.RouterMessage(submit=submit))
 
-    def count(self, prefill_tokens: int) -> None:
-        """Count a request against this worker until its next load report."""
-        self._sent_sequences += 1
-        self._sent_prefill_tokens += prefill_tokens
+    def take_load(self, load: pb.Load) -> None:
+        """The worker has told how it is."""
+        self.load = load
+        self._sent.acknowledge(load)
+        self._report = None
+
+    def touch(self) -> None:
+        """It has been given a request, if only to be handed on to it."""
         self._last_given_s = time.monotonic()
+        self._report = None
+
+    def expect(self, sequences: int) -> None:
+        """So many are on their way to it from prefill workers."""
+        if sequences != self._coming:
+            self._coming = sequences
+            self._report = None
 
     def cancel(self, request_id: str, attempt: int, fork_ids: Sequence[str] = ()) -> None:
         if self.ready:
@@ -156,12 +201,14 @@ class WorkerClient:
                 self.hello = None
                 self._watcher.on_lost(self)  # who may ask whether it was draining
                 self.load = pb.Load()
+                self._report = None
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY_S)
 
     async def _stream_once(self) -> None:
         outbound = self._outbound = asyncio.Queue()
-        self._sent_sequences = self._sent_prefill_tokens = 0
+        self._sent = Sent()
+        self._report = None
         self._named = None
         self.drained = self._silent = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
@@ -172,7 +219,9 @@ class WorkerClient:
             if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
                 return
             self.hello = first.hello
+            self._report = None
             log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
+            self._watcher.on_ready(self)
             self._watcher.on_change(self)
             await self._read_until_silent(stream)
 
@@ -202,12 +251,14 @@ class WorkerClient:
 
     def _take(self, frame: pb.Frame) -> None:
         begins_to_drain = frame.load.draining and not self.draining
-        self.load = frame.load
-        self._sent_sequences = self._sent_prefill_tokens = 0
+        self.take_load(frame.load)
         if begins_to_drain:
             log.info("worker %s drains", self.address)
             self._outbound.put_nowait(pb.RouterMessage(drain_noted=pb.DrainNoted()))
             self._watcher.on_change(self)
+        if frame.HasField("blocks") and not self._watcher.on_blocks(self, frame.blocks):
+            log.info("block events of worker %s were missed: a snapshot is wanted", self.address)
+            self._outbound.put_nowait(pb.RouterMessage(snapshot_wanted=pb.SnapshotWanted()))
         self._watcher.on_frame(self, frame)
 
 

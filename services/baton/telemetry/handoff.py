@@ -11,6 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Seconds of one stage of a handoff."""
+KEEP = 0.9
+"""Of what was measured before, each time a link was busy."""
 MOST_PEERS = 1024
 """Peers with series of their own; those heard of longest ago lose theirs."""
 
@@ -37,6 +39,7 @@ class HandoffMetrics:
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
         self._role = role
         self._peers: OrderedDict[Pair, None] = OrderedDict()
+        self._late_bytes = self._late_seconds = 0.0
         labels = ("role", "peer", "connector")
         self._sent = Counter(
             "baton_handoff_sent_bytes",
@@ -84,10 +87,18 @@ class HandoffMetrics:
         if again:
             self._reconnects.labels(*labels).inc()
 
+    @property
+    def bytes_per_s(self) -> float:
+        """Goodput of a link, over the last ten or so times that one was busy; 0.0 before the first."""
+        return self._late_bytes / self._late_seconds if self._late_seconds else 0.0
+
     def sent(self, pair: Pair, num_bytes: int) -> None:
+        self._late_bytes += num_bytes
         self._sent.labels(self._role, *pair).inc(num_bytes)
 
     def sending(self, pair: Pair, seconds: float) -> None:
+        self._late_bytes *= KEEP
+        self._late_seconds = KEEP * self._late_seconds + seconds
         self._sending.labels(self._role, *pair).inc(seconds)
 
     def received(self, pair: Pair, num_bytes: int) -> None:

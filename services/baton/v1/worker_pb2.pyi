@@ -51,6 +51,7 @@ class RouterMessage(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     DRAIN_NOTED_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_WANTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -63,6 +64,8 @@ class RouterMessage(_message.Message):
     def heartbeat(self) -> Global___RouterHeartbeat: ...
     @_builtins.property
     def drain_noted(self) -> Global___DrainNoted: ...
+    @_builtins.property
+    def snapshot_wanted(self) -> Global___SnapshotWanted: ...
     def __init__(
         self,
         *,
@@ -72,12 +75,13 @@ class RouterMessage(_message.Message):
         peers: Global___DecodePeers | None = ...,
         heartbeat: Global___RouterHeartbeat | None = ...,
         drain_noted: Global___DrainNoted | None = ...,
+        snapshot_wanted: Global___SnapshotWanted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "peers", "heartbeat", "drain_noted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "peers", "heartbeat", "drain_noted", "snapshot_wanted"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -151,6 +155,11 @@ class WorkerHello(_message.Message):
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TAKES_PRIORITIES_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    MIXED_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    TELLS_BLOCKS_FIELD_NUMBER: _builtins.int
+    LONGEST_SHARED_PROMPT_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """128 random bits in hex, new for every process start"""
     role: Global___Role.ValueType
@@ -167,6 +176,16 @@ class WorkerHello(_message.Message):
     max_running: _builtins.int
     takes_priorities: _builtins.bool
     """it schedules by priority; otherwise it refuses any but 0"""
+    chunk_tokens: _builtins.int
+    """most prompt tokens of one step in which nothing decodes"""
+    mixed_prefill_tokens: _builtins.int
+    """most prompt tokens of one step in which something decodes"""
+    kv_bytes_per_token: _builtins.int
+    """on all ranks together"""
+    tells_blocks: _builtins.bool
+    """BlockEvents come in its frames"""
+    longest_shared_prompt: _builtins.int
+    """longer prompts neither use nor feed its prefix cache; 0: no limit"""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -184,10 +203,15 @@ class WorkerHello(_message.Message):
         max_running: _builtins.int = ...,
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         takes_priorities: _builtins.bool = ...,
+        chunk_tokens: _builtins.int = ...,
+        mixed_prefill_tokens: _builtins.int = ...,
+        kv_bytes_per_token: _builtins.int = ...,
+        tells_blocks: _builtins.bool = ...,
+        longest_shared_prompt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "max_model_len", b"max_model_len", "max_running", b"max_running", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -435,28 +459,95 @@ class Cancel(_message.Message):
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
+class SnapshotWanted(_message.Message):
+    """The router has missed block events: a snapshot, please."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotWanted: _TypeAlias = SnapshotWanted  # noqa: Y015
+
+@_typing.final
 class Frame(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DELTAS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenDelta]: ...
     @_builtins.property
     def load(self) -> Global___Load: ...
+    @_builtins.property
+    def blocks(self) -> Global___BlockEvents: ...
     def __init__(
         self,
         *,
         deltas: _abc.Iterable[Global___TokenDelta] | None = ...,
         load: Global___Load | None = ...,
+        blocks: Global___BlockEvents | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deltas", b"deltas", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "deltas", b"deltas", "load", b"load"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Frame: _TypeAlias = Frame  # noqa: Y015
+
+@_typing.final
+class BlockEvents(_message.Message):
+    """What entered and left a worker's prefix cache: the first 8 bytes, little-endian, of each block's digest
+    (baton/block_hash.py). Events are numbered on the worker, and a message holds what they come to: a block that
+    entered and left within it is in ``removed`` only. A snapshot is a message with ``restart`` and the ``left``
+    ones that follow it. At most 4096 hashes in a message.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    """number of the first event in here: where the message before ended"""
+    end: _builtins.int
+    """number behind the last one"""
+    restart: _builtins.bool
+    """forget what was known of this worker: a snapshot, as of ``end``, begins"""
+    left: _builtins.int
+    """messages of the snapshot that follow this one"""
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        end: _builtins.int = ...,
+        restart: _builtins.bool = ...,
+        stored: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+        left: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "first", b"first", "left", b"left", "removed", b"removed", "restart", b"restart", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockEvents: _TypeAlias = BlockEvents  # noqa: Y015
 
 @_typing.final
 class TokenDelta(_message.Message):
@@ -566,6 +657,12 @@ class Load(_message.Message):
     OPEN_HANDOFFS_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    SUBMITS_TAKEN_FIELD_NUMBER: _builtins.int
+    BLOCKS_RESERVED_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    STEP_BASE_MS_FIELD_NUMBER: _builtins.int
+    STEP_ROW_MS_FIELD_NUMBER: _builtins.int
+    HANDOFF_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     waiting: _builtins.int
     waiting_prefill_tokens: _builtins.int
@@ -579,6 +676,19 @@ class Load(_message.Message):
     preemptions: _builtins.int
     draining: _builtins.bool
     """the worker refuses submits, and ends when what it has is done"""
+    submits_taken: _builtins.int
+    """of this router, on this stream: what came later is not in here"""
+    blocks_reserved: _builtins.int
+    """promised to handoffs, not bound yet"""
+    prefill_tokens_per_s: _builtins.float
+    """Measured, smoothed; 0: not yet.
+    while steps compute prompts, what decoding takes of them left out
+    """
+    step_base_ms: _builtins.float
+    """a step that decodes n sequences takes base + n x row"""
+    step_row_ms: _builtins.float
+    handoff_bytes_per_s: _builtins.float
+    """of one link, while something is sent on it"""
     def __init__(
         self,
         *,
@@ -591,11 +701,19 @@ class Load(_message.Message):
         open_handoffs: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        submits_taken: _builtins.int | None = ...,
+        blocks_reserved: _builtins.int = ...,
+        prefill_tokens_per_s: _builtins.float = ...,
+        step_base_ms: _builtins.float = ...,
+        step_row_ms: _builtins.float = ...,
+        handoff_bytes_per_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_submits_taken", b"_submits_taken", "submits_taken", b"submits_taken"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_held", b"blocks_held", "draining", b"draining", "open_handoffs", b"open_handoffs", "preemptions", b"preemptions", "running", b"running", "waiting", b"waiting", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_submits_taken", b"_submits_taken", "blocks_cached", b"blocks_cached", "blocks_free", b"blocks_free", "blocks_held", b"blocks_held", "blocks_reserved", b"blocks_reserved", "draining", b"draining", "handoff_bytes_per_s", b"handoff_bytes_per_s", "open_handoffs", b"open_handoffs", "preemptions", b"preemptions", "prefill_tokens_per_s", b"prefill_tokens_per_s", "running", b"running", "step_base_ms", b"step_base_ms", "step_row_ms", b"step_row_ms", "submits_taken", b"submits_taken", "waiting", b"waiting", "waiting_prefill_tokens", b"waiting_prefill_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__submits_taken: _TypeAlias = _typing.Literal["submits_taken"]  # noqa: Y015
+    _WhichOneofArgType__submits_taken: _TypeAlias = _typing.Literal["_submits_taken", b"_submits_taken"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__submits_taken) -> _WhichOneofReturnType__submits_taken | None: ...
 
 Global___Load: _TypeAlias = Load  # noqa: Y015

@@ -55,6 +55,7 @@ class WorkerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     prefill_chunk: int = 256
+    mixed_prefill_tokens: int | None = None
     chunked_prefill: bool = True
     prefix_caching: bool = True
     enforce_eager: bool = False
@@ -105,7 +106,8 @@ class WorkerConfig:
         if self.host_kv_memory and not self.prefix_caching:
             raise ConfigError("host_kv_memory", "cannot be given together with --no-prefix-caching")
         check_range("priority_aging", self.priority_aging, 0, 86400)
-        for option in ("num_blocks", "kv_cache_memory", "max_model_len", "threads", "drain_timeout"):
+        optional = ("num_blocks", "kv_cache_memory", "max_model_len", "threads", "drain_timeout")
+        for option in ("mixed_prefill_tokens", *optional):
             value = getattr(self, option)
             if value is not None:
                 check_range(option, value, 1)

@@ -51,6 +51,10 @@ EXIT_CUT_SHORT = 1
 EXIT_CRASHED = 70
 EXIT_RETIRED = 75
 STOP_GRACE_S = 1.0
+MIXED_PREFILL_CPU = 64
+"""A chunk of 64 multiplies almost as fast as one of 512 there (docs/benchmarks/2026-11-22-split.md)."""
+MIXED_PREFILL_CUDA = 256
+"""Weights are read once for all rows of a step: on an H100 about as many rows come with them for nothing."""
 LONGEST_END_S = 5.0
 """Whatever hangs: a worker that retires must end, as nothing else proves that its memory is quiet."""
 
@@ -109,6 +113,7 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk,
+        mixed_prefill_tokens=_mixed_prefill_tokens(config, device),
         chunked_prefill=config.chunked_prefill,
         prefix_caching=config.prefix_caching,
         max_model_len=config.max_model_len,
@@ -124,6 +129,14 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
     )
+
+
+def _mixed_prefill_tokens(config: WorkerConfig, device: str) -> int | None:
+    """A decode worker is there for answers that run; so much of a prompt goes beside them where it costs them
+    little more than less of it would."""
+    if config.mixed_prefill_tokens is not None or config.role != "decode":
+        return config.mixed_prefill_tokens
+    return MIXED_PREFILL_CPU if device == "cpu" else MIXED_PREFILL_CUDA
 
 
 def _rank_died(what: str) -> None:
@@ -217,7 +230,7 @@ class Worker:
             on_retire=lambda: self._end(EXIT_RETIRED),
             on_crash=self._crash,
         )
-        service = WorkerService(engine, self._hello(address), routers, prefill, decode)
+        service = WorkerService(engine, self._hello(address, ends.whole), routers, prefill, decode)
         registry.register(WorkerCollector(config.role, service.stats))
         if engine.grammars is not None:
             masks = engine.runner.masks
@@ -285,8 +298,10 @@ class Worker:
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         return servicer
 
-    def _hello(self, address: str) -> worker_pb2.WorkerHello:
+    def _hello(self, address: str, whole: Share) -> worker_pb2.WorkerHello:
         limits, pool = self._engine.scheduler.limits, self._engine.pool
+        kv = self._engine.runner.pool
+        head_bytes = 2 * kv.shape[-1] * kv.element_size()  # K and V of one head of one layer
         return worker_pb2.WorkerHello(
             incarnation=self._incarnation,
             role=_ROLES[self._config.role],
@@ -301,6 +316,11 @@ class Worker:
             max_running=limits.max_num_seqs,
             eos_token_ids=sorted(self._engine.eos_token_ids),
             takes_priorities=limits.priority_aging is not None,
+            chunk_tokens=min(limits.prefill_chunk, limits.max_num_batched_tokens),
+            mixed_prefill_tokens=limits.mixed_prefill_tokens or limits.max_num_batched_tokens,
+            tells_blocks=limits.prefix_caching,
+            longest_shared_prompt=limits.longest_shared_prompt or 0,
+            kv_bytes_per_token=len(whole.heads) * len(whole.layers) * head_bytes,
         )
 
     def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:

@@ -9,23 +9,38 @@ from functools import partial
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.v1 import inference_pb2, worker_pb2
+from baton.worker.block_feed import BlockFeed
 
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_FRAMES = 4096
 """A router this far behind is cut off: it can resume its requests, and the worker's memory stays bounded."""
 
+SPREAD_S = 0.01
+"""Between frames that carry nothing but a long account of blocks."""
+
 
 class RouterStream:
     """One connected router. Deltas of one event loop turn leave as one frame."""
 
-    def __init__(self, router_id: str, load: Callable[[], worker_pb2.Load], tempo: Tempo = TEMPO) -> None:
+    def __init__(
+        self,
+        router_id: str,
+        load: Callable[[], worker_pb2.Load],
+        tempo: Tempo = TEMPO,
+        blocks: BlockFeed | None = None,
+    ) -> None:
+        """``blocks``: what the router is told of the prefix cache; None: nothing."""
         self.router_id = router_id
         self.frames: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
         self.pulse = Pulse(tempo)
         self.drain_noted = False
         """The router knows that this worker drains: it submits nothing more."""
+        self.submits_taken = 0
+        self.blocks = blocks
         self._load = load
+        self._ended = False
+        self._again: asyncio.TimerHandle | None = None
         self._pending: list[worker_pb2.TokenDelta] = []
 
     def deliver(self, delta: worker_pb2.TokenDelta) -> None:
@@ -41,10 +56,28 @@ class RouterStream:
             self.end()
             return
         frame = worker_pb2.Frame(deltas=deltas, load=self._load())
+        frame.load.submits_taken = self.submits_taken
+        if self.blocks is not None:
+            self._tell_blocks(frame, self.blocks)
         self.frames.put_nowait(worker_pb2.WorkerMessage(frame=frame))
+
+    def _tell_blocks(self, frame: worker_pb2.Frame, blocks: BlockFeed) -> None:
+        """As much as a frame takes; the rest goes in frames of its own, so that a long account does not hold
+        up tokens."""
+        events = blocks.take()
+        if events is not None:
+            frame.blocks.CopyFrom(events)
+        if blocks.behind and self._again is None:
+            self._again = asyncio.get_running_loop().call_later(SPREAD_S, self._flush_again)
+
+    def _flush_again(self) -> None:
+        self._again = None
+        if not self._ended:
+            self.flush()
 
     def end(self) -> None:
         """Close the stream behind what is queued."""
+        self._ended = True
         self.frames.put_nowait(None)
 
 
@@ -69,6 +102,10 @@ class Routers:
 
     def is_current(self, stream: RouterStream) -> bool:
         return self._streams.get(stream.router_id) is stream
+
+    def count_submit(self, router_id: str) -> None:
+        """Load reports to this router include one more request from now on, or its end."""
+        self._streams[router_id].submits_taken += 1
 
     def connected(self, owner: str) -> bool:
         return owner in self._streams

@@ -23,6 +23,7 @@ from baton.prefill.role import PrefillRole
 from baton.telemetry.worker import WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
+from baton.worker.block_feed import BlockFeed
 from baton.worker.routers import Routers, RouterStream
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     def _welcome(self, router_id: str) -> RouterStream:
         """A router has connected. If it was connected before, it has given up what it had submitted then."""
-        stream = RouterStream(router_id, self.load, self._tempo)
+        stream = RouterStream(router_id, self.load, self._tempo, self._feed())
         previous = self._routers.add(stream)
         if previous is not None:
             previous.end()
@@ -112,6 +113,9 @@ class WorkerService(pb_grpc.WorkerServicer):
         stream.flush()
         log.info("router %s connected", router_id)
         return stream
+
+    def _feed(self) -> BlockFeed | None:
+        return BlockFeed(self._engine) if self._engine.scheduler.limits.prefix_caching else None
 
     def _part(self, stream: RouterStream) -> None:
         """A router's stream has ended, or is given up: so are its requests. Once for each stream."""
@@ -125,6 +129,8 @@ class WorkerService(pb_grpc.WorkerServicer):
                 stream.pulse.heard()
                 if message.HasField("drain_noted"):
                     stream.drain_noted = True
+                elif message.HasField("snapshot_wanted") and stream.blocks is not None:
+                    stream.blocks.restart()
                 elif self._routers.is_current(stream):
                     self._take(stream.router_id, message)
         finally:
@@ -134,6 +140,7 @@ class WorkerService(pb_grpc.WorkerServicer):
     def _take(self, router_id: str, message: worker_pb2.RouterMessage) -> None:
         match message.WhichOneof("message"):
             case "submit":
+                self._routers.count_submit(router_id)
                 self._submit(router_id, message.submit)
             case "cancel":
                 self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
@@ -291,13 +298,18 @@ class WorkerService(pb_grpc.WorkerServicer):
         return worker_pb2.Load(
             running=load.running,
             waiting=load.waiting,
-            waiting_prefill_tokens=load.waiting_prefill_tokens,
+            waiting_prefill_tokens=load.waiting_prefill_tokens + self._prefill.waiting_tokens,
             blocks_free=load.blocks_free,
             blocks_cached=load.blocks_cached,
             blocks_held=load.blocks_held,
+            blocks_reserved=load.blocks_reserved,
             preemptions=load.preemptions,
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
             draining=self._draining,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            step_base_ms=load.step_base_s * 1e3,
+            step_row_ms=load.step_row_s * 1e3,
+            handoff_bytes_per_s=self._prefill.bytes_per_s,
         )
 
 

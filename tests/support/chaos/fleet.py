@@ -186,6 +186,7 @@ def running_fleet(tmp: Path, model: Path, kind: str, rng: random.Random) -> Iter
         for index, connector in enumerate(connectors[role])
     ]
     workers = [flag for m in members for flag in ("--worker", f"127.0.0.1:{m.grpc_port}")]
+    workers += ["--disaggregation", "always"]  # it is handoffs that are to be broken
     argv = ("router", "--model", str(model), "--port", str(next(ports)), "--grpc-port", "-1", *workers)
     router = Service("router", argv, tmp / "router.log")
     with ExitStack() as stack:

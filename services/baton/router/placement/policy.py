@@ -1,0 +1,250 @@
+"""The choice: which prefill worker computes a prompt and which decode worker answers it, or which worker does
+both, by what each is estimated to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from types import MappingProxyType
+from typing import NamedTuple
+
+from baton.router.placement.options import HANDOFF_S, PlacementOptions
+from baton.router.placement.standing import Standing
+
+MOST_PAIRED = 3
+"""Workers of each side that are looked at in pairs: those that would be best if the other side did not
+matter. All that a pair has beyond its sides is the transfer, and how much of it the computing hides."""
+TICK_S = 0.001
+"""Estimates that differ by less are equals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be placed."""
+
+    num_tokens: int
+    """Of the prompt, and of the answer so far when it goes on elsewhere."""
+    cached: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Worker → leading tokens that its prefix cache has; 0 for those not named."""
+
+
+class Choice(NamedTuple):
+    """Where a request runs. Without ``prefill`` the decode worker computes the prompt as well."""
+
+    decode: str
+    prefill: str | None = None
+
+
+class Candidate(NamedTuple):
+    """One way to answer, with its estimates in seconds."""
+
+    decode: str
+    prefill: str | None
+    cached: int
+    """Prompt tokens that need not be computed."""
+    queue_s: float
+    compute_s: float
+    handoff_s: float
+    """What of the transfer the computing does not hide, and the words around it."""
+    wait_s: float
+    """For a seat and room at decode."""
+    itl_s: float
+    """A step of decode with this answer; in which the prompt is computed, if it is computed there."""
+    stream_s: float
+    harm_s: float
+    cost_s: float
+    """What the choice goes by: the first token, the answer's steps, and what both cost others."""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.queue_s + self.compute_s + self.handoff_s + self.wait_s
+
+    def __str__(self) -> str:
+        where = self.decode if self.prefill is None else f"{self.prefill} > {self.decode}"
+        ms = (self.ttft_s, self.queue_s, self.compute_s, self.handoff_s, self.wait_s)
+        ttft, queue, compute, handoff, wait = (f"{1e3 * seconds:.0f}" for seconds in ms)
+        return (
+            f"{where}: cost {1e3 * self.cost_s:.0f} ms, ttft {ttft} = queue {queue} + compute {compute} + "
+            f"handoff {handoff} + wait {wait}, cached {self.cached}, itl {1e3 * self.itl_s:.1f}, "
+            f"stream {1e3 * self.stream_s:.0f}, harm {1e3 * self.harm_s:.0f}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A choice, and what it was made from."""
+
+    prompt: Prompt
+    chosen: Candidate
+    considered: tuple[Candidate, ...]
+    """Those that were compared, the chosen one among them."""
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(self.chosen.decode, self.chosen.prefill)
+
+    def __str__(self) -> str:
+        others = "; ".join(str(other) for other in self.considered if other is not self.chosen)
+        return f"{self.prompt.num_tokens} tokens at {self.chosen}" + (f" (not {others})" if others else "")
+
+
+def choose(prompt: Prompt, workers: Iterable[Standing], options: PlacementOptions) -> Decision | None:
+    """The way to answer that costs least; None if nobody can, or may.
+
+    Only workers that accept are looked at. A ``both`` worker answers what it computes; a ``decode`` worker
+    computes a prompt itself where ``options`` says so; see there also for what is done without prefill.
+    Among equals it is whoever has the fewest sequences, then whoever was given nothing for longest.
+    """
+    found: list[_Found] = []
+    for group in _groups([worker for worker in workers if worker.accepts]):
+        found += _candidates(prompt, group, options)
+    if not found:
+        return None
+    least = min([entry.rank_s for entry in found]) + TICK_S
+    close = [entry for entry in found if entry.rank_s <= least]
+    chosen = close[0] if len(close) == 1 else min(close, key=_turns)
+    return Decision(prompt, chosen.candidate, tuple([entry.candidate for entry in found]))
+
+
+class _Found(NamedTuple):
+    rank_s: float
+    candidate: Candidate
+    decode: Standing
+    prefill: Standing
+
+
+def _groups(workers: Sequence[Standing]) -> Iterable[Sequence[Standing]]:
+    if len({worker.group for worker in workers}) < 2:
+        return (workers,)
+    groups: dict[str, list[Standing]] = {}
+    for worker in workers:
+        groups.setdefault(worker.group, []).append(worker)
+    return groups.values()
+
+
+def _turns(found: _Found) -> tuple[int | float | str, ...]:
+    return (*_turn(found.decode), *_turn(found.prefill))
+
+
+def _turn(worker: Standing) -> tuple[int, float, str]:
+    return worker.report.sequences, worker.report.last_given_s, worker.address
+
+
+def _candidates(prompt: Prompt, workers: Sequence[Standing], options: PlacementOptions) -> Iterator[_Found]:
+    prefills: list[Standing] = []
+    decodes: list[Standing] = []
+    alone: list[Standing] = []
+    sides = {"prefill": prefills, "decode": decodes, "both": alone}
+    for worker in workers:
+        sides[worker.role].append(worker)
+    paired = bool(prefills) and options.disaggregation != "never"
+    if not paired:
+        if options.disaggregation == "never" or options.no_prefill == "local":
+            alone += decodes
+    elif options.disaggregation == "conditional":
+        alone += [worker for worker in decodes if worker.takes_local]
+    for worker in _least(alone, _local_costs(prompt, alone)):
+        candidate = _local(prompt, worker)
+        yield _Found(candidate.cost_s + worker.penalty_s, candidate, worker, worker)
+    if paired:
+        best = _least(prefills, _prefill_costs(prompt, prefills))
+        for decode in _least(decodes, _decode_costs(prompt, decodes)):
+            for prefill in best:
+                candidate = _pair(prompt, prefill, decode)
+                yield _Found(candidate.cost_s + decode.penalty_s, candidate, decode, prefill)
+
+
+def _least(workers: Sequence[Standing], costs: Sequence[float]) -> Sequence[Standing]:
+    """The ``MOST_PAIRED`` workers of least cost, equals in turn."""
+    if len(workers) <= MOST_PAIRED:
+        return workers
+    bound = nsmallest(MOST_PAIRED, costs)[-1] + TICK_S
+    close = [(cost, worker) for cost, worker in zip(costs, workers, strict=True) if cost <= bound]
+    if len(close) > MOST_PAIRED:
+        close.sort(key=lambda entry: (round(entry[0] / TICK_S), *_turn(entry[1])))
+    return [worker for _, worker in close[:MOST_PAIRED]]
+
+
+# What a side costs without the other. Loops over all workers, for each request: kept free of calls.
+
+
+def _prefill_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
+    num_tokens, cached = prompt.num_tokens, prompt.cached.get
+    return [w.queue_s + (num_tokens - cached(w.address, 0)) * w.token_s for w in workers]
+
+
+def _decode_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
+    """As if nothing of the transfer were hidden."""
+    num_tokens, cached = prompt.num_tokens, prompt.cached.get
+    return [
+        w.penalty_s
+        + w.stream_s
+        + w.seat_s
+        + (num_tokens - cached(w.address, 0)) * w.kv_token_s
+        + (w.missing_s * (num_tokens - w.room_tokens) if num_tokens > w.room_tokens else 0.0)
+        for w in workers
+    ]
+
+
+def _local_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
+    num_tokens, cached = prompt.num_tokens, prompt.cached.get
+    return [
+        w.penalty_s
+        + w.stream_s
+        + w.seat_s
+        + w.local_queue_s
+        + (num_tokens - cached(w.address, 0)) * (w.local_token_s + w.harm_s)
+        + (w.missing_s * (num_tokens - w.room_tokens) if num_tokens > w.room_tokens else 0.0)
+        for w in workers
+    ]
+
+
+# The estimates of one candidate; formulas: docs/routing.md.
+
+
+def _wait_s(prompt: Prompt, decode: Standing) -> float:
+    return decode.seat_s + max(0, prompt.num_tokens - decode.room_tokens) * decode.missing_s
+
+
+def _local(prompt: Prompt, worker: Standing) -> Candidate:
+    cached = prompt.cached.get(worker.address, 0)
+    uncached = prompt.num_tokens - cached
+    compute_s, harm_s = uncached * worker.local_token_s, uncached * worker.harm_s
+    wait_s = _wait_s(prompt, worker)
+    return Candidate(
+        worker.address,
+        None,
+        cached,
+        worker.local_queue_s,
+        compute_s,
+        0.0,
+        wait_s,
+        worker.mixed_itl_s,
+        worker.stream_s,
+        harm_s,
+        worker.local_queue_s + compute_s + wait_s + worker.stream_s + harm_s,
+    )
+
+
+def _pair(prompt: Prompt, prefill: Standing, decode: Standing) -> Candidate:
+    cached = prompt.cached.get(prefill.address, 0)
+    compute_s = (prompt.num_tokens - cached) * prefill.token_s
+    missing = prompt.num_tokens - prompt.cached.get(decode.address, 0)
+    # The last chunk's blocks can only travel when it is computed.
+    late = min(missing, prefill.report.chunk_tokens)
+    handoff_s = HANDOFF_S + max(missing * prefill.kv_token_s - compute_s, late * prefill.kv_token_s)
+    wait_s = _wait_s(prompt, decode)
+    return Candidate(
+        decode.address,
+        prefill.address,
+        cached,
+        prefill.queue_s,
+        compute_s,
+        handoff_s,
+        wait_s,
+        decode.itl_s,
+        decode.stream_s,
+        0.0,
+        prefill.queue_s + compute_s + handoff_s + wait_s + decode.stream_s,
+    )

@@ -1,0 +1,90 @@
+"""From a prompt and the workers at hand to who answers it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from baton.router.placement import Decision, PlacementOptions, Prompt, Standing, WorkerReport, choose
+from baton.router.placement.options import Speeds
+from baton.router.prefixes import Prefixes
+from baton.v1 import worker_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+SWEEP_BLOCKS = 5000
+"""Traces of workers that are gone to be cleared at each tick: under 2 ms."""
+WEIGHT = 0.1
+"""Of the newest report in what is usual."""
+
+
+class Placer:
+    """Asks the policy, and keeps what it would work out again and again."""
+
+    def __init__(self, options: PlacementOptions) -> None:
+        self._options = options
+        self._prefixes = Prefixes()
+        self._standings: dict[str, Standing] = {}
+        self._usual = Speeds()
+        """Of the workers that have measured theirs, smoothed."""
+
+    def place(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        reports: Iterable[WorkerReport],
+        *,
+        shares: bool = True,
+    ) -> Decision | None:
+        """None: nobody can answer. ``shares``: the prompt may come from prefix caches."""
+        known = self._standings.get
+        standings = [
+            standing
+            if (standing := known(report.address)) is not None and standing.report is report
+            else self._standing(report)
+            for report in reports
+        ]
+        cached = self._prefixes.cached(token_ids) if shares else {}
+        decision = choose(Prompt(len(token_ids), cached), standings, self._options)
+        if decision is not None and log.isEnabledFor(logging.DEBUG):
+            log.debug("request %s is placed: %s", request_id, decision)
+        return decision
+
+    def _standing(self, report: WorkerReport) -> Standing:
+        self._usual = _smoothed(self._usual, report)
+        standing = Standing.of(report, self._options, self._usual)
+        self._standings[report.address] = standing
+        return standing
+
+    # --- what workers tell
+
+    def joined(self, worker: str, hello: pb.WorkerHello) -> None:
+        """A worker's stream has begun."""
+        self._prefixes.joined(worker, hello)
+
+    def told(self, worker: str, events: pb.BlockEvents) -> bool:
+        """False: a snapshot is wanted."""
+        return self._prefixes.told(worker, events)
+
+    def left(self, worker: str) -> None:
+        """Its stream is over."""
+        self._prefixes.left(worker)
+        self._standings.pop(worker, None)
+
+    def tick(self) -> None:
+        """Time goes by."""
+        self._prefixes.index.sweep(SWEEP_BLOCKS)
+
+
+def _smoothed(usual: Speeds, report: WorkerReport) -> Speeds:
+    return Speeds(
+        _mean(usual.tokens_per_s, report.prefill_tokens_per_s),
+        _mean(usual.step_base_s, report.step_base_s),
+        _mean(usual.step_row_s, report.step_row_s) if report.step_base_s else usual.step_row_s,
+        _mean(usual.link_bytes_per_s, report.link_bytes_per_s),
+    )
+
+
+def _mean(before: float, newest: float) -> float:
+    """0.0: not measured."""
+    return before + WEIGHT * (newest - before) if newest else before

@@ -1,0 +1,66 @@
+"""What one router is told of a worker's prefix cache: a snapshot, then every change, a bounded part in each
+frame."""
+
+from __future__ import annotations
+
+from baton.block_hash import short
+from baton.engine.engine import Engine
+from baton.v1 import worker_pb2
+
+MOST_HASHES = 4096
+"""In one message: 32 KiB."""
+
+
+class BlockFeed:
+    """Where one router is. Event loop's thread only."""
+
+    def __init__(self, engine: Engine, most: int = MOST_HASHES) -> None:
+        """``most``: hashes in a message."""
+        self._engine = engine
+        self._most = most
+        self._snapshot: list[int] = []
+        """What is still to be told of it, the end first."""
+        self._restart = True
+        self._next = 0
+
+    def restart(self) -> None:
+        """The router has missed something: tell it all again."""
+        self._restart = True
+
+    @property
+    def behind(self) -> bool:
+        """More is to be told now than fitted in the last message."""
+        return self._restart or bool(self._snapshot) or self._engine.prefix_end - self._next >= self._most
+
+    def take(self) -> worker_pb2.BlockEvents | None:
+        """The next message; None if there is nothing to tell."""
+        if self._restart:
+            return self._begin()
+        if self._snapshot:
+            return self._tell_part(restart=False)
+        changes = self._engine.prefix_changes(self._next, self._most)
+        if changes is None:  # too far behind
+            return self._begin()
+        if changes.first == changes.end:
+            return None
+        self._next = changes.end
+        return worker_pb2.BlockEvents(
+            first=changes.first,
+            end=changes.end,
+            stored=map(short, changes.stored),
+            removed=map(short, changes.removed),
+        )
+
+    def _begin(self) -> worker_pb2.BlockEvents:
+        self._restart = False
+        digests, self._next = self._engine.prefix_snapshot()
+        self._snapshot = [short(digest) for digest in reversed(digests)]
+        return self._tell_part(restart=True)
+
+    def _tell_part(self, *, restart: bool) -> worker_pb2.BlockEvents:
+        part = self._snapshot[: -self._most - 1 : -1]
+        del self._snapshot[-self._most :]
+        left = -(-len(self._snapshot) // self._most)
+        return worker_pb2.BlockEvents(
+            first=self._next, end=self._next, restart=restart, stored=part, left=left
+        )

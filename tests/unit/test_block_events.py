@@ -1,0 +1,178 @@
+"""What a worker tells of its prefix cache, and how far a router believes it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton.block_hash import chain, hash_blocks, short
+from baton.engine.sequence import Sequence
+from baton.router.prefixes import Prefixes
+from baton.sampling_params import SamplingParams
+from baton.v1 import worker_pb2 as pb
+from baton.worker import block_feed
+from baton.worker.block_feed import BlockFeed
+from tests.support.fake_engine import fake_engine, run
+from tests.support.local_worker import LocalWorker, answer, local_ring, until
+
+HELLO = pb.WorkerHello(tells_blocks=True, block_size=4)
+PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40, 5, 6, 1]
+
+
+def shorts(token_ids: list[int], block_size: int = 4, salt: bytes = b"") -> list[int]:
+    return [short(digest) for digest in hash_blocks(token_ids, block_size, salt)]
+
+
+def told(prefixes: Prefixes, worker: str, blocks: list[int], hello: pb.WorkerHello = HELLO) -> None:
+    prefixes.joined(worker, hello)
+    assert prefixes.told(worker, pb.BlockEvents(restart=True, stored=blocks))
+
+
+def test_a_chain_is_made_as_far_as_it_is_asked_for_whatever_its_pieces() -> None:
+    token_ids = list(range(1000))
+    assert list(chain(token_ids, 2)) == hash_blocks(token_ids, 2)
+    assert len(hash_blocks(token_ids, 2)) == 500
+    assert next(chain(token_ids, 2)) == hash_blocks(token_ids[:2], 2)[0]
+    assert (
+        hash_blocks(token_ids, 2, start=300, parent=hash_blocks(token_ids[:300], 2)[-1])[-1]
+        == (hash_blocks(token_ids, 2)[-1])
+    )
+
+
+class TestRouter:
+    def test_leading_blocks_count_and_the_last_token_is_always_computed(self) -> None:
+        prefixes = Prefixes()
+        blocks = shorts(PROMPT[:12])
+        told(prefixes, "all", blocks)
+        told(prefixes, "one", blocks[:1])
+        told(prefixes, "not the first", blocks[1:])
+        assert prefixes.cached(PROMPT) == {"all": 12, "one": 4}
+        assert prefixes.cached(PROMPT[:12]) == {"all": 8, "one": 4}
+        assert prefixes.cached(PROMPT[:4]) == {}
+        assert prefixes.cached(PROMPT, salt=b"tenant") == {}
+
+    def test_each_worker_is_asked_by_its_own_block_size(self) -> None:
+        prefixes = Prefixes()
+        told(prefixes, "four", shorts(PROMPT))
+        told(prefixes, "six", shorts(PROMPT, 6), pb.WorkerHello(tells_blocks=True, block_size=6))
+        assert prefixes.cached(PROMPT) == {"four": 12, "six": 12}
+        assert prefixes.cached(PROMPT[:8]) == {"four": 4, "six": 6}
+
+    def test_prompts_that_a_worker_does_not_share_are_not_found_there(self) -> None:
+        prefixes = Prefixes()
+        hello = pb.WorkerHello(tells_blocks=True, block_size=4, longest_shared_prompt=9)
+        told(prefixes, "w", shorts(PROMPT), hello)
+        assert prefixes.cached(PROMPT[:9]) == {"w": 8}
+        assert prefixes.cached(PROMPT) == {}
+
+    def test_what_leaves_is_no_longer_there(self) -> None:
+        prefixes = Prefixes()
+        blocks = shorts(PROMPT)
+        told(prefixes, "w", blocks)
+        assert prefixes.told("w", pb.BlockEvents(first=0, end=1, removed=blocks[1:2]))
+        assert prefixes.cached(PROMPT) == {"w": 4}
+        prefixes.left("w")
+        assert prefixes.cached(PROMPT) == {}
+        told(prefixes, "w", [])
+        assert prefixes.cached(PROMPT) == {}, "a new stream begins with nothing"
+
+    def test_a_gap_is_noticed_and_mended_by_a_snapshot(self) -> None:
+        prefixes = Prefixes()
+        blocks = shorts(PROMPT)
+        told(prefixes, "w", blocks[:1])
+        assert not prefixes.told("w", pb.BlockEvents(first=5, end=6, stored=blocks[1:2]))
+        assert prefixes.told("w", pb.BlockEvents(first=6, end=7, stored=blocks[1:2])), "it was said once"
+        assert prefixes.cached(PROMPT) == {"w": 4}
+        assert prefixes.told("w", pb.BlockEvents(first=7, end=7, restart=True, stored=blocks[1:], left=1))
+        assert prefixes.told("w", pb.BlockEvents(first=7, end=7, stored=blocks[:1])), "its second part"
+        assert prefixes.cached(PROMPT) == {"w": 12}
+        assert prefixes.told("w", pb.BlockEvents(first=7, end=8, removed=blocks[2:]))
+        assert prefixes.cached(PROMPT) == {"w": 8}
+
+    def test_a_part_of_a_snapshot_that_is_missing_is_noticed(self) -> None:
+        prefixes = Prefixes()
+        prefixes.joined("w", HELLO)
+        assert prefixes.told("w", pb.BlockEvents(restart=True, left=2))
+        assert not prefixes.told("w", pb.BlockEvents(left=0))
+        prefixes.joined("w", HELLO)
+        assert not prefixes.told("w", pb.BlockEvents(left=1)), "its beginning"
+
+
+class TestFeed:
+    def test_a_long_account_is_told_in_parts(self) -> None:
+        engine = fake_engine()
+        prompt = [i % 50 for i in range(40)]
+        run(engine, Sequence("r", 0, prompt, SamplingParams(max_tokens=1)))
+        feed, prefixes = BlockFeed(engine, most=3), Prefixes()
+        prefixes.joined("w", HELLO)
+        parts = []
+        while feed.behind:
+            events = feed.take()
+            assert events is not None
+            assert prefixes.told("w", events)
+            parts.append(len(events.stored))
+        assert parts == [3, 3, 3, 1]
+        assert prefixes.cached([*prompt, 1]) == {"w": 40}
+        assert feed.take() is None
+
+    def test_one_that_is_too_far_behind_is_told_all_again(self) -> None:
+        engine = fake_engine()
+        feed = BlockFeed(engine)
+        assert feed.take() == pb.BlockEvents(restart=True)
+        journal = engine.pool.journal
+        for number in range(journal._events.maxlen or 0):
+            journal.stored(number.to_bytes(32, "little"))
+        events = feed.take()
+        assert events is not None and not events.restart and events.end == block_feed.MOST_HASHES
+        for number in range(block_feed.MOST_HASHES + 1):
+            journal.removed(number.to_bytes(32, "little"))
+        events = feed.take()
+        assert events is not None and events.restart and events.end == journal.end
+
+
+async def test_a_second_turn_goes_where_the_first_one_is() -> None:
+    """To the prefill worker that computed it, and to the decode worker that has its answer."""
+    prefills = [LocalWorker("prefill") for _ in range(3)]
+    decodes = [LocalWorker("decode") for _ in range(3)]
+    async with local_ring([*prefills, *decodes]) as ring:
+        prompt = PROMPT * 3
+        first = await answer(ring, "first", prompt, 12)
+        held = [w for w in (*prefills, *decodes) if w.engine.load().blocks_cached]
+        assert len(held) == 2
+        placer = ring._placer
+        await until(lambda: len(placer._prefixes.cached([*prompt, *first])) == 2)
+        for worker in (*prefills, *decodes):
+            if worker not in held:  # so that nothing else speaks for those who have it
+                assert not worker.engine.load().prefix_queried_tokens
+        second = [*prompt, *first, 1, 2, 3]
+        await asyncio.gather(*(answer(ring, f"second-{n}", second, 4) for n in range(2)))
+        for worker in (*prefills, *decodes):
+            if worker not in held:
+                assert not worker.engine.load().blocks_cached, "nobody else was asked"
+        [prefill] = [w for w in held if w in prefills]
+        assert prefill.engine.load().prefix_hit_tokens >= 36
+
+
+async def test_a_router_that_missed_something_gets_a_snapshot() -> None:
+    worker = LocalWorker("both")
+    async with local_ring([worker]) as ring:
+        await answer(ring, "r", PROMPT, 4)
+        prefixes = ring._placer._prefixes
+        await until(lambda: prefixes.cached(PROMPT))
+        account = prefixes._accounts[worker.address]
+        assert account.next is not None
+        account.next -= 1
+        prefixes.index.remove(account.number, shorts(PROMPT))
+        assert prefixes.cached(PROMPT) == {}
+        await answer(ring, "another", [90, *PROMPT], 4)
+        await until(lambda: prefixes.cached(PROMPT) == {worker.address: 12})
+
+
+async def test_a_worker_without_a_prefix_cache_tells_nothing() -> None:
+    def make(**known: object) -> object:
+        return fake_engine(prefix_caching=False, **known)  # type: ignore[arg-type]
+
+    worker = LocalWorker("both", make_engine=make)  # type: ignore[arg-type]
+    async with local_ring([worker]) as ring:
+        await answer(ring, "r", PROMPT, 4)
+        assert ring._placer._prefixes.cached(PROMPT) == {}
+        assert not ring._placer._prefixes._accounts

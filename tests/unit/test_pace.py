@@ -1,0 +1,61 @@
+"""How fast an engine goes, against steps whose times follow a known rule."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from baton.engine.pace import Pace
+
+
+def test_nothing_is_known_at_first() -> None:
+    pace = Pace()
+    assert (pace.base_s, pace.row_s, pace.prefill_tokens_per_s) == (0.0, 0.0, 0.0)
+
+
+def test_base_and_slope_are_found_through_noise() -> None:
+    pace, draw = Pace(), random.Random(1)
+    for _ in range(300):
+        rows = draw.randint(1, 32)
+        pace.step(rows, 0, (0.02 + 0.001 * rows) * draw.uniform(0.95, 1.05))
+    assert pace.base_s == pytest.approx(0.02, rel=0.1)
+    assert pace.row_s == pytest.approx(0.001, rel=0.1)
+
+
+def test_noise_over_one_number_of_rows_is_no_slope() -> None:
+    pace, draw = Pace(), random.Random(1)
+    for _ in range(300):
+        pace.step(8, 0, draw.uniform(0.01, 0.03))
+    assert pace.row_s == 0.0
+    assert pace.base_s == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_slope_never_leaves_the_base_below_nothing() -> None:
+    pace = Pace()
+    for rows in (1, 10) * 50:
+        pace.step(rows, 0, 0.001 * rows * rows)
+    assert pace.base_s >= 0.0
+    assert pace.row_s > 0.0
+
+
+def test_what_decoding_takes_is_not_the_prompts() -> None:
+    pace = Pace()
+    for rows in (1, 2, 4, 8) * 50:
+        pace.step(rows, 0, 0.02 + 0.001 * rows)
+    for _ in range(50):
+        pace.step(8, 64, 0.028 + 0.064)
+        pace.step(0, 256, 0.256)
+    assert pace.prefill_tokens_per_s == pytest.approx(1000, rel=0.05)
+
+
+def test_the_figures_follow_a_change() -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.step(0, 100, 0.1)
+        pace.step(4, 0, 0.01)
+    for _ in range(400):
+        pace.step(0, 100, 0.2)
+        pace.step(4, 0, 0.03)
+    assert pace.prefill_tokens_per_s == pytest.approx(500, rel=0.05)
+    assert pace.base_s + 4 * pace.row_s == pytest.approx(0.03, rel=0.05)
