@@ -102,7 +102,8 @@ class PretendWorker:
         self.hello = None
 
     def report(self) -> WorkerReport:
-        return WorkerReport(self.address, self.role, 0, len(self.jobs), float(self.given))
+        accepts = self.ready and not self.draining
+        return WorkerReport(self.address, self.role, 0, len(self.jobs), float(self.given), accepts)
 
     def may_have_begun(self, submitted_at: float) -> bool:
         return not self.gone_before
@@ -111,10 +112,12 @@ class PretendWorker:
 
     def name_peers(self, peers: Iterable[pb.DecodePeer]) -> None: ...
 
-    def count(self, prefill_tokens: int) -> None:
+    def touch(self) -> None:
         self.given += 1
 
-    def submit(self, submit: pb.Submit) -> None:
+    def expect(self, sequences: int) -> None: ...
+
+    def submit(self, submit: pb.Submit, uncached: int | None = None) -> None:
         self.given += 1
         for answer in (submit, *submit.forks):
             assert list(answer.output_ids) == self._delivered(answer.request_id)

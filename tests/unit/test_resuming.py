@@ -21,7 +21,7 @@ from baton.urgency import CALM
 from baton.v1 import worker_pb2
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE
-from tests.support.local_worker import LocalWorker, SlowModel, local_ring, until
+from tests.support.local_worker import SPLIT, LocalWorker, SlowModel, local_ring, until
 from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendWorker, token_after
 from tests.unit.test_beam_engine import beams
 
@@ -378,7 +378,7 @@ async def test_the_neighbours_of_a_request_that_kills_are_not_given_up_on() -> N
 @asynccontextmanager
 async def pretended(*roles: Role) -> AsyncIterator[tuple[WorkerRing, list[PretendWorker]]]:
     """A ring before workers that do nothing by themselves."""
-    ring = WorkerRing([], "pretended", b"key", retries=Retries(AT_ONCE))
+    ring = WorkerRing([], "pretended", b"key", retries=Retries(AT_ONCE), placement=SPLIT)
     workers = [
         PretendWorker(at, role, lambda name: ring._answers[name].entry.output_ids)
         for at, role in enumerate(roles)
