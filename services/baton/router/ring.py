@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
+from baton.router.compatibility import by_group, unpaired
+from baton.router.discovery.endpoint import Discovery, Endpoint
+from baton.router.discovery.static import StaticDiscovery
 from baton.router.ledger import Entry, failure
+from baton.router.members import Members
 from baton.router.placement import least_loaded, may_prefill, takes_over
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.workers import WorkerClient
@@ -77,11 +81,16 @@ class _Group:
 
 
 class WorkerRing:
-    """``baton.router.types.Ring`` over gRPC streams to workers at fixed addresses."""
+    """``baton.router.types.Ring`` over gRPC streams to the workers that discovery knows."""
 
     def __init__(
-        self, addresses: Sequence[str], model_name: str, cluster_key: bytes, tempo: Tempo = TEMPO
+        self,
+        discovery: Discovery | Sequence[str],
+        model_name: str,
+        cluster_key: bytes,
+        tempo: Tempo = TEMPO,
     ) -> None:
+        """``discovery``: how the workers are known, or their addresses."""
         self._model_name = model_name
         self._cluster_key = cluster_key
         self._answers: dict[str, _Answer] = {}
@@ -89,18 +98,33 @@ class WorkerRing:
         self._groups: dict[str, _Group] = {}
         """Those whose attempt is under way as one, by name."""
         self._tasks: list[asyncio.Task[None]] = []
+        self.discovery = StaticDiscovery(discovery) if isinstance(discovery, Sequence) else discovery
         router_id = secrets.token_hex(8)
-        self.workers = [WorkerClient(a, router_id, self, tempo) for a in addresses]
+        self.members = Members(lambda address: WorkerClient(address, router_id, self, tempo, self.members))
+        self.members.set(self.discovery.known)
+
+    @property
+    def workers(self) -> list[WorkerClient]:
+        """All that are known, and those that still finish what they have."""
+        return self.members.workers
 
     def start(self) -> None:
-        """Dial the workers, and dial again for as long as the router lives."""
-        self._tasks = [asyncio.create_task(w.run(), name=f"worker {w.address}") for w in self.workers]
-        self._tasks.append(asyncio.create_task(self._run_timers(), name="timers"))
+        """Dial the workers, and dial again for as long as the router lives; likewise those that come."""
+        self.members.start()
+        self._tasks = [
+            asyncio.create_task(self._run_timers(), name="timers"),
+            asyncio.create_task(self.discovery.run(self._on_known), name="discovery"),
+        ]
 
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.members.close()
+
+    def _on_known(self, endpoints: Sequence[Endpoint]) -> None:
+        self.members.set(endpoints)
+        self._name_peers()
 
     async def _run_timers(self) -> None:
         """Listen for silence, for as long as the router lives."""
@@ -108,8 +132,7 @@ class WorkerRing:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            for worker in self.workers:
-                worker.tick(now - before)
+            self.members.tick(now - before)
             before = now
 
     @property
@@ -132,7 +155,8 @@ class WorkerRing:
         return self._place() is not None
 
     def loads(self) -> list[WorkerView]:
-        """Every configured worker, with its last report."""
+        """Every worker, with its last report. Of two at one address, the one that is known."""
+        by_address = {worker.address: worker for worker in reversed(self.workers)}
         return [
             WorkerView(
                 address=worker.address,
@@ -145,19 +169,22 @@ class WorkerRing:
                 blocks_cached=worker.load.blocks_cached,
                 blocks_held=worker.load.blocks_held,
                 open_handoffs=worker.load.open_handoffs,
+                ejected=self.members.ejected(worker),
             )
-            for worker in self.workers
+            for worker in by_address.values()
         ]
 
     def _place(self, avoided: Collection[str] = ()) -> tuple[WorkerClient, WorkerClient | None] | None:
         """A decode worker and, unless it is to compute the prompt as well, a prefill worker."""
-        by_address = {
-            w.address: w for w in self.workers if w.ready and not w.draining and w.address not in avoided
-        }
-        choice = least_loaded([w.report() for w in by_address.values()])
-        if choice is None:
-            return None
-        return by_address[choice.decode], by_address[choice.prefill] if choice.prefill else None
+        choices = []
+        for like in by_group(self.members.available(time.monotonic())).values():
+            by_address = {w.address: w for w in like if w.address not in avoided}
+            choice = least_loaded([w.report() for w in by_address.values()])
+            if choice is not None:
+                prefill = by_address[choice.prefill] if choice.prefill else None
+                choices.append((by_address[choice.decode], prefill))
+        # Groups share the load while a new release is rolled out; one that lacks prefill workers comes last.
+        return min(choices, key=_cost, default=None)
 
     @contextmanager
     def generate(
@@ -327,17 +354,20 @@ class WorkerRing:
 
     def on_change(self, worker: WorkerClient) -> None:
         self._name_peers()
+        for lonely in unpaired(self.workers):
+            log.warning("prefill worker %s fits no decode worker: it gets no requests", lonely.address)
 
     def _name_peers(self) -> None:
         """Those who prefill link to the decode workers before the first request needs it."""
-        peers = [
-            pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
-            for w in self.workers
-            if w.hello is not None and takes_over(w.role) and not w.draining
-        ]
-        for worker in self.workers:
-            if may_prefill(worker.role):
-                worker.name_peers(peers)
+        for like in by_group(self.workers).values():
+            peers = [
+                pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
+                for w in like
+                if w.hello is not None and takes_over(w.role) and w.usable
+            ]
+            for worker in like:
+                if may_prefill(worker.role):
+                    worker.name_peers(peers)
 
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
         for delta in frame.deltas:
@@ -398,6 +428,12 @@ class WorkerRing:
             role = "decode" if worker is group.decode else "prefill"
             message = f"the {role} worker answering this request was lost; please send it again"
             self._end(group, RingError(503, "worker_lost", message), but=worker)
+
+
+def _cost(pair: tuple[WorkerClient, WorkerClient | None]) -> tuple[bool, int]:
+    """Of the best pair of a group: what the groups are compared by."""
+    decode, prefill = pair
+    return prefill is None and decode.role == "decode", decode.report().sequences
 
 
 def _failed(delta: pb.TokenDelta) -> bool:

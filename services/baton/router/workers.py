@@ -7,12 +7,15 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from typing import Protocol, get_args
+from typing import Protocol
 
 import grpc
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
+from baton.router.compatibility import role_of
 from baton.router.placement import Role, WorkerReport
+from baton.router.step_times import StepTimes
+from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
@@ -52,11 +55,37 @@ class Watcher(Protocol):
         """Whether a request is open there."""
 
 
+class Judge(Protocol):
+    """Who decides whether a worker does its work well."""
+
+    def failed(self, worker: WorkerClient) -> None:
+        """A request ended there by the worker's fault."""
+
+    def succeeded(self, worker: WorkerClient) -> None:
+        """A request got tokens from it."""
+
+    def took(self, worker: WorkerClient, seconds: float) -> None:
+        """A step of its work; see ``StepTimes``."""
+
+
 class WorkerClient:
     """One worker as the router knows it."""
 
-    def __init__(self, address: str, router_id: str, watcher: Watcher, tempo: Tempo = TEMPO) -> None:
+    def __init__(
+        self,
+        address: str,
+        router_id: str,
+        watcher: Watcher,
+        tempo: Tempo = TEMPO,
+        judge: Judge | None = None,
+    ) -> None:
         self.address = address
+        self.name = address
+        """What tells it from another at the same address."""
+        self.admits = True
+        """Discovery lets it have new requests."""
+        self.retired = False
+        """Discovery no longer knows it: when its stream ends it is not dialled again."""
         self.hello: pb.WorkerHello | None = None
         """None while the worker is not ready."""
         self.load = pb.Load()
@@ -65,7 +94,9 @@ class WorkerClient:
         self._router_id = router_id
         self._watcher = watcher
         self._tempo = tempo
+        self._judge = judge
         self._pulse = Pulse(tempo)
+        self._times = StepTimes()
         self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
         self._named: pb.DecodePeers | None = None
@@ -83,11 +114,22 @@ class WorkerClient:
         return self.load.draining
 
     @property
+    def usable(self) -> bool:
+        """Whether it could take a request now, as far as it and discovery say."""
+        return self.ready and not self.draining and self.admits and not self.retired
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of ours is open there."""
+        return not (self.ready and self._watcher.busy(self))
+
+    def retire(self) -> None:
+        """Discovery no longer knows it. What is open there goes on."""
+        self.retired = True
+
+    @property
     def role(self) -> Role:
-        if self.hello is None:
-            return "both"
-        name = pb.Role.Name(self.hello.role).removeprefix("ROLE_").lower()
-        return next(role for role in get_args(Role) if role == name)
+        return "both" if self.hello is None else role_of(self.hello)
 
     def report(self) -> WorkerReport:
         """The last load report plus what was submitted since, which it cannot know of yet."""
@@ -100,7 +142,9 @@ class WorkerClient:
         )
 
     def submit(self, submit: pb.Submit) -> None:
-        self.count(len(submit.prompt_ids) + len(submit.output_ids))
+        tokens = len(submit.prompt_ids) + len(submit.output_ids)
+        self._times.submitted(submit.request_id, tokens + self.report().prefill_tokens, time.monotonic())
+        self.count(tokens)
         self._outbound.put_nowait(pb.RouterMessage(submit=submit))
 
     def count(self, prefill_tokens: int) -> None:
@@ -110,6 +154,7 @@ class WorkerClient:
         self._last_given_s = time.monotonic()
 
     def cancel(self, request_id: str, attempt: int, fork_ids: Sequence[str] = ()) -> None:
+        self._times.cancelled(request_id)
         if self.ready:
             cancel = pb.Cancel(request_id=request_id, attempt=attempt, fork_ids=fork_ids)
             self._outbound.put_nowait(pb.RouterMessage(cancel=cancel))
@@ -132,9 +177,9 @@ class WorkerClient:
             self._reading.cancel()
 
     async def run(self) -> None:
-        """Keep a stream to the worker, for ever."""
+        """Keep a stream to the worker, for as long as it is known."""
         pause = FIRST_RETRY_S
-        while True:
+        while not self.retired:
             try:
                 await self._stream_once()
                 log.info("the stream of worker %s has ended", self.address)
@@ -145,6 +190,8 @@ class WorkerClient:
                 self._outbound.put_nowait(None)  # grpc waits for the next message even if the stream is over
             if self.ready:
                 pause = FIRST_RETRY_S
+                if self._judge is not None and not self.drained and self._watcher.busy(self):
+                    self._judge.failed(self)
                 self.hello = None
                 self.load = pb.Load()
                 self._watcher.on_lost(self)
@@ -155,6 +202,7 @@ class WorkerClient:
         outbound = self._outbound = asyncio.Queue()
         self._sent_sequences = self._sent_prefill_tokens = 0
         self._named = None
+        self._times = StepTimes()
         self.drained = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
@@ -199,7 +247,19 @@ class WorkerClient:
             log.info("worker %s drains", self.address)
             self._outbound.put_nowait(pb.RouterMessage(drain_noted=pb.DrainNoted()))
             self._watcher.on_change(self)
+        if self._judge is not None:
+            self._judge_by(frame, self._judge)
         self._watcher.on_frame(self, frame)
+
+    def _judge_by(self, frame: pb.Frame, judge: Judge) -> None:
+        for seconds in self._times.take(frame, self.role, time.monotonic()):
+            judge.took(self, seconds)
+        for delta in frame.deltas:
+            if delta.finish_reason != inference_pb2.FINISH_REASON_ERROR:
+                judge.succeeded(self)
+            elif not (delta.invalid or delta.expired or delta.refused or delta.lost):
+                # A handoff that is refused or lost may be the other side's doing.
+                judge.failed(self)
 
 
 async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIterator[pb.RouterMessage]:

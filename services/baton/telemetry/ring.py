@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One configured worker as its router sees it."""
+    """One worker as its router sees it."""
 
     address: str
     role: str
@@ -23,10 +23,11 @@ class WorkerView:
     blocks_cached: int
     blocks_held: int
     open_handoffs: int
+    ejected: bool = False
 
 
 class RingCollector(Collector):
-    """One series per configured worker; their number is bounded by the router's configuration."""
+    """One series per worker that discovery knows, or that still finishes what it has."""
 
     def __init__(self, views: Callable[[], list[WorkerView]]) -> None:
         self._views = views
@@ -36,6 +37,11 @@ class RingCollector(Collector):
         ready = GaugeMetricFamily("baton_worker_ready", "Whether the worker's stream is up.", labels=labels)
         draining = GaugeMetricFamily(
             "baton_worker_draining", "Whether it ends when what it has is done.", labels=labels
+        )
+        ejected = GaugeMetricFamily(
+            "baton_worker_ejected",
+            "Whether it gets no requests for a while, as it failed too often or is slow.",
+            labels=labels,
         )
         running = GaugeMetricFamily("baton_worker_sequences_running", "Running there.", labels=labels)
         waiting = GaugeMetricFamily("baton_worker_sequences_waiting", "Waiting there.", labels=labels)
@@ -47,10 +53,11 @@ class RingCollector(Collector):
             of = (view.address, view.role)
             ready.add_metric(of, view.ready)
             draining.add_metric(of, view.draining)
+            ejected.add_metric(of, view.ejected)
             running.add_metric(of, view.running)
             waiting.add_metric(of, view.waiting)
             handoffs.add_metric(of, view.open_handoffs)
             blocks.add_metric((*of, "free"), view.blocks_free)
             blocks.add_metric((*of, "cached"), view.blocks_cached)
             blocks.add_metric((*of, "held"), view.blocks_held)
-        yield from (ready, draining, running, waiting, handoffs, blocks)
+        yield from (ready, draining, ejected, running, waiting, handoffs, blocks)

@@ -18,7 +18,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
 from baton import hub, logs, options
-from baton.connector.identity import PROTOCOL, new_incarnation
+from baton.connector.identity import PROTOCOL, compatibility_digest, new_incarnation
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
@@ -206,7 +206,8 @@ class Worker:
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
-        wiring = self._wiring(address, ends, registry)
+        compatibility = self._compatibility(ends.whole)
+        wiring = self._wiring(address, ends, compatibility, registry)
         prefill = PrefillRole(engine, wiring, routers, self._crash)
         stack.push_async_callback(prefill.close)
         decode = DecodeRole(
@@ -217,7 +218,7 @@ class Worker:
             on_retire=lambda: self._end(EXIT_RETIRED),
             on_crash=self._crash,
         )
-        service = WorkerService(engine, self._hello(address), routers, prefill, decode)
+        service = WorkerService(engine, self._hello(address, compatibility), routers, prefill, decode)
         registry.register(WorkerCollector(config.role, service.stats))
         if engine.grammars is not None:
             masks = engine.runner.masks
@@ -248,12 +249,18 @@ class Worker:
         log.info("%s of %s ready at %s after %s", config.role, config.model_name, address, times)
         return Drain(service, engine_loop, health)
 
-    def _wiring(self, address: str, ends: Ends, registry: CollectorRegistry) -> Wiring:
+    def _wiring(
+        self,
+        address: str,
+        ends: Ends,
+        compatibility: handoff_pb2.Compatibility,
+        registry: CollectorRegistry,
+    ) -> Wiring:
         return Wiring(
             incarnation=self._incarnation,
             address=address,
             ends=ends,
-            compatibility=self._compatibility(ends.whole),
+            compatibility=compatibility,
             metrics=HandoffMetrics(registry, self._config.role),
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
@@ -285,7 +292,7 @@ class Worker:
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         return servicer
 
-    def _hello(self, address: str) -> worker_pb2.WorkerHello:
+    def _hello(self, address: str, compatibility: handoff_pb2.Compatibility) -> worker_pb2.WorkerHello:
         limits, pool = self._engine.scheduler.limits, self._engine.pool
         return worker_pb2.WorkerHello(
             incarnation=self._incarnation,
@@ -301,6 +308,7 @@ class Worker:
             max_running=limits.max_num_seqs,
             eos_token_ids=sorted(self._engine.eos_token_ids),
             takes_priorities=limits.priority_aging is not None,
+            compatibility=compatibility_digest(compatibility),
         )
 
     def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:
