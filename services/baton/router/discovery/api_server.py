@@ -116,8 +116,8 @@ class ApiServer:
     async def watch(
         self, version: str, seconds: float, timeout_s: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The changes since ``version``, a line each, for ``seconds``. The head of the answer must come within
-        ``timeout_s``."""
+        """The changes since ``version``, a line each, for ``seconds``. The head of the answer must come
+        within ``timeout_s``."""
         async with asyncio.timeout(timeout_s) as head:
             async with self._get(version, max(1, round(seconds))) as response:
                 head.reschedule(None)
@@ -131,16 +131,15 @@ class ApiServer:
 
         if self._client is None:
             self._client = ApiClient(await self._connect())
-        response = (
-            await DiscoveryV1Api(self._client).list_namespaced_endpoint_slice_without_preload_content(
-                self._namespace,
-                label_selector=self._selector,
-                watch=None if version is None else True,
-                resource_version=version,
-                allow_watch_bookmarks=None if version is None else True,
-                timeout_seconds=seconds,
-            )
-        ).response
+        api = DiscoveryV1Api(self._client)
+        response = await api.list_namespaced_endpoint_slice_without_preload_content(
+            self._namespace,
+            label_selector=self._selector,
+            watch=None if version is None else True,
+            resource_version=version,
+            allow_watch_bookmarks=None if version is None else True,
+            timeout_seconds=seconds,
+        )
         try:
             if response.status != 200:
                 if response.status == 401:
