@@ -151,7 +151,7 @@ class FakeKubernetes:
         if fault in ("stall", "drop"):
             assert request.transport is not None
             request.transport.abort()
-            raise ConnectionResetError
+            return web.Response()
         if fault == "malformed":
             return web.Response(body=b'{"metadata": {', content_type="application/json")
         return web.json_response(_status(int(fault), fault), status=int(fault))

@@ -24,7 +24,9 @@ from tests.support.local_worker import until
 FACTOR = 10.0
 
 
-def decoded(endpoints: list[Slice] | None, name: str = "a", version: int = 1, **fields: object) -> EndpointSlice:
+def decoded(
+    endpoints: list[Slice] | None, name: str = "a", version: int = 1, **fields: object
+) -> EndpointSlice:
     document = {
         "metadata": {"name": name, "namespace": "n", "resourceVersion": str(version), "labels": {}},
         "addressType": "IPv4",

@@ -15,7 +15,7 @@ class Pace:
 
     watch_s: float = 2.0
     """How long a watch lasts, at the end of which the server closes it and the next list is due."""
-    grace_s: float = 0.5
+    grace_s: float = 0.25
     """How much later the client gives it up by itself."""
     list_s: float = 0.75
     """How long a list may take, and the head of a watch's answer."""
