@@ -12,7 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from baton.connector.identity import new_incarnation
+from baton.connector.identity import compatibility_digest, new_incarnation
 from baton.connector.liveness import TEMPO, Tempo
 from baton.connector.memory import PoolMemory
 from baton.connector.ranks.end import LocalEnd
@@ -24,6 +24,7 @@ from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine
 from baton.prefill.role import PrefillRole
+from baton.router.discovery.endpoint import Discovery
 from baton.router.ring import WorkerRing
 from baton.router.types import Request
 from baton.sampling_params import SamplingParams
@@ -53,8 +54,8 @@ class SlowModel(FakeModel):
 
 
 class LocalWorker:
-    """One worker. ``revision`` is part of what must be equal for two workers to link; ``make_engine`` is
-    called with the model."""
+    """One worker. ``revision`` is part of what must be equal for two workers to link; routers hear of it if
+    it ``tells_terms``. ``make_engine`` is called with the model."""
 
     def __init__(
         self,
@@ -63,6 +64,7 @@ class LocalWorker:
         step_s: float = 0.0,
         tempo: Tempo = TEMPO,
         revision: str = "1",
+        tells_terms: bool = False,
         make_engine: Callable[..., Engine] = fake_engine,
     ) -> None:
         self.role = role
@@ -72,6 +74,7 @@ class LocalWorker:
         self.crashed = asyncio.Event()
         self._tempo = tempo
         self._revision = revision
+        self._tells_terms = tells_terms
         self._stack = AsyncExitStack()
         _, heads, layers, _, _, _ = self.engine.runner.pool.shape
         self._share = Share(range(heads), range(layers))
@@ -94,6 +97,9 @@ class LocalWorker:
             vocab_size=VOCAB_SIZE,
             handoff_address=self.address,
         )
+        if self._tells_terms:
+            hello.revision = self._revision
+            hello.compatibility = compatibility_digest(self.wiring.compatibility)
         self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
         loop = EngineLoop(self.engine, self.service.on_outputs, crash)
         self.drain = Drain(self.service, loop, HealthServicer())
@@ -135,16 +141,22 @@ class LocalWorker:
 
 
 @asynccontextmanager
-async def local_ring(workers: Sequence[LocalWorker], tempo: Tempo = TEMPO) -> AsyncIterator[WorkerRing]:
-    """Start the workers and a router's ring before them, and end them all."""
+async def local_ring(
+    workers: Sequence[LocalWorker],
+    tempo: Tempo = TEMPO,
+    discovery: Callable[[], Discovery] | None = None,
+) -> AsyncIterator[WorkerRing]:
+    """Start the workers and a router's ring before them, and end them all. ``discovery`` is made when the
+    workers have their addresses; without it they are a fixed list."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        ring = WorkerRing([worker.address for worker in workers], "fake", KEY, tempo)
+        found = [worker.address for worker in workers] if discovery is None else discovery()
+        ring = WorkerRing(found, "fake", KEY, tempo)
         ring.start()
         stack.push_async_callback(ring.close)
-        await until(lambda: all(client.ready for client in ring.workers))
+        await until(lambda: len(ring.workers) >= len(workers) and all(c.ready for c in ring.workers))
         yield ring
 
 

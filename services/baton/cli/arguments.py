@@ -297,12 +297,56 @@ GrpcPort = Annotated[
     typer.Option(help="Port of the gRPC API; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
 ]
 Workers = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--worker",
         metavar="HOST:PORT",
         help="A worker's gRPC address; give the option once for each worker.",
         rich_help_panel=_NETWORK,
+    ),
+]
+_DISCOVERY = "Discovery"
+Discovery = Annotated[
+    str,
+    typer.Option(
+        help="How the router knows the workers: static (--worker), or kubernetes (EndpointSlices).",
+        rich_help_panel=_DISCOVERY,
+    ),
+]
+KubernetesNamespace = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the workers' Services are. Default: this pod's namespace, or default.",
+        rich_help_panel=_DISCOVERY,
+    ),
+]
+KubernetesSelector = Annotated[
+    str,
+    typer.Option(help="Label selector of the workers' EndpointSlices.", rich_help_panel=_DISCOVERY),
+]
+KubernetesPort = Annotated[
+    str,
+    typer.Option(help="Name of the gRPC port in the workers' Services.", rich_help_panel=_DISCOVERY),
+]
+Kubeconfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Credentials for the API server. Default: this pod's service account; outside of a cluster "
+        "$KUBECONFIG or ~/.kube/config.",
+        rich_help_panel=_DISCOVERY,
+    ),
+]
+KubernetesContext = Annotated[
+    str | None,
+    typer.Option(help="The context of the kubeconfig. Default: its current one.", rich_help_panel=_DISCOVERY),
+]
+DiscoveryMaxStaleness = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="The router is not ready when the set of workers was not confirmed for longer; 0: no bound.",
+        rich_help_panel=_DISCOVERY,
     ),
 ]
 ClusterKey = Annotated[

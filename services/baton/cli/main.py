@@ -204,7 +204,14 @@ _worker_command(
 @commands.command(rich_help_panel="One service")
 def router(
     ctx: typer.Context,
-    workers: arg.Workers,
+    workers: arg.Workers = None,
+    discovery: arg.Discovery = _ROUTER.discovery,
+    kubernetes_namespace: arg.KubernetesNamespace = None,
+    kubernetes_selector: arg.KubernetesSelector = _ROUTER.kubernetes_selector,
+    kubernetes_port: arg.KubernetesPort = _ROUTER.kubernetes_port,
+    kubeconfig: arg.Kubeconfig = None,
+    kubernetes_context: arg.KubernetesContext = None,
+    discovery_max_staleness: arg.DiscoveryMaxStaleness = _ROUTER.discovery_max_staleness,
     model: arg.Model = _ROUTER.model,
     served_model_name: arg.ServedModelName = None,
     host: arg.Host = _ROUTER.host,
@@ -224,7 +231,7 @@ def router(
     It needs the model only for its tokenizer and chat template, and never loads torch.
     """
     _tie_to(exit_with_parent)
-    config = RouterConfig(**{**given(ctx, RouterConfig), "workers": tuple(workers)})
+    config = RouterConfig(**{**given(ctx, RouterConfig), "workers": tuple(workers or ())})
     return _run_router(config)
 
 

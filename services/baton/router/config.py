@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 from baton.request.limits import MAX_ANSWERS
+from baton.router.discovery.slices import ROLE_LABEL
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
+
+DISCOVERIES = ("static", "kubernetes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +20,14 @@ class RouterConfig:
     A port of 0 is picked by the system and told in the ready line; a gRPC port of -1 serves no gRPC.
     """
 
-    workers: tuple[str, ...]  # host:port of each worker's gRPC server
+    workers: tuple[str, ...] = ()  # host:port of each worker's gRPC server
+    discovery: str = "static"
+    kubernetes_namespace: str | None = None  # None: that of this pod, else "default"
+    kubernetes_selector: str = ROLE_LABEL
+    kubernetes_port: str = "grpc"  # name of the workers' gRPC port in their Service
+    kubeconfig: str | None = None  # None: the service account of this pod, else the usual file
+    kubernetes_context: str | None = None
+    discovery_max_staleness: float = 300.0  # seconds; 0: no bound
     model: str = "demo"  # whose tokenizer and chat template to use
     served_model_name: str | None = None
     host: str = "127.0.0.1"
@@ -34,8 +44,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("model", "must not be empty")
-        if not self.workers:
-            raise ConfigError("worker", "name at least one, as host:port")
+        self._check_discovery()
         for worker in self.workers:
             try:
                 options.parse_address(worker)
@@ -53,6 +62,17 @@ class RouterConfig:
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
         check_choice("log_level", self.log_level, LOG_LEVELS)
+
+    def _check_discovery(self) -> None:
+        check_choice("discovery", self.discovery, DISCOVERIES)
+        if self.discovery == "static" and not self.workers:
+            raise ConfigError("worker", "name at least one, as host:port")
+        if self.discovery != "static" and self.workers:
+            raise ConfigError("worker", f"cannot be given together with --discovery {self.discovery}")
+        for option in ("kubernetes_selector", "kubernetes_port"):
+            if not getattr(self, option):
+                raise ConfigError(option, "must not be empty")
+        check_range("discovery_max_staleness", self.discovery_max_staleness, 0)
 
     @property
     def model_name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 
@@ -21,8 +22,10 @@ from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
+from baton.router.discovery.choice import discovery_for
 from baton.router.grpc_api import add_services, server_options
 from baton.router.ring import WorkerRing
+from baton.telemetry.discovery import DiscoveryCollector
 from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.ring import RingCollector
@@ -59,9 +62,16 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    ring = WorkerRing(config.workers, config.model_name, config.cluster_key.encode())
     metrics = RouterMetrics(CollectorRegistry())
-    metrics.registry.register(RingCollector(ring.loads))
+    discovery = await discovery_for(config, metrics.registry)
+    ring = WorkerRing(
+        discovery,
+        config.model_name,
+        config.cluster_key.encode(),
+        max_staleness_s=config.discovery_max_staleness or math.inf,
+    )
+    metrics.registry.register(RingCollector(ring.loads, lambda: ring.members.ejections))
+    metrics.registry.register(DiscoveryCollector(lambda: discovery.staleness_s, ring.members.endpoints))
     service = CompletionService(ring, tokenizer, settings, metrics)
     metrics.registry.register(GrammarCollector("router", service.grammars.stats))
     async with contextlib.AsyncExitStack() as stack:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from baton.router.discovery.endpoint import Endpoint
-from baton.router.outliers import Ejection, Outliers, Reason
+from baton.router.outliers import Ejection, Outliers
 from baton.router.workers import WorkerClient
 from baton.telemetry.discovery import EndpointView
 
@@ -30,7 +30,7 @@ class Members:
     def __init__(self, make: Callable[[str], WorkerClient], outliers: Outliers | None = None) -> None:
         """``make`` gives a client for an address, which is not dialled yet."""
         self.outliers = outliers or Outliers()
-        self.ejections: Counter[Reason] = Counter()
+        self.ejections: Counter[str] = Counter()
         """So far, by reason."""
         self._make = make
         self._endpoints: list[Endpoint] = []
@@ -125,6 +125,7 @@ class Members:
     # --- what clients see of their workers (``baton.router.workers.Judge``)
 
     def failed(self, worker: WorkerClient) -> None:
+        self._keep()
         ejection = self.outliers.failed(worker.name, time.monotonic())
         if ejection is not None:
             self._note(ejection)
@@ -142,7 +143,7 @@ class Members:
         )
 
     def _keep(self) -> None:
-        self.outliers.keep({w.name: w.role for w in self._present.values() if w.ready})
+        self.outliers.keep({w.name: w.role if w.ready else None for w in self._present.values()})
 
     def _dial(self, worker: WorkerClient) -> None:
         task = self._tasks[worker] = asyncio.create_task(worker.run(), name=f"worker {worker.address}")

@@ -67,13 +67,13 @@ class Outliers:
         self._draw = draw or random.Random()
         self._records: dict[str, _Record] = {}
 
-    def keep(self, workers: Mapping[str, Role]) -> None:
-        """Those that there are now, with their roles; the others are forgotten."""
+    def keep(self, workers: Mapping[str, Role | None]) -> None:
+        """Those that there are now, with their roles, if they are known; the others are forgotten."""
         for name in self._records.keys() - workers.keys():
             del self._records[name]
         for name, role in workers.items():
-            record = self._records.setdefault(name, _Record(role))
-            if record.role != role:
+            record = self._records.get(name)
+            if role is not None and (record is None or record.role != role):
                 self._records[name] = _Record(role)
 
     def failed(self, worker: str, now: float) -> Ejection | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
@@ -89,10 +90,13 @@ class WorkerRing:
         model_name: str,
         cluster_key: bytes,
         tempo: Tempo = TEMPO,
+        max_staleness_s: float = math.inf,
     ) -> None:
-        """``discovery``: how the workers are known, or their addresses."""
+        """``discovery``: how the workers are known, or their addresses. The ring is not ready when that was
+        not confirmed for longer than ``max_staleness_s``."""
         self._model_name = model_name
         self._cluster_key = cluster_key
+        self._max_staleness_s = max_staleness_s
         self._answers: dict[str, _Answer] = {}
         """Those under way, by request id."""
         self._groups: dict[str, _Group] = {}
@@ -152,7 +156,11 @@ class WorkerRing:
 
     @property
     def ready(self) -> bool:
-        return self._place() is not None
+        return self._place() is not None and not self.stale
+
+    @property
+    def stale(self) -> bool:
+        return self.discovery.staleness_s > self._max_staleness_s
 
     def loads(self) -> list[WorkerView]:
         """Every worker, with its last report. Of two at one address, the one that is known."""
@@ -430,10 +438,11 @@ class WorkerRing:
             self._end(group, RingError(503, "worker_lost", message), but=worker)
 
 
-def _cost(pair: tuple[WorkerClient, WorkerClient | None]) -> tuple[bool, int]:
+def _cost(pair: tuple[WorkerClient, WorkerClient | None]) -> tuple[bool, int, float]:
     """Of the best pair of a group: what the groups are compared by."""
     decode, prefill = pair
-    return prefill is None and decode.role == "decode", decode.report().sequences
+    report = decode.report()
+    return prefill is None and decode.role == "decode", report.sequences, report.last_given_s
 
 
 def _failed(delta: pb.TokenDelta) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
@@ -29,8 +29,14 @@ class WorkerView:
 class RingCollector(Collector):
     """One series per worker that discovery knows, or that still finishes what it has."""
 
-    def __init__(self, views: Callable[[], list[WorkerView]]) -> None:
+    def __init__(
+        self,
+        views: Callable[[], list[WorkerView]],
+        ejections: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """``ejections``: how many there were so far, by reason."""
         self._views = views
+        self._ejections = ejections
 
     def collect(self) -> Iterator[Metric]:
         labels = ("worker", "role")
@@ -60,4 +66,12 @@ class RingCollector(Collector):
             blocks.add_metric((*of, "free"), view.blocks_free)
             blocks.add_metric((*of, "cached"), view.blocks_cached)
             blocks.add_metric((*of, "held"), view.blocks_held)
+        ejections = CounterMetricFamily(
+            "baton_worker_ejections",
+            "Times that a worker was ejected, by reason: failures or latency.",
+            labels=("reason",),
+        )
+        for reason in ("failures", "latency"):
+            ejections.add_metric((reason,), self._ejections().get(reason, 0))
+        yield ejections
         yield from (ready, draining, ejected, running, waiting, handoffs, blocks)

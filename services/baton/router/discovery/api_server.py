@@ -48,7 +48,7 @@ async def in_cluster() -> Configuration:
     return configuration
 
 
-def from_kubeconfig(path: Path | None, context: str | None) -> Connect:
+def from_kubeconfig(path: str | None, context: str | None) -> Connect:
     """The credentials of a kubeconfig file: that of $KUBECONFIG or ~/.kube/config if none is named."""
 
     async def connect() -> Configuration:
@@ -56,15 +56,13 @@ def from_kubeconfig(path: Path | None, context: str | None) -> Connect:
         from kubernetes.aio.config import load_kube_config
 
         configuration = Configuration()
-        await load_kube_config(
-            None if path is None else str(path), context, configuration, persist_config=False
-        )
+        await load_kube_config(path, context, configuration, persist_config=False)
         return configuration
 
     return connect
 
 
-async def checked(kubeconfig: Path | None, context: str | None) -> Connect:
+async def checked(kubeconfig: str | None, context: str | None) -> Connect:
     """In a pod its service account, elsewhere, or where a file or context is named, the kubeconfig.
 
     Raises StartError, with one line for a person, when the client is not installed or there are no usable
