@@ -201,6 +201,13 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
     config = RouterConfig(
         workers=("a:1", "[::1]:2"),
         discovery_max_staleness=7.0,
+        redis_url="redis://r:1/2",
+        redis_password_file="/p",
+        redis_timeout_ms=9.0,
+        limit_requests_per_minute=1,
+        limit_tokens_per_minute=2,
+        limit_concurrent_requests=3,
+        limit_tokens_per_day=4,
         model="some/model",
         served_model_name="name",
         host="0.0.0.0",

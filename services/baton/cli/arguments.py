@@ -341,6 +341,43 @@ KubernetesContext = Annotated[
     str | None,
     typer.Option(help="The context of the kubeconfig. Default: its current one.", rich_help_panel=_DISCOVERY),
 ]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="BATON_REDIS_URL",
+        show_default=False,
+        metavar="URL",
+        help="Where routers keep limits together: redis://HOST:PORT/DB, or rediss:// for TLS. "
+        "Default: each router by itself.",
+        rich_help_panel="Limits",
+    ),
+]
+RedisPasswordFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Redis's password. Default: that in $BATON_REDIS_PASSWORD, else of the URL.",
+        rich_help_panel="Limits",
+    ),
+]
+RedisTimeoutMs = Annotated[
+    float,
+    typer.Option(
+        metavar="MS", help="How long a request waits for Redis, up to 45 ms.", rich_help_panel="Limits"
+    ),
+]
+LimitRequestsPerMinute = Annotated[
+    int | None,
+    typer.Option(help="Requests in any minute, of all clients together.", rich_help_panel="Limits"),
+]
+LimitTokensPerMinute = Annotated[
+    int | None,
+    typer.Option(help="Tokens in any minute, read and written.", rich_help_panel="Limits"),
+]
+LimitConcurrentRequests = Annotated[
+    int | None, typer.Option(help="Requests under way at once.", rich_help_panel="Limits")
+]
+LimitTokensPerDay = Annotated[int | None, typer.Option(help="Tokens in a UTC day.", rich_help_panel="Limits")]
 DiscoveryMaxStaleness = Annotated[
     float,
     typer.Option(

@@ -261,7 +261,7 @@ def _response(request_id: str, delta: Delta, usage: Usage) -> pb.GenerateRespons
 
 async def _abort(context: _Context, error: ApiError) -> NoReturn:
     """End the call with ``error``; its code and field travel as trailing metadata."""
-    details = (("baton-error-code", error.code), ("baton-error-param", error.param))
+    details = (("baton-error-code", error.code), ("baton-error-param", error.param), *error.headers.items())
     # Metadata is ASCII; a field's name comes from the client.
     metadata = tuple((key, value.encode("ascii", "replace").decode()) for key, value in details if value)
     await context.abort(_CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message, metadata)

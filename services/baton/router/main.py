@@ -25,10 +25,14 @@ from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
 from baton.router.grpc_api import add_services, server_options
 from baton.router.ring import WorkerRing
+from baton.router.shared.limits import Tenant
+from baton.router.shared.redis_store import RedisStore, connect
+from baton.router.shared.state import SharedState
 from baton.telemetry.discovery import DiscoveryCollector
 from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.ring import RingCollector
+from baton.telemetry.shared import SharedStateMetrics
 from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -72,7 +76,8 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
     )
     metrics.registry.register(RingCollector(ring.loads, lambda: ring.members.ejections))
     metrics.registry.register(DiscoveryCollector(lambda: discovery.staleness_s, ring.members.endpoints))
-    service = CompletionService(ring, tokenizer, settings, metrics)
+    shared = _shared_state(config, ring, metrics.registry)
+    service = CompletionService(ring, tokenizer, settings, metrics, shared, Tenant(limits=config.limits))
     metrics.registry.register(GrammarCollector("router", service.grammars.stats))
     async with contextlib.AsyncExitStack() as stack:
         listener = _listen(config)
@@ -91,6 +96,8 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
             )
         )
         _stop_on_signals(http)
+        shared.start()
+        stack.push_async_callback(shared.close)
         ring.start()
         stack.push_async_callback(ring.close)
         host, port = listener.getsockname()[:2]
@@ -99,6 +106,19 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         log.info("router ready at %s:%d for %s", host, port, config.model_name)
         await serving
     return 0
+
+
+def _shared_state(config: RouterConfig, ring: WorkerRing, registry: CollectorRegistry) -> SharedState:
+    store = None
+    if config.redis_url is not None:
+        timeout_s = config.redis_timeout_ms / 1e3
+        store = RedisStore(connect(config.redis_url, config.redis_password_file, timeout_s), timeout_s)
+    return SharedState(
+        store,
+        SharedStateMetrics(registry),
+        mine=ring.members.unreported,
+        elsewhere=ring.members.note_elsewhere,
+    )
 
 
 def _listen(config: RouterConfig) -> socket.socket:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from baton.router.discovery.endpoint import Endpoint
 from baton.router.outliers import Ejection, Outliers
@@ -104,6 +104,15 @@ class Members:
             if not any((worker.role == "prefill") == prefills for worker in good):
                 good += [worker for worker in usable if (worker.role == "prefill") == prefills]
         return good
+
+    def unreported(self) -> dict[str, tuple[int, int]]:
+        """By address, what is on its way to workers: for the other routers."""
+        return {w.address: w.unreported for w in self._present.values() if any(w.unreported)}
+
+    def note_elsewhere(self, reservations: Mapping[str, tuple[int, int]]) -> None:
+        """What other routers have on their way."""
+        for worker in self._present.values():
+            worker.elsewhere = reservations.get(worker.address, (0, 0))
 
     def ejected(self, worker: WorkerClient) -> bool:
         return self.outliers.ejected(worker.name, time.monotonic())

@@ -103,6 +103,8 @@ class WorkerClient:
         """The decode workers named on this stream."""
         self._sent_sequences = 0
         self._sent_prefill_tokens = 0
+        self.elsewhere = (0, 0)
+        """Sequences and prompt tokens that other routers gave it, and that it has not reported yet."""
         self._last_given_s = 0.0
 
     @property
@@ -132,14 +134,21 @@ class WorkerClient:
         return "both" if self.hello is None else role_of(self.hello)
 
     def report(self) -> WorkerReport:
-        """The last load report plus what was submitted since, which it cannot know of yet."""
+        """The last load report plus what was submitted since, here or by other routers, which it cannot know
+        of yet."""
+        sequences, prefill_tokens = self.elsewhere
         return WorkerReport(
             address=self.address,
             role=self.role,
-            prefill_tokens=self.load.waiting_prefill_tokens + self._sent_prefill_tokens,
-            sequences=self.load.running + self.load.waiting + self._sent_sequences,
+            prefill_tokens=self.load.waiting_prefill_tokens + self._sent_prefill_tokens + prefill_tokens,
+            sequences=self.load.running + self.load.waiting + self._sent_sequences + sequences,
             last_given_s=self._last_given_s,
         )
+
+    @property
+    def unreported(self) -> tuple[int, int]:
+        """Sequences and prompt tokens given since its last report."""
+        return self._sent_sequences, self._sent_prefill_tokens
 
     def submit(self, submit: pb.Submit) -> None:
         tokens = len(submit.prompt_ids) + len(submit.output_ids)
