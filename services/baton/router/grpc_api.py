@@ -163,9 +163,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _answer(self, job: Job, context: _Context) -> None:
         usage = Usage.of(job)
-        deltas = self._service.run(job)
+        ticket = self._service.ticket(job)
+        deltas = self._service.run(job, ticket)
+        told = False
         try:
             async for index, delta in deltas:
+                if not told and ticket.headers:
+                    await context.send_initial_metadata(tuple(ticket.headers.items()))
+                told = True
                 usage.add(job, index, delta)
                 await context.write(_response(job.request_id, delta, usage))
         finally:
