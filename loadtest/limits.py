@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,13 +101,14 @@ async def saturate(rings: list[Ring], limit: int, shown: Table) -> bool:
 
 async def under(fault: str, redis: RedisServer, rings: list[Ring], limit: int, shown: Table) -> bool:
     """A quarter of the limit is asked while the fault lasts."""
-    begin, end = {
+    faults: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "none": (lambda: None, lambda: None),
         "stopped (SIGSTOP)": (redis.freeze, redis.thaw),
         "flushed": (redis.flush, lambda: None),
         "full (OOM)": (redis.fill, redis.empty),
         "killed (SIGKILL)": (redis.kill, redis.start),
-    }[fault]
+    }
+    begin, end = faults[fault]
     before = [scrape(f"{ring.url}/metrics") for ring in rings]
     running_load = asyncio.create_task(load([r.url for r in rings], limit / 4 / MINUTE_S, FAULT_S + 2))
     await asyncio.sleep(1)

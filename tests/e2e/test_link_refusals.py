@@ -1,5 +1,5 @@
-"""Workers whose KV means different things are not paired. What routers can know beforehand keeps the pair apart,
-and decode answers alone; of the rest the client hears which field differs, and how."""
+"""Workers whose KV means different things are not paired. What routers can know beforehand keeps the pair
+apart, and decode answers alone; of the rest the client hears which field differs, and how."""
 
 from __future__ import annotations
 
