@@ -68,6 +68,11 @@ def bucket_of(now_ms: int) -> int:
     return now_ms // BUCKET_MS
 
 
+def day_of(bucket: int) -> int:
+    """The UTC day in which a bucket begins, counted from 1970."""
+    return bucket * BUCKET_MS // DAY_MS
+
+
 def oldest_bucket(now_ms: int) -> int:
     """The first one that is in the window, or partly."""
     return (now_ms - WINDOW_MS) // BUCKET_MS

@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
+import msgspec
 import orjson
 
 from baton.router.shared.breaker import Breaker
-from baton.router.shared.limits import DAY_MS, Decision, Tenant, bucket_of, oldest_bucket
+from baton.router.shared.limits import Decision, Tenant, bucket_of, day_of, oldest_bucket
 from baton.router.shared.redis_store import LEASE_MS, Delta, RedisStore, StoreError
 from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
@@ -147,7 +148,11 @@ class SharedState:
         name = f"{self.router}:{self._number}"
         decision, counted = None, False
         if self._store is not None and not self._breaker.open:
-            decision, counted = await self._ask(self._store, tenant, tokens, name)
+            try:
+                decision, counted = await self._ask(self._store, tenant, tokens, name)
+            except asyncio.CancelledError:  # the client left; Redis may have counted it as under way
+                self._end(tenant.name, name)
+                raise
         by = "redis" if decision is not None else "local"
         account = self._accounts.setdefault(tenant.name, Account())
         now = self.now_ms()
@@ -201,7 +206,7 @@ class SharedState:
         pending = self._pending.setdefault(tenant, _Pending())
         pending.add("requests", bucket, requests)
         pending.add("tokens", bucket, tokens)
-        pending.add("quota", self.now_ms() // DAY_MS, tokens)
+        pending.add("quota", day_of(bucket), tokens)
 
     # --- sessions
 
@@ -330,7 +335,11 @@ class SharedState:
 def _sum(words: list[bytes]) -> Reservations:
     total: dict[str, tuple[int, int]] = {}
     for word in words:
-        for worker, (sequences, tokens) in orjson.loads(word).items():
+        try:
+            told = msgspec.json.decode(word, type=dict[str, tuple[int, int]])
+        except msgspec.MsgspecError:  # of a router of another release
+            continue
+        for worker, (sequences, tokens) in told.items():
             before = total.get(worker, (0, 0))
             total[worker] = before[0] + sequences, before[1] + tokens
     return total

@@ -12,6 +12,7 @@ from baton.router.shared.limits import (
     Measure,
     Room,
     bucket_of,
+    day_of,
     oldest_bucket,
     until_left_ms,
 )
@@ -73,7 +74,8 @@ class Account:
         self.running.discard(lease)
         self.tokens.add(bucket, difference)
         self._turn_day(now_ms)
-        self.day_tokens = max(0, self.day_tokens + difference)
+        if self.day == day_of(bucket):
+            self.day_tokens = max(0, self.day_tokens + difference)
 
     def decide(self, limits: Limits, tokens: int, replicas: int, now_ms: int) -> Decision:
         """Whether one more request fits into this process's share: a limit divided by ``replicas``."""
