@@ -1,4 +1,5 @@
-"""Workers whose KV means different things are not paired: the client hears which field differs, and how."""
+"""Workers whose KV means different things are not paired. What routers can know beforehand keeps the pair
+apart, and decode answers alone; of the rest the client hears which field differs, and how."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton import hub
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running, running_routers, worker
 from tests.support.tiny_models import save_shape
@@ -59,16 +59,30 @@ def rings(
             yield {field: running_rings[f"to {field}"] for field in PREFILLS}
 
 
-@pytest.mark.parametrize("field", PREFILLS)
-async def test_the_client_hears_which_field_differs_and_how(
-    rings: Mapping[str, Ring], models: tuple[Path, Path], field: str
-) -> None:
-    ours, theirs = models
+APART = ("model", "revision", "kv_dtype", "quantization")
+"""Told in a worker's greeting: such workers are of different groups."""
+
+
+@pytest.mark.parametrize("field", APART)
+async def test_workers_of_different_groups_are_never_paired(rings: Mapping[str, Ring], field: str) -> None:
+    ring = rings[field]
+    prefill, decode = ring.workers
+    before = prefill.metrics(), decode.metrics()
+    async with RingClient(ring.url, "tiny") as client:
+        assert len((await client.complete([1, 2, 3], max_tokens=4)).token_ids) == 4
+    assert prefill.ready.address in ring.router.log.read_text()  # type: ignore[union-attr]
+    assert "fits no decode worker" in ring.router.log.read_text()
+    count = "baton_handoffs_completed_total"
+    for service, earlier in zip((prefill, decode), before, strict=True):
+        assert {k: v for k, v in service.metrics().items() if k.startswith(count)} == {
+            k: v for k, v in earlier.items() if k.startswith(count)
+        }
+    ring.wait_idle()
+
+
+@pytest.mark.parametrize("field", [field for field in PREFILLS if field not in APART])
+async def test_the_client_hears_which_field_differs_and_how(rings: Mapping[str, Ring], field: str) -> None:
     expected = {
-        "model": "model differs: prefill another, decode tiny",
-        "revision": f"revision differs: prefill {hub.revision_of(theirs)}, decode {hub.revision_of(ours)}",
-        "kv_dtype": "kv_dtype differs: prefill bfloat16, decode float32",
-        "quantization": "quantization differs: prefill int8, decode none",
         "block_size": "block_size of one side must divide that of the other: prefill 24, decode 16",
         "connectors": "no common connector: prefill has gloo, decode tcp",
     }

@@ -22,7 +22,7 @@ from baton.router.types import Request, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
 from tests.support.local_worker import SPLIT
-from tests.support.pretend_worker import AT_ONCE, LENGTH, Job, PretendWorker, true_answer
+from tests.support.pretend_worker import AT_ONCE, LENGTH, Job, PretendMembers, PretendWorker, true_answer
 
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode", "both")
 
@@ -61,7 +61,7 @@ class RingMachine(RuleBasedStateMachine):
 
     async def _start(self) -> None:
         self.ring = WorkerRing([], "pretended", b"key", retries=Retries(AT_ONCE), placement=SPLIT)
-        self.ring.workers = self.workers  # type: ignore[assignment]
+        self.ring.members = PretendMembers(self.workers)  # type: ignore[assignment]
         for worker in self.workers:
             worker.start()
             self.ring.on_change(worker)  # type: ignore[arg-type]

@@ -48,6 +48,7 @@ class FakeRing:
     answer: Callable[[Call], Sequence[int]]
     model: ModelInfo | None = MODEL
     ready: bool = True
+    stale: bool = False
     per_chunk: int = 1
     delay: float = 0.0
     ends: bool = False

@@ -12,7 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from baton.connector.identity import new_incarnation
+from baton.connector.identity import compatibility_digest, new_incarnation
 from baton.connector.liveness import TEMPO, Tempo
 from baton.connector.memory import PoolMemory
 from baton.connector.ranks.end import LocalEnd
@@ -24,6 +24,7 @@ from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine
 from baton.prefill.role import PrefillRole
+from baton.router.discovery.endpoint import Discovery
 from baton.router.placement import PlacementOptions
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
@@ -58,8 +59,8 @@ class SlowModel(FakeModel):
 
 
 class LocalWorker:
-    """One worker. ``revision`` is part of what must be equal for two workers to link; ``make_engine`` is
-    called with the model. ``port`` 0: any."""
+    """One worker. ``revision`` is part of what must be equal for two workers to link; routers hear of it if
+    it ``tells_terms``. ``make_engine`` is called with the model. ``port`` 0: any."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class LocalWorker:
         step_s: float = 0.0,
         tempo: Tempo = TEMPO,
         revision: str = "1",
+        tells_terms: bool = False,
         make_engine: Callable[..., Engine] = fake_engine,
         make_model: Callable[[float], SlowModel] = SlowModel,
         port: int = 0,
@@ -80,6 +82,7 @@ class LocalWorker:
         self.crashed = asyncio.Event()
         self._tempo = tempo
         self._revision = revision
+        self._tells_terms = tells_terms
         self._stack = AsyncExitStack()
         _, heads, layers, _, _, _ = self.engine.runner.pool.shape
         self._share = Share(range(heads), range(layers))
@@ -110,6 +113,9 @@ class LocalWorker:
             tells_blocks=self.engine.scheduler.limits.prefix_caching,
             kv_bytes_per_token=96,  # of the fake engine's pool
         )
+        if self._tells_terms:
+            hello.revision = self._revision
+            hello.compatibility = compatibility_digest(self.wiring.compatibility)
         self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
         loop = EngineLoop(self.engine, self.service.on_outputs, crash)
         self.drain = Drain(self.service, loop, HealthServicer())
@@ -157,24 +163,19 @@ async def local_ring(
     policy: RetryPolicy | None = None,
     metrics: ResumeMetrics | None = None,
     placement: PlacementOptions = SPLIT,
+    discovery: Callable[[], Discovery] | None = None,
 ) -> AsyncIterator[WorkerRing]:
-    """Start the workers and a router's ring before them, and end them all."""
+    """Start the workers and a router's ring before them, and end them all. ``discovery`` is made when the
+    workers have their addresses; without it they are a fixed list."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
             stack.push_async_callback(worker.stop)
-        ring = WorkerRing(
-            [worker.address for worker in workers],
-            "fake",
-            KEY,
-            tempo,
-            Retries(policy or RetryPolicy()),
-            metrics,
-            placement,
-        )
+        found = [worker.address for worker in workers] if discovery is None else discovery()
+        ring = WorkerRing(found, "fake", KEY, tempo, Retries(policy or RetryPolicy()), metrics, placement)
         ring.start()
         stack.push_async_callback(ring.close)
-        await until(lambda: all(client.ready for client in ring.workers))
+        await until(lambda: len(ring.workers) >= len(workers) and all(c.ready for c in ring.workers))
         yield ring
 
 

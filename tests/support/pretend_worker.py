@@ -88,6 +88,10 @@ class PretendWorker:
     def draining(self) -> bool:
         return self.load.draining
 
+    @property
+    def usable(self) -> bool:
+        return self.ready and not self.draining
+
     def start(self) -> None:
         self.incarnation += 1
         role = pb.Role.Value(f"ROLE_{self.role.upper()}")
@@ -102,8 +106,7 @@ class PretendWorker:
         self.hello = None
 
     def report(self) -> WorkerReport:
-        accepts = self.ready and not self.draining
-        return WorkerReport(self.address, self.role, 0, len(self.jobs), float(self.given), accepts)
+        return WorkerReport(self.address, self.role, 0, len(self.jobs), float(self.given), self.usable)
 
     def may_have_begun(self, submitted_at: float) -> bool:
         return not self.gone_before
@@ -150,3 +153,20 @@ class PretendWorker:
                 request_id=name, attempt=attempt, first_seq=first_seq, token_ids=[token], finish_reason=reason
             )
         )
+
+
+class PretendMembers:
+    """As much of ``Members`` as a ring uses."""
+
+    def __init__(self, workers: Sequence[PretendWorker]) -> None:
+        self.workers = list(workers)
+
+    def available(self, now: float) -> list[PretendWorker]:
+        return [worker for worker in self.workers if worker.usable]
+
+    def ejected(self, worker: PretendWorker) -> bool:
+        return False
+
+    def tick(self, elapsed: float) -> None: ...
+
+    async def close(self) -> None: ...

@@ -202,6 +202,14 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("BATON_CLUSTER_KEY", "hush")
     config = RouterConfig(
         workers=("a:1", "[::1]:2"),
+        discovery_max_staleness=7.0,
+        redis_url="redis://r:1/2",
+        redis_password_file="/p",
+        redis_timeout_ms=9.0,
+        limit_requests_per_minute=1,
+        limit_tokens_per_minute=2,
+        limit_concurrent_requests=3,
+        limit_tokens_per_day=4,
         model="some/model",
         served_model_name="name",
         host="0.0.0.0",
@@ -221,10 +229,21 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         no_decode="fail",
         log_level="error",
     )
-    assert all(getattr(config, f.name) != f.default for f in dataclasses.fields(config))
-    arguments = ring.arguments(config)
-    assert "hush" not in " ".join(arguments)
-    assert parsed(monkeypatch, ["router", *arguments]) == config
+    found = RouterConfig(
+        discovery="kubernetes",
+        kubernetes_namespace="n",
+        kubernetes_selector="a=b",
+        kubernetes_port="p",
+        kubeconfig="/k",
+        kubernetes_context="c",
+        cluster_key="hush",
+    )
+    same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
+    assert all(getattr(found, name) != getattr(config, name) for name in same), "each differs in one of them"
+    for each in (config, found):
+        arguments = ring.arguments(each)
+        assert "hush" not in " ".join(arguments)
+        assert parsed(monkeypatch, ["router", *arguments]) == each
 
 
 def test_the_roles_of_a_ring() -> None:

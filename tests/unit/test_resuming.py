@@ -22,7 +22,7 @@ from baton.v1 import worker_pb2
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE
 from tests.support.local_worker import SPLIT, LocalWorker, SlowModel, local_ring, until
-from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendWorker, token_after
+from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendMembers, PretendWorker, token_after
 from tests.unit.test_beam_engine import beams
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
@@ -383,7 +383,7 @@ async def pretended(*roles: Role) -> AsyncIterator[tuple[WorkerRing, list[Preten
         PretendWorker(at, role, lambda name: ring._answers[name].entry.output_ids)
         for at, role in enumerate(roles)
     ]
-    ring.workers = workers  # type: ignore[assignment]
+    ring.members = PretendMembers(workers)  # type: ignore[assignment]
     for worker in workers:
         worker.start()
     yield ring, workers

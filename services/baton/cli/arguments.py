@@ -306,12 +306,93 @@ GrpcPort = Annotated[
     typer.Option(help="Port of the gRPC API; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
 ]
 Workers = Annotated[
-    list[str],
+    list[str] | None,
     typer.Option(
         "--worker",
         metavar="HOST:PORT",
         help="A worker's gRPC address; give the option once for each worker.",
         rich_help_panel=_NETWORK,
+    ),
+]
+_DISCOVERY = "Discovery"
+Discovery = Annotated[
+    str,
+    typer.Option(
+        help="How the router knows the workers: static (--worker), or kubernetes (EndpointSlices).",
+        rich_help_panel=_DISCOVERY,
+    ),
+]
+KubernetesNamespace = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the workers' Services are. Default: this pod's namespace, or default.",
+        rich_help_panel=_DISCOVERY,
+    ),
+]
+KubernetesSelector = Annotated[
+    str,
+    typer.Option(help="Label selector of the workers' EndpointSlices.", rich_help_panel=_DISCOVERY),
+]
+KubernetesPort = Annotated[
+    str,
+    typer.Option(help="Name of the gRPC port in the workers' Services.", rich_help_panel=_DISCOVERY),
+]
+Kubeconfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Credentials for the API server. Default: this pod's service account; outside of a cluster "
+        "$KUBECONFIG or ~/.kube/config.",
+        rich_help_panel=_DISCOVERY,
+    ),
+]
+KubernetesContext = Annotated[
+    str | None,
+    typer.Option(help="The context of the kubeconfig. Default: its current one.", rich_help_panel=_DISCOVERY),
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        envvar="BATON_REDIS_URL",
+        show_default=False,
+        metavar="URL",
+        help="Where routers keep limits together: redis://HOST:PORT/DB, or rediss:// for TLS. "
+        "Default: each router by itself.",
+        rich_help_panel="Limits",
+    ),
+]
+RedisPasswordFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH",
+        help="Redis's password. Default: that in $BATON_REDIS_PASSWORD, else of the URL.",
+        rich_help_panel="Limits",
+    ),
+]
+RedisTimeoutMs = Annotated[
+    float,
+    typer.Option(
+        metavar="MS", help="How long a request waits for Redis, up to 45 ms.", rich_help_panel="Limits"
+    ),
+]
+LimitRequestsPerMinute = Annotated[
+    int | None,
+    typer.Option(help="Requests in any minute, of all clients together.", rich_help_panel="Limits"),
+]
+LimitTokensPerMinute = Annotated[
+    int | None,
+    typer.Option(help="Tokens in any minute, read and written.", rich_help_panel="Limits"),
+]
+LimitConcurrentRequests = Annotated[
+    int | None, typer.Option(help="Requests under way at once.", rich_help_panel="Limits")
+]
+LimitTokensPerDay = Annotated[int | None, typer.Option(help="Tokens in a UTC day.", rich_help_panel="Limits")]
+DiscoveryMaxStaleness = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="The router is not ready when the set of workers was not confirmed for longer; 0: no bound.",
+        rich_help_panel=_DISCOVERY,
     ),
 ]
 ClusterKey = Annotated[

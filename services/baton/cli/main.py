@@ -210,7 +210,21 @@ _worker_command(
 @commands.command(rich_help_panel="One service")
 def router(
     ctx: typer.Context,
-    workers: arg.Workers,
+    workers: arg.Workers = None,
+    discovery: arg.Discovery = _ROUTER.discovery,
+    kubernetes_namespace: arg.KubernetesNamespace = None,
+    kubernetes_selector: arg.KubernetesSelector = _ROUTER.kubernetes_selector,
+    kubernetes_port: arg.KubernetesPort = _ROUTER.kubernetes_port,
+    kubeconfig: arg.Kubeconfig = None,
+    kubernetes_context: arg.KubernetesContext = None,
+    discovery_max_staleness: arg.DiscoveryMaxStaleness = _ROUTER.discovery_max_staleness,
+    redis_url: arg.RedisUrl = None,
+    redis_password_file: arg.RedisPasswordFile = None,
+    redis_timeout_ms: arg.RedisTimeoutMs = _ROUTER.redis_timeout_ms,
+    limit_requests_per_minute: arg.LimitRequestsPerMinute = None,
+    limit_tokens_per_minute: arg.LimitTokensPerMinute = None,
+    limit_concurrent_requests: arg.LimitConcurrentRequests = None,
+    limit_tokens_per_day: arg.LimitTokensPerDay = None,
     model: arg.Model = _ROUTER.model,
     served_model_name: arg.ServedModelName = None,
     host: arg.Host = _ROUTER.host,
@@ -236,7 +250,7 @@ def router(
     It needs the model only for its tokenizer and chat template, and never loads torch.
     """
     _tie_to(exit_with_parent)
-    config = RouterConfig(**{**given(ctx, RouterConfig), "workers": tuple(workers)})
+    config = RouterConfig(**{**given(ctx, RouterConfig), "workers": tuple(workers or ())})
     return _run_router(config)
 
 

@@ -39,6 +39,16 @@ def handle_is_valid(
     return hmac.compare_digest(handle, sign_handle(cluster_key, name, decode_incarnation, num_tokens))
 
 
+def compatibility_digest(compatibility: pb.Compatibility) -> str:
+    """64 bits in hex over the fields that ``first_mismatch`` compares: equal for workers that may be linked,
+    where their block sizes fit."""
+    # By name, and without what is not set: a release that adds a field stays alike until it is used.
+    told = [
+        f"{field.name}={value}" for field, value in compatibility.ListFields() if field.name != "block_size"
+    ]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
 def first_mismatch(ours: pb.Compatibility, theirs: pb.Compatibility) -> str | None:
     """The first field in which two workers' KV blocks differ in meaning, or None. Block sizes may differ."""
     for descriptor in pb.Compatibility.DESCRIPTOR.fields:

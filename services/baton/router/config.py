@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 from baton.request.limits import MAX_ANSWERS
+from baton.router.discovery.slices import ROLE_LABEL
 from baton.router.placement import (
     DISAGGREGATIONS,
     NO_DECODE,
@@ -16,7 +17,11 @@ from baton.router.placement import (
     NoPrefill,
     PlacementOptions,
 )
+from baton.router.shared.limits import Limits
+from baton.router.shared.redis_store import check_url
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
+
+DISCOVERIES = ("static", "kubernetes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +31,26 @@ class RouterConfig:
     A port of 0 is picked by the system and told in the ready line; a gRPC port of -1 serves no gRPC.
     """
 
-    workers: tuple[str, ...]  # host:port of each worker's gRPC server
+    workers: tuple[str, ...] = ()  # host:port of each worker's gRPC server
+    discovery: str = "static"
+    kubernetes_namespace: str | None = None  # None: that of this pod, else "default"
+    kubernetes_selector: str = ROLE_LABEL
+    kubernetes_port: str = "grpc"  # name of the workers' gRPC port in their Service
+    kubeconfig: str | None = None  # None: the service account of this pod, else the usual file
+    kubernetes_context: str | None = None
+    discovery_max_staleness: float = 300.0  # seconds; 0: no bound
     model: str = "demo"  # whose tokenizer and chat template to use
     served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 8001
+    redis_url: str | None = field(default=None, repr=False)  # may hold a password
+    redis_password_file: str | None = None
+    redis_timeout_ms: float = 30.0
+    limit_requests_per_minute: int | None = None
+    limit_tokens_per_minute: int | None = None
+    limit_concurrent_requests: int | None = None
+    limit_tokens_per_day: int | None = None
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = MAX_ANSWERS
@@ -49,8 +68,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("model", "must not be empty")
-        if not self.workers:
-            raise ConfigError("worker", "name at least one, as host:port")
+        self._check_discovery()
         for worker in self.workers:
             try:
                 options.parse_address(worker)
@@ -58,6 +76,7 @@ class RouterConfig:
                 raise ConfigError("worker", str(error)) from None
         if len(set(self.workers)) < len(self.workers):
             raise ConfigError("worker", "the same address is given twice")
+        self._check_shared_state()
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         if self.port and self.port == self.grpc_port:
@@ -75,6 +94,39 @@ class RouterConfig:
         if self.itl_target_ms is not None:
             check_range("itl_target_ms", self.itl_target_ms, 1)
         check_choice("log_level", self.log_level, LOG_LEVELS)
+
+    def _check_discovery(self) -> None:
+        check_choice("discovery", self.discovery, DISCOVERIES)
+        if self.discovery == "static" and not self.workers:
+            raise ConfigError("worker", "name at least one, as host:port")
+        if self.discovery != "static" and self.workers:
+            raise ConfigError("worker", f"cannot be given together with --discovery {self.discovery}")
+        for option in ("kubernetes_selector", "kubernetes_port"):
+            if not getattr(self, option):
+                raise ConfigError(option, "must not be empty")
+        check_range("discovery_max_staleness", self.discovery_max_staleness, 0)
+
+    def _check_shared_state(self) -> None:
+        if self.redis_url is not None:
+            check_url(self.redis_url)
+        elif self.redis_password_file is not None:
+            raise ConfigError("redis_password_file", "needs --redis-url")
+        # A request is to wait for 50 ms at most; the rest is for what the router itself does.
+        check_range("redis_timeout_ms", self.redis_timeout_ms, 1, 45)
+        for name in ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "tokens_per_day"):
+            limit = getattr(self, f"limit_{name}")
+            if limit is not None:
+                check_range(f"limit_{name}", limit, 1, 10**12)
+
+    @property
+    def limits(self) -> Limits:
+        """Of whoever asks: there is one tenant."""
+        return Limits(
+            requests_per_minute=self.limit_requests_per_minute,
+            tokens_per_minute=self.limit_tokens_per_minute,
+            concurrent=self.limit_concurrent_requests,
+            tokens_per_day=self.limit_tokens_per_day,
+        )
 
     @property
     def placement(self) -> PlacementOptions:

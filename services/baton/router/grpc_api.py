@@ -163,9 +163,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     async def _answer(self, job: Job, context: _Context) -> None:
         usage = Usage.of(job)
-        deltas = self._service.run(job)
+        ticket = self._service.ticket(job)
+        deltas = self._service.run(job, ticket)
+        told = False
         try:
             async for index, delta in deltas:
+                if not told and ticket.headers:
+                    await context.send_initial_metadata(tuple(ticket.headers.items()))
+                told = True
                 usage.add(job, index, delta)
                 await context.write(_response(job.request_id, delta, usage))
         finally:
@@ -261,7 +266,7 @@ def _response(request_id: str, delta: Delta, usage: Usage) -> pb.GenerateRespons
 
 async def _abort(context: _Context, error: ApiError) -> NoReturn:
     """End the call with ``error``; its code and field travel as trailing metadata."""
-    details = (("baton-error-code", error.code), ("baton-error-param", error.param))
+    details = (("baton-error-code", error.code), ("baton-error-param", error.param), *error.headers.items())
     # Metadata is ASCII; a field's name comes from the client.
     metadata = tuple((key, value.encode("ascii", "replace").decode()) for key, value in details if value)
     await context.abort(_CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message, metadata)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 
@@ -21,13 +22,19 @@ from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
+from baton.router.discovery.choice import discovery_for
 from baton.router.grpc_api import add_services, server_options
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
+from baton.router.shared.limits import Tenant
+from baton.router.shared.redis_store import RedisStore, connect
+from baton.router.shared.state import SharedState
+from baton.telemetry.discovery import DiscoveryCollector
 from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector
+from baton.telemetry.shared import SharedStateMetrics
 from baton.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -62,17 +69,21 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         reasoning_parser=config.reasoning_parser,
     )
     metrics = RouterMetrics(CollectorRegistry())
+    discovery = await discovery_for(config, metrics.registry)
     policy = RetryPolicy(max_attempts=config.max_attempts, queue_timeout=config.queue_timeout)
     ring = WorkerRing(
-        config.workers,
+        discovery,
         config.model_name,
         config.cluster_key.encode(),
         retries=Retries(policy),
         metrics=ResumeMetrics(metrics.registry),
         placement=config.placement,
+        max_staleness_s=config.discovery_max_staleness or math.inf,
     )
-    metrics.registry.register(RingCollector(ring.loads))
-    service = CompletionService(ring, tokenizer, settings, metrics)
+    metrics.registry.register(RingCollector(ring.loads, lambda: ring.members.ejections))
+    metrics.registry.register(DiscoveryCollector(lambda: discovery.staleness_s, ring.members.endpoints))
+    shared = _shared_state(config, ring, metrics.registry)
+    service = CompletionService(ring, tokenizer, settings, metrics, shared, Tenant(limits=config.limits))
     metrics.registry.register(GrammarCollector("router", service.grammars.stats))
     async with contextlib.AsyncExitStack() as stack:
         listener = _listen(config)
@@ -91,6 +102,8 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
             )
         )
         _stop_on_signals(http)
+        shared.start()
+        stack.push_async_callback(shared.close)
         ring.start()
         stack.push_async_callback(ring.close)
         host, port = listener.getsockname()[:2]
@@ -99,6 +112,19 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         log.info("router ready at %s:%d for %s", host, port, config.model_name)
         await serving
     return 0
+
+
+def _shared_state(config: RouterConfig, ring: WorkerRing, registry: CollectorRegistry) -> SharedState:
+    store = None
+    if config.redis_url is not None:
+        timeout_s = config.redis_timeout_ms / 1e3
+        store = RedisStore(connect(config.redis_url, config.redis_password_file, timeout_s), timeout_s)
+    return SharedState(
+        store,
+        SharedStateMetrics(registry),
+        mine=ring.members.unreported,
+        elsewhere=ring.members.note_elsewhere,
+    )
 
 
 def _listen(config: RouterConfig) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections import Counter
@@ -18,7 +19,11 @@ from prometheus_client import CollectorRegistry
 from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
+from baton.router.compatibility import by_group, unpaired
+from baton.router.discovery.endpoint import Discovery, Endpoint
+from baton.router.discovery.static import StaticDiscovery
 from baton.router.ledger import Entry, failure
+from baton.router.members import Members
 from baton.router.placement import PlacementOptions, may_prefill, takes_over
 from baton.router.placer import Placer
 from baton.router.retries import Retries, RetryPolicy
@@ -132,20 +137,22 @@ class Place(NamedTuple):
 
 
 class WorkerRing:
-    """``baton.router.types.Ring`` over gRPC streams to workers at fixed addresses."""
+    """``baton.router.types.Ring`` over gRPC streams to the workers that discovery knows."""
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        discovery: Discovery | Sequence[str],
         model_name: str,
         cluster_key: bytes,
         tempo: Tempo = TEMPO,
         retries: Retries | None = None,
         metrics: ResumeMetrics | None = None,
         placement: PlacementOptions | None = None,
+        max_staleness_s: float = math.inf,
     ) -> None:
-        """``retries``, ``metrics`` and ``placement``: None for the default policy, for metrics that nobody
-        reads, and for the default options."""
+        """``discovery``: how the workers are known, or their addresses. The ring is not ready when that was
+        not confirmed for longer than ``max_staleness_s``. ``retries``, ``metrics`` and ``placement``: None
+        for the default policy, for metrics that nobody reads, and for the default options."""
         self._model_name = model_name
         self._last_view: ModelInfo | None = None
         """Of the workers, when one was last found."""
@@ -159,25 +166,42 @@ class WorkerRing:
         self._cluster_key = cluster_key
         self._placement = placement or PlacementOptions()
         self._placer = Placer(self._placement)
+        self._max_staleness_s = max_staleness_s
         self._answers: dict[str, _Answer] = {}
         """Those under way, by request id."""
         self._groups: dict[str, _Group] = {}
         """Those whose attempt is under way as one, by name."""
         self._searches: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
+        self.discovery = StaticDiscovery(discovery) if isinstance(discovery, Sequence) else discovery
         router_id = secrets.token_hex(8)
-        self.workers = [WorkerClient(a, router_id, self, tempo) for a in addresses]
+        self.members = Members(lambda address: WorkerClient(address, router_id, self, tempo, self.members))
+        self.members.set(self.discovery.known)
+
+    @property
+    def workers(self) -> list[WorkerClient]:
+        """All that are known, and those that still finish what they have."""
+        return self.members.workers
 
     def start(self) -> None:
-        """Dial the workers, and dial again for as long as the router lives."""
-        self._tasks = [asyncio.create_task(w.run(), name=f"worker {w.address}") for w in self.workers]
-        self._tasks.append(asyncio.create_task(self._run_timers(), name="timers"))
+        """Dial the workers, and dial again for as long as the router lives; likewise those that come."""
+        self.members.start()
+        self._tasks = [
+            asyncio.create_task(self._run_timers(), name="timers"),
+            asyncio.create_task(self.discovery.run(self._on_known), name="discovery"),
+        ]
 
     async def close(self) -> None:
         tasks = [*self._tasks, *self._searches]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.members.close()
+
+    def _on_known(self, endpoints: Sequence[Endpoint]) -> None:
+        self.members.set(endpoints)
+        self._name_peers()
+        self._waiting.changed()
 
     async def _run_timers(self) -> None:
         """Listen for silence, and empty the workers that drain, for as long as the router lives."""
@@ -185,8 +209,8 @@ class WorkerRing:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
+            self.members.tick(now - before)
             for worker in self.workers:
-                worker.tick(now - before)
                 if worker.ready and worker.draining:
                     self._move_from(worker)
             self._placer.tick()
@@ -213,10 +237,19 @@ class WorkerRing:
 
     @property
     def ready(self) -> bool:
-        return any(w.ready and not w.draining and w.role != "prefill" for w in self.workers)
+        return self._can_decode and not self.stale
+
+    @property
+    def _can_decode(self) -> bool:
+        return any(worker.usable and worker.role != "prefill" for worker in self.workers)
+
+    @property
+    def stale(self) -> bool:
+        return self.discovery.staleness_s > self._max_staleness_s
 
     def loads(self) -> list[WorkerView]:
-        """Every configured worker, with its last report."""
+        """Every worker, with its last report. Of two at one address, the one that is known."""
+        by_address = {worker.address: worker for worker in reversed(self.workers)}
         return [
             WorkerView(
                 address=worker.address,
@@ -229,8 +262,9 @@ class WorkerRing:
                 blocks_cached=worker.load.blocks_cached,
                 blocks_held=worker.load.blocks_held,
                 open_handoffs=worker.load.open_handoffs,
+                ejected=self.members.ejected(worker),
             )
-            for worker in self.workers
+            for worker in by_address.values()
         ]
 
     def _place(self, group: _Group, avoided: Collection[str] = ()) -> Place | None:
@@ -239,7 +273,8 @@ class WorkerRing:
         for other in self._groups.values():
             if other.decode is not None and other.prefill is not None:
                 coming[other.decode] += len(other.going)
-        by_address = {w.address: w for w in self.workers if w.address not in avoided}
+        available = self.members.available(time.monotonic())
+        by_address = {w.address: w for w in available if w.address not in avoided}
         for worker in by_address.values():
             worker.expect(coming[worker])
         first = group.going[0]
@@ -345,7 +380,7 @@ class WorkerRing:
 
     def _nobody(self, before: RingError | None, waited: float = 0.0) -> RingError:
         """``before``: how the attempt before ended, if there was one. ``waited``: for how many seconds."""
-        missing = "prefill worker" if self.ready else "worker that can decode"
+        missing = "prefill worker" if self._can_decode else "worker that can decode"
         message = f"no {missing} is ready" + (f", after {waited:g} s" if waited else "")
         if before is None:
             return RingError(503, "no_worker", message)
@@ -357,7 +392,7 @@ class WorkerRing:
         if placed is not None:
             self._submit(group, placed)
             return True
-        mode = self._placement.no_prefill if self.ready else self._placement.no_decode
+        mode = self._placement.no_prefill if self._can_decode else self._placement.no_decode
         if mode == "fail":
             raise self._nobody(group.error)
         return False
@@ -572,17 +607,20 @@ class WorkerRing:
         self._waiting.changed()
         if worker.draining:
             self._move_from(worker)
+        for lonely in unpaired(self.workers):
+            log.warning("prefill worker %s fits no decode worker: it gets no requests", lonely.address)
 
     def _name_peers(self) -> None:
         """Those who prefill link to the decode workers before the first request needs it."""
-        peers = [
-            pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
-            for w in self.workers
-            if w.hello is not None and takes_over(w.role) and not w.draining
-        ]
-        for worker in self.workers:
-            if may_prefill(worker.role):
-                worker.name_peers(peers)
+        for like in by_group(self.workers).values():
+            peers = [
+                pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
+                for w in like
+                if w.hello is not None and takes_over(w.role) and w.usable
+            ]
+            for worker in like:
+                if may_prefill(worker.role):
+                    worker.name_peers(peers)
 
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
         for delta in frame.deltas:
@@ -692,7 +730,7 @@ class WorkerRing:
         """Have the answers of a decode worker that drains written on by others, a few at a time. What is
         still being handed on to it comes later; with nobody else to decode, or while requests wait for those
         there are, they stay where they are."""
-        others = (w for w in self.workers if w is not worker and w.ready and not w.draining)
+        others = (w for w in self.workers if w is not worker and w.usable)
         decoders = [other for other in others if other.role != "prefill"]
         if worker.role == "prefill" or not decoders or len(self._waiting):
             return

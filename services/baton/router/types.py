@@ -58,7 +58,12 @@ class Ring(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether a request submitted now could be placed."""
+        """Whether a request submitted now could be placed, by what is known, and known lately enough, of the
+        workers."""
+
+    @property
+    def stale(self) -> bool:
+        """Who is a worker was not confirmed for too long."""
 
     def generate(
         self, prompt_ids: list[int], requests: Sequence[Request], urgency: Urgency

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Protocol
 
 import grpc
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
+from baton.router.compatibility import group_of, role_of
 from baton.router.placement import Role, WorkerReport
 from baton.router.sent import Sent
+from baton.router.step_times import StepTimes
+from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
@@ -23,10 +25,6 @@ log = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
 GREETING_S = 5.0
-ROLES: Mapping[int, Role] = MappingProxyType(
-    {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_BOTH: "both"}
-)
-
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -63,11 +61,37 @@ class Watcher(Protocol):
         """Whether a request is open there."""
 
 
+class Judge(Protocol):
+    """Who decides whether a worker does its work well."""
+
+    def failed(self, worker: WorkerClient) -> None:
+        """A request ended there by the worker's fault."""
+
+    def succeeded(self, worker: WorkerClient) -> None:
+        """A request got tokens from it."""
+
+    def took(self, worker: WorkerClient, seconds: float) -> None:
+        """A step of its work; see ``StepTimes``."""
+
+
 class WorkerClient:
     """One worker as the router knows it."""
 
-    def __init__(self, address: str, router_id: str, watcher: Watcher, tempo: Tempo = TEMPO) -> None:
+    def __init__(
+        self,
+        address: str,
+        router_id: str,
+        watcher: Watcher,
+        tempo: Tempo = TEMPO,
+        judge: Judge | None = None,
+    ) -> None:
         self.address = address
+        self.name = address
+        """What tells it from another at the same address."""
+        self.admits = True
+        """Discovery lets it have new requests."""
+        self.retired = False
+        """Discovery no longer knows it: when its stream ends it is not dialled again."""
         self.hello: pb.WorkerHello | None = None
         """None while the worker is not ready."""
         self.load = pb.Load()
@@ -76,13 +100,16 @@ class WorkerClient:
         self._router_id = router_id
         self._watcher = watcher
         self._tempo = tempo
+        self._judge = judge
         self._pulse = Pulse(tempo)
+        self._times = StepTimes()
         self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
         self._named: pb.DecodePeers | None = None
         """The decode workers named on this stream."""
         self._sent = Sent()
         self._coming = 0
+        self._elsewhere = (0, 0)
         self._last_given_s = 0.0
         self._heard_at = 0.0
         self._silent = False
@@ -97,10 +124,22 @@ class WorkerClient:
         return self.load.draining
 
     @property
+    def usable(self) -> bool:
+        """Whether it could take a request now, as far as it and discovery say."""
+        return self.ready and not self.draining and self.admits and not self.retired
+
+    @property
+    def idle(self) -> bool:
+        """Nothing of ours is open there."""
+        return not (self.ready and self._watcher.busy(self))
+
+    def retire(self) -> None:
+        """Discovery no longer knows it. What is open there goes on."""
+        self.retired = True
+
+    @property
     def role(self) -> Role:
-        if self.hello is None:
-            return "both"
-        return ROLES[self.hello.role]
+        return "both" if self.hello is None else role_of(self.hello)
 
     def may_have_begun(self, submitted_at: float) -> bool:
         """Of a worker that is lost: whether what was submitted then, by ``time.monotonic``, may be why. Not
@@ -115,11 +154,13 @@ class WorkerClient:
 
     def _make_report(self) -> WorkerReport:
         hello, load = self.hello or pb.WorkerHello(), self.load
+        sequences, tokens = self._elsewhere
         return WorkerReport(
             address=self.address,
             role=self.role,
-            prefill_tokens=load.waiting_prefill_tokens + self._sent.tokens,
-            sequences=load.running + load.waiting + self._sent.sequences + self._coming,
+            prefill_tokens=load.waiting_prefill_tokens + self._sent.tokens + tokens,
+            sequences=load.running + load.waiting + self._sent.sequences + self._coming + sequences,
+            group=" ".join(group_of(hello)),
             last_given_s=self._last_given_s,
             accepts=self.ready and not load.draining,
             max_running=hello.max_running or 1 << 20,
@@ -137,10 +178,22 @@ class WorkerClient:
             link_bytes_per_s=load.handoff_bytes_per_s,
         )
 
+    @property
+    def unreported(self) -> tuple[int, int]:
+        """Sequences and prompt tokens given since its last report."""
+        return self._sent.sequences, self._sent.tokens
+
+    def note_elsewhere(self, sequences: int, prefill_tokens: int) -> None:
+        """So much other routers gave it, that it has not reported yet."""
+        if self._elsewhere != (sequences, prefill_tokens):
+            self._elsewhere = (sequences, prefill_tokens)
+            self._report = None
+
     def submit(self, submit: pb.Submit, uncached: int | None = None) -> None:
         """``uncached``: tokens it is expected to compute; None: all."""
-        num_tokens = len(submit.prompt_ids) + len(submit.output_ids)
-        self._sent.add(num_tokens if uncached is None else uncached, 1 + len(submit.forks))
+        num_tokens = len(submit.prompt_ids) + len(submit.output_ids) if uncached is None else uncached
+        self._times.submitted(submit.request_id, num_tokens + self.report().prefill_tokens, time.monotonic())
+        self._sent.add(num_tokens, 1 + len(submit.forks))
         self.touch()
         self._outbound.put_nowait(pb.RouterMessage(submit=submit))
 
@@ -162,6 +215,7 @@ class WorkerClient:
             self._report = None
 
     def cancel(self, request_id: str, attempt: int, fork_ids: Sequence[str] = ()) -> None:
+        self._times.cancelled(request_id)
         if self.ready:
             cancel = pb.Cancel(request_id=request_id, attempt=attempt, fork_ids=fork_ids)
             self._outbound.put_nowait(pb.RouterMessage(cancel=cancel))
@@ -185,9 +239,9 @@ class WorkerClient:
             self._reading.cancel()
 
     async def run(self) -> None:
-        """Keep a stream to the worker, for ever."""
+        """Keep a stream to the worker, for as long as it is known."""
         pause = FIRST_RETRY_S
-        while True:
+        while not self.retired:
             try:
                 await self._stream_once()
                 log.info("the stream of worker %s has ended", self.address)
@@ -198,6 +252,8 @@ class WorkerClient:
                 self._outbound.put_nowait(None)  # grpc waits for the next message even if the stream is over
             if self.ready:
                 pause = FIRST_RETRY_S
+                if self._judge is not None and not self.drained and self._watcher.busy(self):
+                    self._judge.failed(self)
                 self.hello = None
                 self._watcher.on_lost(self)  # who may ask whether it was draining
                 self.load = pb.Load()
@@ -210,6 +266,7 @@ class WorkerClient:
         self._sent = Sent()
         self._report = None
         self._named = None
+        self._times = StepTimes()
         self.drained = self._silent = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
@@ -259,7 +316,19 @@ class WorkerClient:
         if frame.HasField("blocks") and not self._watcher.on_blocks(self, frame.blocks):
             log.info("block events of worker %s were missed: a snapshot is wanted", self.address)
             self._outbound.put_nowait(pb.RouterMessage(snapshot_wanted=pb.SnapshotWanted()))
+        if self._judge is not None:
+            self._judge_by(frame, self._judge)
         self._watcher.on_frame(self, frame)
+
+    def _judge_by(self, frame: pb.Frame, judge: Judge) -> None:
+        for seconds in self._times.take(frame, self.role, time.monotonic()):
+            judge.took(self, seconds)
+        for delta in frame.deltas:
+            if delta.finish_reason != inference_pb2.FINISH_REASON_ERROR:
+                judge.succeeded(self)
+            elif not (delta.invalid or delta.expired or delta.refused or delta.lost):
+                # A handoff that is refused or lost may be the other side's doing.
+                judge.failed(self)
 
 
 async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIterator[pb.RouterMessage]:

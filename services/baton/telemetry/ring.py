@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One configured worker as its router sees it."""
+    """One worker as its router sees it."""
 
     address: str
     role: str
@@ -23,19 +23,31 @@ class WorkerView:
     blocks_cached: int
     blocks_held: int
     open_handoffs: int
+    ejected: bool = False
 
 
 class RingCollector(Collector):
-    """One series per configured worker; their number is bounded by the router's configuration."""
+    """One series per worker that discovery knows, or that still finishes what it has."""
 
-    def __init__(self, views: Callable[[], list[WorkerView]]) -> None:
+    def __init__(
+        self,
+        views: Callable[[], list[WorkerView]],
+        ejections: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
+        """``ejections``: how many there were so far, by reason."""
         self._views = views
+        self._ejections = ejections
 
     def collect(self) -> Iterator[Metric]:
         labels = ("worker", "role")
         ready = GaugeMetricFamily("baton_worker_ready", "Whether the worker's stream is up.", labels=labels)
         draining = GaugeMetricFamily(
             "baton_worker_draining", "Whether it ends when what it has is done.", labels=labels
+        )
+        ejected = GaugeMetricFamily(
+            "baton_worker_ejected",
+            "Whether it gets no requests for a while, as it failed too often or is slow.",
+            labels=labels,
         )
         running = GaugeMetricFamily("baton_worker_sequences_running", "Running there.", labels=labels)
         waiting = GaugeMetricFamily("baton_worker_sequences_waiting", "Waiting there.", labels=labels)
@@ -47,10 +59,19 @@ class RingCollector(Collector):
             of = (view.address, view.role)
             ready.add_metric(of, view.ready)
             draining.add_metric(of, view.draining)
+            ejected.add_metric(of, view.ejected)
             running.add_metric(of, view.running)
             waiting.add_metric(of, view.waiting)
             handoffs.add_metric(of, view.open_handoffs)
             blocks.add_metric((*of, "free"), view.blocks_free)
             blocks.add_metric((*of, "cached"), view.blocks_cached)
             blocks.add_metric((*of, "held"), view.blocks_held)
-        yield from (ready, draining, running, waiting, handoffs, blocks)
+        ejections = CounterMetricFamily(
+            "baton_worker_ejections",
+            "Times that a worker was ejected, by reason: failures or latency.",
+            labels=("reason",),
+        )
+        for reason in ("failures", "latency"):
+            ejections.add_metric((reason,), self._ejections().get(reason, 0))
+        yield ejections
+        yield from (ready, draining, ejected, running, waiting, handoffs, blocks)

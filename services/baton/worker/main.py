@@ -18,7 +18,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
 from baton import hub, logs, options
-from baton.connector.identity import PROTOCOL, new_incarnation
+from baton.connector.identity import PROTOCOL, compatibility_digest, new_incarnation
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
@@ -219,7 +219,8 @@ class Worker:
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
-        wiring = self._wiring(address, ends, registry)
+        compatibility = self._compatibility(ends.whole)
+        wiring = self._wiring(address, ends, compatibility, registry)
         prefill = PrefillRole(engine, wiring, routers, self._crash)
         stack.push_async_callback(prefill.close)
         decode = DecodeRole(
@@ -230,7 +231,8 @@ class Worker:
             on_retire=lambda: self._end(EXIT_RETIRED),
             on_crash=self._crash,
         )
-        service = WorkerService(engine, self._hello(address, ends.whole), routers, prefill, decode)
+        hello = self._hello(address, ends.whole, compatibility)
+        service = WorkerService(engine, hello, routers, prefill, decode)
         registry.register(WorkerCollector(config.role, service.stats))
         if engine.grammars is not None:
             masks = engine.runner.masks
@@ -261,12 +263,18 @@ class Worker:
         log.info("%s of %s ready at %s after %s", config.role, config.model_name, address, times)
         return Drain(service, engine_loop, health)
 
-    def _wiring(self, address: str, ends: Ends, registry: CollectorRegistry) -> Wiring:
+    def _wiring(
+        self,
+        address: str,
+        ends: Ends,
+        compatibility: handoff_pb2.Compatibility,
+        registry: CollectorRegistry,
+    ) -> Wiring:
         return Wiring(
             incarnation=self._incarnation,
             address=address,
             ends=ends,
-            compatibility=self._compatibility(ends.whole),
+            compatibility=compatibility,
             metrics=HandoffMetrics(registry, self._config.role),
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
@@ -298,7 +306,9 @@ class Worker:
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         return servicer
 
-    def _hello(self, address: str, whole: Share) -> worker_pb2.WorkerHello:
+    def _hello(
+        self, address: str, whole: Share, compatibility: handoff_pb2.Compatibility
+    ) -> worker_pb2.WorkerHello:
         limits, pool = self._engine.scheduler.limits, self._engine.pool
         kv = self._engine.runner.pool
         head_bytes = 2 * kv.shape[-1] * kv.element_size()  # K and V of one head of one layer
@@ -321,6 +331,7 @@ class Worker:
             tells_blocks=limits.prefix_caching,
             longest_shared_prompt=limits.longest_shared_prompt or 0,
             kv_bytes_per_token=len(whole.heads) * len(whole.layers) * head_bytes,
+            compatibility=compatibility_digest(compatibility),
         )
 
     def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 
 from baton.request.sampling import for_choice
+from baton.router.api.admission import Ticket
 from baton.router.api.choices import merge
 from baton.router.api.completion import complete
 from baton.router.api.errors import ApiError, invalid, shown
@@ -14,9 +15,12 @@ from baton.router.api.grammars import GrammarCheck
 from baton.router.api.meter import RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.settings import ApiSettings
+from baton.router.shared.limits import Tenant
+from baton.router.shared.state import SharedState
 from baton.router.types import ModelInfo, Request, Ring
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.shared import SharedStateMetrics
 from baton.text.choice import ChoiceText, Delta
 from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
@@ -49,6 +53,8 @@ class Job:
     """As the client asked; ``params`` may have more, for the echo."""
     tokens_as_ids: bool = False
     """Log-probabilities name tokens by their ids."""
+    tenant: Tenant | None = None
+    """Whose limits it counts for; None: the service's own."""
     format: AnswerFormat | None = None
     """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
@@ -80,12 +86,21 @@ class CompletionService:
     """Completes prompts on a ring of workers. Stateless but for its metrics; one per process is enough."""
 
     def __init__(
-        self, ring: Ring, tokenizer: Tokenizer, settings: ApiSettings, metrics: RouterMetrics
+        self,
+        ring: Ring,
+        tokenizer: Tokenizer,
+        settings: ApiSettings,
+        metrics: RouterMetrics,
+        shared: SharedState | None = None,
+        tenant: Tenant | None = None,
     ) -> None:
+        """``tenant`` is whoever a job names no other for."""
         self.ring = ring
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics = metrics
+        self.shared = shared or SharedState(None, SharedStateMetrics(metrics.registry))
+        self.tenant = tenant or Tenant()
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer)
 
@@ -114,12 +129,23 @@ class CompletionService:
                 f"{self.settings.max_choices} are allowed in one request.",
             )
 
-    async def run(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
+    def ticket(self, job: Job) -> Ticket:
+        """For one run of ``job``."""
+        return Ticket(self.shared, job.tenant or self.tenant, job)
+
+    async def run(self, job: Job, ticket: Ticket | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """The deltas of all choices of ``job``, each with its choice's index, as they come.
 
-        Closing the generator cancels the request everywhere. Raises RingError when a choice fails, after
-        cancelling the others.
+        Closing the generator cancels the request everywhere. Raises ApiError (429) before anything is done
+        for a request that its tenant's limits are against, and RingError when a choice fails, after
+        cancelling the others. ``ticket`` tells what is left of the limits, from the first delta on.
         """
+        async with ticket or self.ticket(job) as admitted, aclosing(self._admitted(job)) as deltas:
+            async for index, delta in deltas:
+                admitted.generated(delta.token_ids)
+                yield index, delta
+
+    async def _admitted(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
         meter = RequestMeter(
             self.metrics,
             job.endpoint,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from baton.router.api.admission import Ticket
 from baton.router.api.errors import as_api_error, invalid
 from baton.router.api.http.chunks import (
     DONE,
@@ -64,8 +65,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], source: AsyncGenerator[tuple[int, Delta]]) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes],
+        source: AsyncGenerator[tuple[int, Delta]],
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._source = source
@@ -100,9 +106,10 @@ class Answerer:
             raise invalid("stream_options", "stream_options is only allowed when stream is true.")
         if fields.stream:
             return await self._streamed(request, job, fields)
+        ticket = self._service.ticket(job)
         async with ClientWatch(request.receive):
-            body = await self._document(job, bool(fields.return_token_ids))
-        return Response(body, media_type="application/json")
+            body = await self._document(job, ticket, bool(fields.return_token_ids))
+        return Response(body, media_type="application/json", headers=dict(ticket.headers))
 
     def _envelope(self, job: Job, *, streamed: bool) -> Envelope:
         kind = "chat.completion" if self._chat else "text_completion"
@@ -114,11 +121,11 @@ class Answerer:
             system_fingerprint=f"baton-{job.model.revision[:12]}",
         )
 
-    async def _document(self, job: Job, with_token_ids: bool) -> bytes:
+    async def _document(self, job: Job, ticket: Ticket, with_token_ids: bool) -> bytes:
         usage = Usage.of(job)
         choices = [_Choice(parts=parts) for parts in _parts(job)]
         view = LogprobsView(self._service.tokenizer, job, chat=self._chat)
-        async with aclosing(self._service.run(job)) as deltas:
+        async with aclosing(self._service.run(job, ticket)) as deltas:
             async for index, delta in deltas:
                 choices[index].add(delta, await view.of(index, delta))
                 usage.add(job, index, delta)
@@ -158,14 +165,15 @@ class Answerer:
 
     async def _streamed(self, request: Request, job: Job, fields: GenerationFields) -> Response:
         """Waits for the first tokens, so that a request that cannot run fails with a status of its own."""
-        deltas = self._service.run(job)
+        ticket = self._service.ticket(job)
+        deltas = self._service.run(job, ticket)
         try:
             async with ClientWatch(request.receive):
                 first = await anext(deltas)
         except BaseException:
             await deltas.aclose()
             raise
-        return EventStream(self._events(job, fields, first, deltas), deltas)
+        return EventStream(self._events(job, fields, first, deltas), deltas, ticket.headers)
 
     async def _events(
         self,

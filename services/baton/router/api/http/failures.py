@@ -40,9 +40,10 @@ class RefusedBody(Response):
 
 def error_response(error: ApiError, retry_after_seconds: int) -> Response:
     """``error`` as a response; a client that may try again is told when."""
-    headers: dict[str, str] = {}
-    if error.status in (429, 503):
-        headers["retry-after"] = str(retry_after_seconds)
+    headers = dict(error.headers)
+    # What is too large for a limit is so for ever.
+    if error.status in (429, 503) and error.code != "request_too_large":
+        headers.setdefault("retry-after", str(retry_after_seconds))
     if error.status == 413:
         headers["connection"] = "close"
         return RefusedBody(error.body(), 413, headers, "application/json")

@@ -37,6 +37,9 @@ class Status:
         ring = self._service.ring
         if ring.model is None:
             raise ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
+        if ring.stale:
+            message = "Who the workers are was not confirmed for too long: discovery cannot reach its source."
+            raise ApiError(503, message, code="discovery_stale")
         if not ring.ready:
             raise ApiError(503, "No worker can take a request.", code="not_ready")
         return _json({"status": "ok"})

@@ -1,0 +1,345 @@
+"""The counts that requests are admitted by: Redis's while it answers in time, else this process's own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
+
+import msgspec
+import orjson
+
+from baton.router.shared.breaker import Breaker
+from baton.router.shared.limits import Decision, Tenant, bucket_of, day_of, oldest_bucket
+from baton.router.shared.redis_store import LEASE_MS, Delta, RedisStore, StoreError
+from baton.router.shared.windows import Account
+from baton.telemetry.shared import SharedStateMetrics
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BEAT_S = 0.25
+LIFE_MS = 3000
+"""A router that has not beaten for so long does not count as a replica, and what it had under way is gone."""
+SETTLE_S = 0.05
+RENEW_S = LEASE_MS / 3000
+CLOSE_S = 1.0
+MOST_PENDING = 100_000
+"""Amounts and leases that wait to be told; the oldest are not told then."""
+SESSION_MS = 600_000
+MOST_SESSIONS = 10_000
+
+Reservations: TypeAlias = Mapping[str, tuple[int, int]]
+"""Worker → sequences and prompt tokens that were given to it, and that it has not reported yet."""
+
+
+def _nothing() -> Reservations:
+    return {}
+
+
+def _ignore(_: Reservations) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What Redis has to be told of one tenant."""
+
+    ended: list[str] = field(default_factory=list)
+    amounts: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(kind, bucket) → amount."""
+
+    def add(self, kind: str, bucket: int, amount: int) -> None:
+        if amount and len(self.amounts) < MOST_PENDING:
+            self.amounts[kind, bucket] = self.amounts.get((kind, bucket), 0) + amount
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One admitted request, until it is settled."""
+
+    tenant: Tenant
+    name: str
+    reserved: int
+    bucket: int
+
+
+class SharedState:
+    """One per router. Whatever waits here waits for at most one bounded call.
+
+    Each process keeps its own account of what it has admitted, however it was. By that it decides when Redis
+    does not, each replica within its part of a limit; and from that Redis is told again what it has missed or
+    forgotten.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore | None,
+        metrics: SharedStateMetrics,
+        *,
+        mine: Callable[[], Reservations] = _nothing,
+        elsewhere: Callable[[Reservations], None] = _ignore,
+    ) -> None:
+        """``mine`` is what this router has on its way to workers; ``elsewhere`` is told what all the others
+        have."""
+        self.router = secrets.token_hex(8)
+        self.replicas = 1
+        self._store = store
+        self._metrics = metrics
+        self._mine = mine
+        self._elsewhere = elsewhere
+        self._breaker = Breaker()
+        self._offset_ms = time.time() * 1e3 - time.monotonic() * 1e3
+        """From this process's clock to Redis's."""
+        self._accounts: dict[str, Account] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._sessions: dict[str, str] = {}
+        self._memory: str | None = None
+        """Redis's, when it was asked last."""
+        self._number = 0
+        self._closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+        metrics.shared.set(store is not None)
+
+    def start(self) -> None:
+        if self._store is not None:
+            self._tasks = [
+                asyncio.create_task(self._keep_beating(self._store), name="shared state beat"),
+                asyncio.create_task(self._keep_settling(self._store), name="shared state settle"),
+            ]
+
+    async def close(self) -> None:
+        """Tell Redis what it has not heard yet, and leave it. Takes a moment at most."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:  # a client that swallows the cancel must not keep us
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        if self._store is not None:
+            with suppress(Exception):
+                async with asyncio.timeout(CLOSE_S):
+                    for name in [] if self._breaker.open else list(self._pending):
+                        await self._settle(self._store, name, held=())
+                    await self._store.close()
+
+    @property
+    def local(self) -> bool:
+        """Whether this process decides by itself."""
+        return self._store is None or self._breaker.open
+
+    def now_ms(self) -> int:
+        """By Redis's clock, as far as it is known."""
+        return int(time.monotonic() * 1e3 + self._offset_ms)
+
+    # --- admission
+
+    async def admit(self, tenant: Tenant, tokens: int) -> tuple[Decision, Lease | None]:
+        """Count one more request of ``tenant`` that may use ``tokens``, if its limits let it. A lease must be
+        settled, however its request ends."""
+        if not tenant.limits:
+            return Decision(None), None
+        self._number += 1
+        name = f"{self.router}:{self._number}"
+        decision, counted = None, False
+        if self._store is not None and not self._breaker.open:
+            try:
+                decision, counted = await self._ask(self._store, tenant, tokens, name)
+            except asyncio.CancelledError:  # the client left; Redis may have counted it as under way
+                self._end(tenant.name, name)
+                raise
+        by = "redis" if decision is not None else "local"
+        account = self._accounts.setdefault(tenant.name, Account())
+        now = self.now_ms()
+        if decision is None:
+            decision = account.decide(tenant.limits, tokens, self.replicas, now)
+        self._metrics.decisions.labels(tenant.name, decision.refused_by or "admitted", by).inc()
+        if decision.refused_by is not None:
+            if counted:  # Redis may have admitted what we do not
+                self._end(tenant.name, name)
+            return decision, None
+        bucket = decision.bucket if by == "redis" else bucket_of(now)
+        account.count(name, bucket, tokens, now)
+        if by == "local" and not counted:
+            self._owe(tenant.name, bucket, tokens, requests=1)
+        decision = replace(decision, bucket=bucket)
+        return decision, Lease(tenant, name, tokens, bucket)
+
+    async def _ask(
+        self, store: RedisStore, tenant: Tenant, tokens: int, name: str
+    ) -> tuple[Decision | None, bool]:
+        """Redis's decision, if it comes in time, and whether it may have counted the request."""
+        began = time.monotonic()
+        try:
+            decision, now_ms = await store.admit(tenant, tokens, name)
+        except StoreError as error:
+            self._failed("admit", error)
+            return None, error.word == "timeout"
+        finally:
+            self._metrics.delay.observe(time.monotonic() - began)
+        self._worked("admit", now_ms)
+        return decision, True
+
+    def settle(self, lease: Lease, used: int) -> None:
+        """The request of ``lease`` has ended, and used so many tokens. Waits for nothing."""
+        name = lease.tenant.name
+        difference = used - lease.reserved
+        self._accounts[name].settle(lease.name, lease.bucket, difference, self.now_ms())
+        self._end(name, lease.name)
+        self._owe(name, lease.bucket, difference, requests=0)
+
+    def _end(self, tenant: str, lease: str) -> None:
+        if self._store is not None:
+            ended = self._pending.setdefault(tenant, _Pending()).ended
+            if len(ended) < MOST_PENDING:
+                ended.append(lease)
+
+    def _owe(self, tenant: str, bucket: int, tokens: int, requests: int) -> None:
+        """Redis is to be told of these amounts."""
+        if self._store is None:
+            return
+        pending = self._pending.setdefault(tenant, _Pending())
+        pending.add("requests", bucket, requests)
+        pending.add("tokens", bucket, tokens)
+        pending.add("quota", day_of(bucket), tokens)
+
+    # --- sessions
+
+    async def workers_of(self, session: str) -> str | None:
+        """Who answered this session last, if anybody remembers."""
+        if session in self._sessions or self._store is None:
+            return self._sessions.get(session)
+        return await self._guarded("session", self._store.get_session(session))
+
+    async def remember(self, session: str, workers: str) -> None:
+        self._sessions.pop(session, None)
+        self._sessions[session] = workers
+        if len(self._sessions) > MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        if self._store is not None:
+            await self._guarded("session", self._store.set_session(session, workers, SESSION_MS))
+
+    async def _guarded(self, call: str, waiting: Coroutine[object, object, T]) -> T | None:
+        if self._breaker.open:
+            waiting.close()
+            return None
+        try:
+            found = await waiting
+        except StoreError as error:
+            self._failed(call, error)
+            return None
+        self._metrics.calls.labels(call, "ok").inc()
+        return found
+
+    # --- the two loops
+
+    async def _keep_beating(self, store: RedisStore) -> None:
+        while not self._closing:
+            if self._breaker.may_try(time.monotonic()):
+                await self._beat(store)
+            await asyncio.sleep(BEAT_S if not self._breaker.open else BEAT_S / 5)
+
+    async def _beat(self, store: RedisStore) -> None:
+        """Say that we live, hear who else does. While Redis is given up this is the try."""
+        try:
+            beat = await store.beat(self.router, orjson.dumps(self._mine()), LIFE_MS)
+        except StoreError as error:
+            self._failed("beat", error)
+            self._elsewhere({})
+            return
+        was_open = self._breaker.open
+        self._worked("beat", beat.now_ms)
+        if was_open:
+            log.warning("Redis answers again: limits are shared")
+        if self._memory is not None and self._memory != beat.memory:
+            self._forgotten()
+        self._memory = beat.memory
+        self.replicas = len(beat.words)
+        self._metrics.replicas.set(self.replicas)
+        others = [word for name, word in beat.words.items() if name != self.router]
+        self._elsewhere(_sum(others))
+
+    def _forgotten(self) -> None:
+        """Redis has lost what it was told: it was flushed, or restarted with nothing. Tell it again."""
+        log.warning("Redis has forgotten this router: it is told again what was admitted here")
+        self._metrics.losses.inc()
+        oldest = oldest_bucket(self.now_ms())
+        for name, account in self._accounts.items():
+            pending = self._pending.setdefault(name, _Pending())
+            pending.amounts.clear()
+            for kind, window in (("requests", account.requests), ("tokens", account.tokens)):
+                for bucket, amount in window.buckets.items():
+                    if bucket >= oldest:
+                        pending.add(kind, bucket, amount)
+            pending.add("quota", account.day, account.day_tokens)
+
+    async def _keep_settling(self, store: RedisStore) -> None:
+        renewed = time.monotonic()
+        while not self._closing:
+            await asyncio.sleep(SETTLE_S)
+            if self._breaker.open:
+                continue
+            due = time.monotonic() - renewed >= RENEW_S
+            if due:
+                renewed = time.monotonic()
+            names = self._accounts.keys() | self._pending.keys() if due else set(self._pending)
+            for name in names:
+                running = self._accounts[name].running if due and name in self._accounts else ()
+                await self._settle(store, name, held=tuple(running))
+
+    async def _settle(self, store: RedisStore, name: str, held: tuple[str, ...]) -> None:
+        pending = self._pending.pop(name, _Pending())
+        oldest = oldest_bucket(self.now_ms())
+        deltas = [
+            Delta(kind, bucket, amount)
+            for (kind, bucket), amount in pending.amounts.items()
+            if amount and (kind == "quota" or bucket >= oldest)
+        ]
+        if not (pending.ended or deltas or held):
+            return
+        try:
+            await store.settle(name, pending.ended, held, deltas)
+        except StoreError as error:
+            self._failed("settle", error)
+            if error.word != "timeout":  # else it may have been done, and twice is worse than never
+                self._keep_pending(name, pending)
+            return
+        self._metrics.calls.labels("settle", "ok").inc()
+
+    def _keep_pending(self, name: str, kept: _Pending) -> None:
+        pending = self._pending.setdefault(name, _Pending())
+        pending.ended += kept.ended
+        for (kind, bucket), amount in kept.amounts.items():
+            pending.add(kind, bucket, amount)
+
+    def _worked(self, call: str, now_ms: int) -> None:
+        self._metrics.calls.labels(call, "ok").inc()
+        self._offset_ms = now_ms - time.monotonic() * 1e3
+        self._breaker.succeeded()
+        self._metrics.shared.set(1)
+
+    def _failed(self, call: str, error: StoreError) -> None:
+        self._metrics.calls.labels(call, error.word).inc()
+        if self._breaker.failed(time.monotonic(), by_timeout=error.word == "timeout"):
+            log.warning(
+                "Redis is given up for now (%s): limits are local, and shared out by %d", error, self.replicas
+            )
+        self._metrics.shared.set(not self._breaker.open)
+
+
+def _sum(words: list[bytes]) -> Reservations:
+    total: dict[str, tuple[int, int]] = {}
+    for word in words:
+        try:
+            told = msgspec.json.decode(word, type=dict[str, tuple[int, int]])
+        except msgspec.MsgspecError:  # of a router of another release
+            continue
+        for worker, (sequences, tokens) in told.items():
+            before = total.get(worker, (0, 0))
+            total[worker] = before[0] + sequences, before[1] + tokens
+    return total

@@ -1,0 +1,37 @@
+"""How fast a worker is, as its router sees it: the times that tell a slow one from its like."""
+
+from __future__ import annotations
+
+from baton.router.placement import Role
+from baton.v1 import worker_pb2 as pb
+
+PROMPT_UNIT = 256
+"""Prompt tokens that a prefill worker's time is told for; a shorter prompt counts as this long."""
+MOST_AWAITED = 4096
+
+
+class StepTimes:
+    """Of one stream. Of workers that decode, the time from frame to frame while they run something; of those
+    that only prefill, from a submit to its first token, for each ``PROMPT_UNIT`` of tokens computed until
+    then."""
+
+    def __init__(self) -> None:
+        self._ran_at: float | None = None
+        """When the last frame came, if it said that something runs."""
+        self._awaited: dict[str, tuple[float, int]] = {}
+        """Submits without a token yet: when, and how many tokens were to be computed."""
+
+    def submitted(self, request_id: str, tokens: int, now: float) -> None:
+        if len(self._awaited) < MOST_AWAITED:
+            self._awaited[request_id] = now, max(tokens, PROMPT_UNIT)
+
+    def cancelled(self, request_id: str) -> None:
+        self._awaited.pop(request_id, None)
+
+    def take(self, frame: pb.Frame, role: Role, now: float) -> list[float]:
+        """The times that ``frame`` tells of, in seconds."""
+        waits = [self._awaited.pop(d.request_id, None) for d in frame.deltas] if self._awaited else []
+        before, self._ran_at = self._ran_at, now if frame.load.running else None
+        if role == "prefill":
+            return [(now - at) * PROMPT_UNIT / tokens for at, tokens in filter(None, waits)]
+        return [now - before] if before is not None and frame.deltas else []

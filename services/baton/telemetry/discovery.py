@@ -1,0 +1,70 @@
+"""What a router exports of how it finds its workers."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class DiscoveryCounts:
+    """What a router counts of its conversation with the API server. The labels' values are few and fixed."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.lists = Counter(
+            "baton_discovery_lists",
+            "Lists by result: ok, timeout, gone, http_4xx, http_5xx, connection or malformed.",
+            ("result",),
+            registry=registry,
+        )
+        self.watches = Counter(
+            "baton_discovery_watches",
+            "Watches by what ended them: end (in time), early, silent (given up), or as for lists.",
+            ("reason",),
+            registry=registry,
+        )
+        self.events = Counter(
+            "baton_discovery_events",
+            "Events of watches by type: ADDED, MODIFIED, DELETED, BOOKMARK, other.",
+            ("type",),
+            registry=registry,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointView:
+    """One worker as discovery describes it."""
+
+    role: str
+    """``unknown`` where nobody has said."""
+    state: str
+    """ready, not_ready or terminating."""
+
+
+class DiscoveryCollector(Collector):
+    """Told when it is asked for."""
+
+    def __init__(
+        self, staleness_s: Callable[[], float], endpoints: Callable[[], Sequence[EndpointView]]
+    ) -> None:
+        self._staleness_s = staleness_s
+        self._endpoints = endpoints
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "baton_discovery_staleness_seconds",
+            "Since the set of workers was last confirmed; +Inf before it was first known.",
+            value=self._staleness_s(),
+        )
+        known = GaugeMetricFamily(
+            "baton_discovery_endpoints",
+            "Workers that discovery knows: ready, not_ready, terminating.",
+            labels=("role", "state"),
+        )
+        for view, count in sorted(Tally(self._endpoints()).items(), key=lambda item: str(item[0])):
+            known.add_metric((view.role, view.state), count)
+        yield known

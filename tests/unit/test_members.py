@@ -1,0 +1,220 @@
+"""Workers that come, go, differ and fail, behind a router's ring: real services over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.connector.identity import compatibility_digest
+from baton.router.compatibility import by_group, may_pair
+from baton.router.discovery.endpoint import Discovery
+from baton.router.discovery.kubernetes import KubernetesDiscovery
+from baton.router.discovery.pace import Pace
+from baton.router.discovery.static import StaticDiscovery
+from baton.router.outliers import EjectionRules
+from baton.router.ring import WorkerRing
+from baton.router.types import RingError
+from baton.router.workers import WorkerClient
+from baton.telemetry.discovery import DiscoveryCounts
+from baton.v1 import handoff_pb2, inference_pb2
+from baton.v1 import worker_pb2 as pb
+from baton.v1 import worker_pb2_grpc as pb_grpc
+from tests.support.discovery_scripts import greeted
+from tests.support.fake_kubernetes import PORT_NAME, FakeKubernetes, pod, serving
+from tests.support.local_worker import LocalWorker, answer, local_ring, until
+
+PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
+FACTOR = 5.0
+
+
+def put(server: FakeKubernetes, name: str, worker: LocalWorker, **conditions: bool) -> None:
+    """A slice with one worker, which listens where this machine let it."""
+    host, port = worker.address.split(":")
+    server.put(
+        name, [pod(host, name, **conditions)], worker.role, ports=[{"name": PORT_NAME, "port": int(port)}]
+    )
+
+
+def discovery(server: FakeKubernetes) -> Discovery:
+    return KubernetesDiscovery(
+        server.api(), PORT_NAME, DiscoveryCounts(CollectorRegistry()), Pace().faster(FACTOR)
+    )
+
+
+def served_by(workers: list[LocalWorker]) -> list[int]:
+    return [worker.engine.generated_tokens for worker in workers]
+
+
+@pytest.mark.parametrize("how", ["deleted", "terminating", "not ready"])
+async def test_a_worker_that_goes_finishes_its_stream_and_gets_nothing_new(how: str) -> None:
+    server = FakeKubernetes(FACTOR)
+    workers = [LocalWorker("both", step_s=0.03), LocalWorker("both")]
+
+    def known() -> Discovery:
+        put(server, "a", workers[0])
+        return discovery(server)
+
+    async with serving(server), local_ring(workers[:1], discovery=known) as ring:
+        long = asyncio.create_task(answer(ring, "long", PROMPT, 60))
+        await until(lambda: workers[0].engine.generated_tokens)
+        await workers[1].start()
+        try:
+            put(server, "b", workers[1])
+            await until(lambda: sum(w.ready for w in ring.workers) == 2)
+            if how == "deleted":
+                server.delete("a")
+            else:
+                conditions = {"terminating": True} if how == "terminating" else {"ready": False}
+                put(server, "a", workers[0], **conditions)
+            await until(lambda: len(ring.members.available(time.monotonic())) == 1)
+            for number in range(5):
+                await answer(ring, f"new{number}", PROMPT, 4)
+            assert served_by(workers[1:]) == [20]
+            assert len(await long) == 60
+            known_or_needed = 1 if how == "deleted" else 2
+            await until(lambda: len(ring.workers) == known_or_needed)
+        finally:
+            await workers[1].stop()
+
+
+async def test_a_worker_that_is_gone_is_not_dialled_again() -> None:
+    server = FakeKubernetes(FACTOR)
+    worker = LocalWorker("both")
+
+    def known() -> Discovery:
+        put(server, "a", worker)
+        return discovery(server)
+
+    async with serving(server), local_ring([worker], discovery=known) as ring:
+        server.delete("a")
+        await until(lambda: not ring.workers)
+        assert not ring.ready and ring.model is None
+        put(server, "a", worker)
+        await until(lambda: ring.ready)
+        assert len(await answer(ring, "r", PROMPT, 4)) == 4
+
+
+async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
+    ring = WorkerRing(["10.0.0.1:9"], "fake", b"")
+    [before] = ring.workers
+    [endpoint] = ring.discovery.known
+    ring.members.set([endpoint])
+    assert ring.workers == [before]
+    ring.members.set([type(endpoint)(address=endpoint.address, uid="new")])
+    assert ring.workers != [before] and before.retired
+
+
+# --- groups
+
+
+def hello(role: int, model: str = "m", revision: str = "1", block_size: int = 16) -> WorkerClient:
+    worker = greeted("10.0.0.1:9")
+    worker.hello = pb.WorkerHello(
+        role=pb.Role.Name(role), model=model, revision=revision, block_size=block_size
+    )
+    return worker
+
+
+def test_groups_are_of_one_model_revision_and_terms() -> None:
+    terms = handoff_pb2.Compatibility(protocol=1, model="m", kv_dtype="float32", block_size=16)
+    digest = compatibility_digest(terms)
+    terms.block_size = 32
+    assert compatibility_digest(terms) == digest
+    terms.kv_dtype = "bfloat16"
+    assert compatibility_digest(terms) != digest
+    old, new, other = (
+        hello(pb.ROLE_PREFILL),
+        hello(pb.ROLE_DECODE, revision="2"),
+        hello(pb.ROLE_DECODE, model="n"),
+    )
+    silent = greeted("10.0.0.2:9")
+    silent.hello = None
+    assert list(by_group([old, new, other, silent]).values()) == [[old], [new], [other]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"), [(16, 64, True), (16, 24, False), (0, 24, True), (8, 8, True)]
+)
+def test_block_sizes_that_divide_may_be_paired(one: int, other: int, fits: bool) -> None:
+    prefill = hello(pb.ROLE_PREFILL, block_size=one).hello
+    decode = hello(pb.ROLE_DECODE, block_size=other).hello
+    assert prefill is not None and decode is not None
+    assert may_pair(prefill, decode) is fits
+
+
+async def test_during_a_rollout_both_releases_serve_each_within_itself() -> None:
+    old = [LocalWorker("prefill", tells_terms=True), LocalWorker("decode", tells_terms=True)]
+    new = [
+        LocalWorker("prefill", revision="2", tells_terms=True),
+        LocalWorker("decode", revision="2", tells_terms=True),
+    ]
+    async with local_ring([*old, *new]) as ring:
+        await until(lambda: all(worker.decode.open_links for worker in (old[1], new[1])))
+        for number in range(8):
+            assert len(await answer(ring, f"r{number}", PROMPT, 5)) == 5
+        for prefill, decode in (old, new):
+            assert prefill.engine.generated_tokens > 0
+            assert decode.engine.generated_tokens == 4 * prefill.engine.generated_tokens
+            assert decode.decode.open_links == 1, "only of its own release"
+
+
+async def test_a_prefill_worker_of_another_release_is_not_paired_and_decode_serves_alone() -> None:
+    workers = [
+        LocalWorker("prefill", revision="2", tells_terms=True),
+        LocalWorker("decode", tells_terms=True),
+    ]
+    async with local_ring(workers) as ring:
+        assert len(await answer(ring, "r", PROMPT, 5)) == 5
+        assert served_by(workers) == [0, 5]
+
+
+# --- failing workers
+
+
+class Failing(pb_grpc.WorkerServicer):
+    """Answers each request with an error, and says that it has nothing to do."""
+
+    async def Connect(  # noqa: N802 (the name is the contract's)
+        self, request_iterator: AsyncIterator[pb.RouterMessage], context: object
+    ) -> AsyncIterator[pb.WorkerMessage]:
+        yield pb.WorkerMessage(hello=pb.WorkerHello(role=pb.ROLE_BOTH, max_model_len=256, vocab_size=97))
+        async for message in request_iterator:
+            if message.HasField("submit"):
+                asked = message.submit
+                error = pb.TokenDelta(
+                    request_id=asked.request_id,
+                    attempt=asked.attempt,
+                    finish_reason=inference_pb2.FINISH_REASON_ERROR,
+                    error="out of luck",
+                )
+                yield pb.WorkerMessage(frame=pb.Frame(deltas=[error]))
+
+
+async def test_a_worker_that_fails_each_request_is_ejected_and_the_others_serve() -> None:
+    server = grpc.aio.server()
+    pb_grpc.add_WorkerServicer_to_server(Failing(), server)
+    bad = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    good = LocalWorker("both")
+
+    def known() -> Discovery:
+        return StaticDiscovery([bad, good.address])
+
+    async with local_ring([good], discovery=known) as ring:
+        await until(lambda: all(worker.ready for worker in ring.workers))
+        failures = 0
+        for number in range(40):
+            try:
+                await answer(ring, f"r{number}", PROMPT, 2)
+            except RingError as error:
+                assert "out of luck" in str(error)
+                failures += 1
+        assert failures == EjectionRules().failures
+        assert [view.ejected for view in ring.loads() if view.address == bad] == [True]
+        assert ring.members.ejections["failures"] == 1
+    await server.stop(None)

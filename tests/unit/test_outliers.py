@@ -1,0 +1,109 @@
+"""Which workers are kept from requests for a while, and which never are."""
+
+from __future__ import annotations
+
+import random
+
+from baton.router.outliers import EjectionRules, Outliers
+from baton.router.placement import Role
+
+RULES = EjectionRules()
+
+
+def judge(count: int, role: Role = "decode", **rules: float) -> Outliers:
+    outliers = Outliers(EjectionRules(**rules), random.Random(0))  # type: ignore[arg-type]
+    outliers.keep({f"w{i}": role for i in range(count)})
+    return outliers
+
+
+def fail(outliers: Outliers, worker: str, now: float, times: int = RULES.failures) -> bool:
+    """Whether that ejects it."""
+    return [outliers.failed(worker, now) is not None for _ in range(times)].count(True) > 0
+
+
+def test_failures_in_a_row_eject_and_a_success_between_saves() -> None:
+    outliers = judge(3)
+    assert not fail(outliers, "w0", 0.0, RULES.failures - 1)
+    outliers.succeeded("w0")
+    assert not fail(outliers, "w0", 0.0, RULES.failures - 1)
+    assert outliers.failed("w0", 0.0) is not None
+    assert outliers.ejected("w0", 1.0) and not outliers.ejected("w1", 1.0)
+
+
+def test_it_comes_back_and_is_sent_away_for_longer_each_time_up_to_a_bound() -> None:
+    outliers, now, lasted = judge(3), 0.0, []
+    for _ in range(8):
+        found = [outliers.failed("w0", now) for _ in range(RULES.failures)]
+        [ejection] = filter(None, found)
+        lasted.append(ejection.seconds)
+        assert outliers.ejected("w0", now + ejection.seconds - 0.01)
+        now += ejection.seconds
+        assert not outliers.ejected("w0", now)
+    for n, seconds in enumerate(lasted):
+        longest = min(RULES.longest_s, RULES.base_s * 2**n)
+        assert 0.8 * longest <= seconds <= longest
+    assert len(set(lasted)) == len(lasted), "drawn, so that routers do not act as one"
+
+
+def test_good_work_is_rewarded() -> None:
+    outliers = judge(3)
+    assert fail(outliers, "w0", 0.0)
+    outliers.sweep(RULES.base_s + RULES.forgiven_after_s + 1)
+    later = 1000.0
+    [ejection] = filter(None, [outliers.failed("w0", later) for _ in range(RULES.failures)])
+    assert ejection.seconds <= RULES.base_s
+
+
+def test_the_last_of_a_role_is_never_ejected_and_never_more_than_a_part() -> None:
+    assert not fail(judge(1), "w0", 0.0)
+    pair = judge(2)
+    assert fail(pair, "w0", 0.0) and not fail(pair, "w1", 0.0)
+    many = judge(12)
+    ejected = sum(fail(many, f"w{i}", 0.0) for i in range(12))
+    assert ejected == int(RULES.most_of_role * 12)
+
+
+def test_roles_do_not_share_a_bound() -> None:
+    outliers = Outliers(RULES, random.Random(0))
+    outliers.keep({"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"})
+    assert fail(outliers, "p0", 0.0) and fail(outliers, "d0", 0.0)
+
+
+def test_one_far_slower_than_its_like_is_ejected() -> None:
+    outliers = judge(4)
+    for _ in range(RULES.samples):
+        for i in range(4):
+            outliers.took(f"w{i}", 0.5 if i == 2 else 0.03 + i / 1000)
+    [ejection] = outliers.sweep(1.0)
+    assert (ejection.worker, ejection.reason) == ("w2", "latency")
+    assert outliers.sweep(2.0) == [], "once"
+
+
+def test_noise_few_samples_and_few_workers_eject_nobody() -> None:
+    for count, samples, slow in (
+        (4, RULES.samples, 0.015),
+        (4, RULES.samples - 1, 0.5),
+        (2, RULES.samples, 0.5),
+    ):
+        outliers = judge(count)
+        for _ in range(samples):
+            for i in range(count):
+                outliers.took(f"w{i}", slow if i == 0 else 0.002)
+        assert outliers.sweep(1.0) == [], (count, samples, slow)
+
+
+def test_all_slow_alike_are_usual() -> None:
+    outliers = judge(6)
+    for _ in range(RULES.samples):
+        for i in range(6):
+            outliers.took(f"w{i}", 2.0)
+    assert outliers.sweep(1.0) == []
+
+
+def test_workers_that_left_are_forgotten() -> None:
+    outliers = judge(3)
+    assert fail(outliers, "w0", 0.0)
+    outliers.keep({"w1": "decode"})
+    outliers.keep({"w0": "decode", "w1": "decode"})
+    assert not outliers.ejected("w0", 1.0)
+    assert outliers.failed("stranger", 0.0) is None

@@ -1,0 +1,230 @@
+"""Two routers and a real redis-server that is killed, stopped, filled and flushed under them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.router.shared.limits import Limits, Tenant
+from baton.router.shared.redis_store import PASSWORD_VARIABLE, RedisStore, connect
+from baton.router.shared.state import SharedState
+from baton.telemetry.shared import SharedStateMetrics
+from tests.support.local_worker import until
+from tests.support.redis_server import RedisServer, needs_redis
+
+TIMEOUT_S = 0.03
+MOST_DELAY_S = 0.05
+
+
+class Router:
+    """One router's share of the state, and its metrics."""
+
+    def __init__(self, url: str | None, password_file: str | None = None) -> None:
+        self.registry = CollectorRegistry()
+        store = None if url is None else RedisStore(connect(url, password_file, TIMEOUT_S), TIMEOUT_S)
+        self.on_its_way: dict[str, tuple[int, int]] = {}
+        self.elsewhere: dict[str, tuple[int, int]] = {}
+        self.state = SharedState(
+            store,
+            SharedStateMetrics(self.registry),
+            mine=lambda: self.on_its_way,
+            elsewhere=lambda told: setattr(self, "elsewhere", dict(told)),
+        )
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    @property
+    def up(self) -> bool:
+        return bool(self.metric("baton_shared_state_up"))
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def routers(redis_server: RedisServer) -> AsyncIterator[list[Router]]:
+    found = [Router(redis_server.url) for _ in range(2)]
+    for router in found:
+        router.state.start()
+    await until(lambda: all(router.state.replicas == 2 for router in found))
+    yield found
+    for router in found:
+        await router.state.close()
+
+
+async def ask(router: Router, tenant: Tenant, seconds: float, tokens: int = 1, used: int = 1) -> list[bool]:
+    """Ask without a pause; whether each request was admitted."""
+    answers = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        decision, lease = await router.state.admit(tenant, tokens)
+        answers.append(decision.refused_by is None)
+        if lease is not None:
+            router.state.settle(lease, used)
+        await asyncio.sleep(0.0005)
+    return answers
+
+
+@needs_redis
+async def test_two_routers_keep_a_limit_together(routers: list[Router]) -> None:
+    tenant = Tenant("t", Limits(requests_per_minute=400))
+    answers = await asyncio.gather(*(ask(router, tenant, 1.5) for router in routers))
+    admitted = [sum(each) for each in answers]
+    assert sum(admitted) == 400 and min(admitted) > 50
+    assert all(
+        router.metric("baton_limit_decisions_total", tenant="t", decision="requests", by="redis")
+        for router in routers
+    )
+
+
+@needs_redis
+async def test_tokens_that_were_not_used_come_back_to_all(routers: list[Router]) -> None:
+    tenant = Tenant("t", Limits(tokens_per_minute=5000))
+    first, second = routers
+    decision, lease = await first.state.admit(tenant, 5000)
+    assert lease is not None and decision.tokens is not None and decision.tokens.remaining == 0
+    decision, _ = await second.state.admit(tenant, 100)
+    assert decision.refused_by == "tokens" and 59_000 < decision.wait_ms <= 60_500
+    first.state.settle(lease, 1000)
+    await asyncio.sleep(0.2)
+    decision, _ = await second.state.admit(tenant, 4000)
+    assert decision.refused_by is None
+    decision, _ = await second.state.admit(tenant, 1)
+    assert decision.refused_by == "tokens"
+
+
+@needs_redis
+async def test_requests_under_way_count_everywhere_until_they_end(routers: list[Router]) -> None:
+    tenant = Tenant("t", Limits(concurrent=2))
+    first, second = routers
+    leases = [(await router.state.admit(tenant, 1))[1] for router in routers]
+    assert (await first.state.admit(tenant, 1))[0].refused_by == "concurrent"
+    assert leases[0] is not None
+    first.state.settle(leases[0], 1)
+    await asyncio.sleep(0.2)
+    assert (await second.state.admit(tenant, 1))[0].refused_by is None
+
+
+@needs_redis
+async def test_what_a_dead_router_had_under_way_goes_with_it(
+    routers: list[Router], monkeypatch: pytest.MonkeyPatch, redis_server: RedisServer
+) -> None:
+    monkeypatch.setattr("baton.router.shared.redis_store.LEASE_MS", 300)
+    monkeypatch.setattr("baton.router.shared.state.LIFE_MS", 600)
+    tenant = Tenant("t", Limits(concurrent=1))
+    first, second = routers
+    first.on_its_way = {"w:1": (3, 700)}
+    await until(lambda: second.elsewhere == {"w:1": (3, 700)})
+    await first.state.admit(tenant, 1)
+    assert (await second.state.admit(tenant, 1))[0].refused_by == "concurrent"
+    for task in first.state._tasks:  # it dies, and says nothing more
+        task.cancel()
+    await until(lambda: second.elsewhere == {} and second.state.replicas == 1)
+    assert (await second.state.admit(tenant, 1))[0].refused_by is None
+
+
+@needs_redis
+@pytest.mark.parametrize("fault", ["stopped", "killed", "full"])
+async def test_without_redis_no_request_fails_or_waits_and_limits_are_local(
+    routers: list[Router], redis_server: RedisServer, fault: str
+) -> None:
+    tenant = Tenant("t", Limits(requests_per_minute=1000))
+    before = [sum(each) for each in await asyncio.gather(*(ask(r, tenant, 0.1) for r in routers))]
+    {"stopped": redis_server.freeze, "killed": redis_server.kill, "full": redis_server.fill}[fault]()
+    slowest, admitted = 0.0, 0
+    for _ in range(150):
+        for router in routers:
+            began = time.perf_counter()
+            decision, _ = await router.state.admit(tenant, 1)
+            slowest = max(slowest, time.perf_counter() - began)
+            admitted += decision.refused_by is None
+        await asyncio.sleep(0.002)
+    assert admitted == 300
+    assert slowest < MOST_DELAY_S
+    word = {"stopped": "timeout", "killed": "connection", "full": "full"}[fault]
+    for router in routers:
+        assert not router.up
+        failed = sum(
+            router.metric("baton_shared_state_calls_total", call=call, result=word)
+            for call in ("admit", "beat", "settle")
+        )
+        assert failed > 0
+        assert router.metric("baton_limit_decisions_total", tenant="t", decision="admitted", by="local")
+    {"stopped": redis_server.thaw, "killed": redis_server.start, "full": redis_server.empty}[fault]()
+    await until(lambda: all(router.up for router in routers))
+    await asyncio.sleep(0.5)
+    decision, _ = await routers[0].state.admit(tenant, 1)
+    assert decision.requests is not None
+    counted = 1000 - decision.requests.remaining
+    assert abs(counted - (sum(before) + 301)) <= 8, "Redis was told of what was admitted meanwhile"
+
+
+@needs_redis
+async def test_a_flushed_redis_is_told_again(routers: list[Router], redis_server: RedisServer) -> None:
+    tenant = Tenant("t", Limits(requests_per_minute=300))
+    answers = await asyncio.gather(*(ask(router, tenant, 0.3) for router in routers))
+    spent = sum(map(sum, answers))
+    redis_server.flush()
+    redis_server.client().script_flush()
+    await until(lambda: all(router.metric("baton_shared_state_losses_total") == 1 for router in routers))
+    await asyncio.sleep(0.2)
+    answers = await asyncio.gather(*(ask(router, tenant, 1.0) for router in routers))
+    assert spent + sum(map(sum, answers)) == 300
+    assert all(router.up for router in routers)
+
+
+@needs_redis
+async def test_sessions_are_known_to_all_routers(routers: list[Router]) -> None:
+    first, second = routers
+    assert await second.state.workers_of("s") is None
+    await first.state.remember("s", "decode:1")
+    assert await second.state.workers_of("s") == "decode:1"
+
+
+@needs_redis
+async def test_a_password_comes_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = RedisServer(tmp_path, password="open sesame")
+    server.start()
+    secret = tmp_path / "password"
+    secret.write_text("open sesame\n")
+    try:
+        by_file, refused = Router(server.url, str(secret)), Router(server.url)
+        monkeypatch.setenv(PASSWORD_VARIABLE, "open sesame")
+        by_variable = Router(server.url.replace("//", "//:wrong@"))
+        for router in (by_file, refused, by_variable):
+            router.state.start()
+        await until(lambda: by_file.state.replicas == by_variable.state.replicas == 2)
+        assert not refused.up
+        for router in (by_file, refused, by_variable):
+            await router.state.close()
+    finally:
+        server.kill()
+
+
+async def test_without_a_url_one_process_counts_alone() -> None:
+    router = Router(None)
+    router.state.start()
+    tenant = Tenant("t", Limits(requests_per_minute=7))
+    assert sum(await ask(router, tenant, 0.1)) == 7
+    assert not router.up
+    await router.state.remember("s", "w")
+    assert await router.state.workers_of("s") == "w"
+    await router.state.close()
+
+
+async def test_a_tenant_without_limits_costs_nothing() -> None:
+    decision, lease = await Router("redis://127.0.0.1:1/0").state.admit(Tenant(), 5)
+    assert decision.refused_by is None and lease is None
