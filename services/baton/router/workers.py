@@ -73,8 +73,6 @@ class WorkerClient:
         self._sent_sequences = 0
         self._sent_prefill_tokens = 0
         self._last_given_s = 0.0
-        self._heard_at = 0.0
-        self._silent = False
 
     @property
     def ready(self) -> bool:
@@ -90,11 +88,6 @@ class WorkerClient:
             return "both"
         name = pb.Role.Name(self.hello.role).removeprefix("ROLE_").lower()
         return next(role for role in get_args(Role) if role == name)
-
-    def may_have_begun(self, submitted_at: float) -> bool:
-        """Of a worker that is lost: whether what was submitted then, by ``time.monotonic``, may be why. Not
-        so if it was silent from then on: it was gone already."""
-        return not self._silent or self._heard_at > submitted_at
 
     def report(self) -> WorkerReport:
         """The last load report plus what was submitted since, which it cannot know of yet."""
@@ -136,7 +129,6 @@ class WorkerClient:
             self._outbound.put_nowait(pb.RouterMessage(heartbeat=pb.RouterHeartbeat()))
         if self._pulse.lost(lambda: self._watcher.busy(self)):
             log.warning("worker %s is silent: its stream is closed", self.address)
-            self._silent = True
             self._reading.cancel()
 
     async def run(self) -> None:
@@ -163,7 +155,7 @@ class WorkerClient:
         outbound = self._outbound = asyncio.Queue()
         self._sent_sequences = self._sent_prefill_tokens = 0
         self._named = None
-        self.drained = self._silent = False
+        self.drained = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
             stream: Stream = pb_grpc.WorkerStub(channel).Connect(_outgoing(outbound))
@@ -191,7 +183,6 @@ class WorkerClient:
     async def _read(self, stream: Stream) -> None:
         while isinstance(message := await stream.read(), pb.WorkerMessage):
             self._pulse.heard()
-            self._heard_at = time.monotonic()
             match message.WhichOneof("message"):
                 case "frame":
                     self._take(message.frame)
