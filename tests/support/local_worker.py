@@ -117,7 +117,7 @@ class LocalWorker:
             hello.revision = self._revision
             hello.compatibility = compatibility_digest(self.wiring.compatibility)
         self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
-        loop = EngineLoop(self.engine, self.service.on_outputs, crash)
+        loop = EngineLoop(self.engine, self.service.on_outputs, crash, self.service.on_start)
         self.drain = Drain(self.service, loop, HealthServicer())
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)

@@ -77,8 +77,6 @@ class PretendWorker:
         self.wire: list[pb.TokenDelta] = []
         """Said, and not heard yet."""
         self.given = 0
-        self.gone_before = False
-        """Whatever it was given, it was gone by then."""
 
     @property
     def ready(self) -> bool:
@@ -107,9 +105,6 @@ class PretendWorker:
 
     def report(self) -> WorkerReport:
         return WorkerReport(self.address, self.role, 0, len(self.jobs), float(self.given), self.usable)
-
-    def may_have_begun(self, submitted_at: float) -> bool:
-        return not self.gone_before
 
     def tick(self, elapsed: float) -> None: ...
 
@@ -141,6 +136,10 @@ class PretendWorker:
         )
         delta.finish_reason = inference_pb2.FINISH_REASON_ERROR
         self.wire.append(delta)
+
+    def begin(self, name: str, attempt: int) -> None:
+        """It is about to be computed."""
+        self.wire.append(pb.TokenDelta(request_id=name, attempt=attempt, started=True))
 
     def say(self, name: str, attempt: int, first_seq: int, token: int) -> None:
         reason = (

@@ -397,8 +397,8 @@ async def hear(ring: WorkerRing, worker: PretendWorker) -> None:
 
 
 @pytest.mark.parametrize("heard_first", ["the handoff", "the death"])
-@pytest.mark.parametrize("silent_before", [False, True])
-async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, silent_before: bool) -> None:
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, begun: bool) -> None:
     """Decode may tell of a broken handoff before it is known that the prefill worker died."""
     async with pretended("prefill", "prefill", "decode") as (ring, [*prefills, decode]):
         request = Request("r", SamplingParams(max_tokens=LENGTH))
@@ -407,14 +407,16 @@ async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, sil
             await asyncio.sleep(0)
             [group] = ring._groups.values()
             [prefill] = [worker for worker in prefills if worker.jobs]
-            prefill.gone_before = silent_before
+            if begun:  # otherwise it was nothing but waiting
+                prefill.begin("r", 0)
+                await hear(ring, prefill)
             prefill.end()
             if heard_first == "the handoff":
                 decode.fail("r", 0)
                 await hear(ring, decode)
             ring.on_lost(prefill)  # type: ignore[arg-type]
             await asyncio.sleep(0)
-            assert group.trail.deaths == (0 if silent_before else 1)
+            assert group.trail.deaths == int(begun)
             assert group.trail.failures == group.attempt == 1
             assert sum(map(len, (worker.jobs for worker in prefills))) == 1, "it is tried again, once"
             asked.cancel()
@@ -435,7 +437,6 @@ async def test_an_answer_is_written_on_by_the_same_revision_if_there_is_one() ->
             await hear(ring, workers[0])
             workers[1].given = 9  # the other one would be chosen
             for at, then in ((0, 1), (1, 2)):
-                workers[at].gone_before = True  # nobody is to blame
                 workers[at].end()
                 ring.on_lost(workers[at])  # type: ignore[arg-type]
                 await asyncio.sleep(0)

@@ -83,28 +83,39 @@ def test_those_beyond_the_budget_wait_their_turn() -> None:
 
 def test_one_death_is_nobodys_fault_and_two_are() -> None:
     suspects, trail = Suspects(), Trail()
-    assert suspects.died([(trail, 5)]) == set()
-    assert suspects.died([(trail, 5 + PAST - 1)]) == {trail}
+    assert suspects.died([(trail, 5)], 0.0) == set()
+    assert suspects.died([(trail, 5 + PAST - 1)], 0.0) == {trail}
 
 
 def test_who_has_got_on_between_is_not_blamed() -> None:
     suspects, trail = Suspects(), Trail()
-    suspects.died([(trail, 5)])
-    assert suspects.died([(trail, 5 + PAST)]) == set()
+    suspects.died([(trail, 5)], 0.0)
+    assert suspects.died([(trail, 5 + PAST)], 0.0) == set()
     assert trail.deaths == 1
+
+
+def test_where_others_die_too_it_may_be_chance() -> None:
+    suspects, trail, other = Suspects(), Trail(), Trail()
+    suspects.died([(trail, 0)], 100.0)
+    suspects.died([(other, 0)], 110.0)
+    assert suspects.died([(trail, 0)], 120.0) == set()
+    assert trail.watched
+    assert suspects.enter(trail)
+    assert suspects.died([(trail, 0)], 130.0) == {trail}, "while it was watched"
+    assert suspects.died([(other, 0)], 500.0) == {other}, "the others were long ago"
 
 
 def test_answers_of_one_request_are_blamed_together() -> None:
     suspects, origin = Suspects(), Origin()
     forks = [Trail(origin) for _ in range(3)]
-    assert suspects.died([(each, 0) for each in forks]) == set()
-    assert suspects.died([(each, 0) for each in forks]) == set(forks)
+    assert suspects.died([(each, 0) for each in forks], 0.0) == set()
+    assert suspects.died([(each, 0) for each in forks], 0.0) == set(forks)
 
 
 def test_of_several_one_runs_at_a_time_until_it_is_clear() -> None:
     suspects, one, other, beside = Suspects(), Trail(), Trail(), Trail()
     for _ in range(2):
-        assert suspects.died([(one, 0), (other, 0)]) == set()
+        assert suspects.died([(one, 0), (other, 0)], 0.0) == set()
     assert one.watched and other.watched
     assert suspects.enter(one)
     assert not suspects.enter(other)
@@ -112,7 +123,7 @@ def test_of_several_one_runs_at_a_time_until_it_is_clear() -> None:
     assert one.got_to(PAST) and suspects.leave(one)
     assert not one.watched
     assert suspects.enter(other)
-    assert suspects.died([(one, PAST), (other, 0), (beside, 0)]) == {other}
+    assert suspects.died([(one, PAST), (other, 0), (beside, 0)], 0.0) == {other}
     assert one.deaths == beside.deaths == 1
 
 
@@ -137,7 +148,7 @@ def test_only_the_request_that_kills_is_given_up_on(
         trail = data.draw(st.sampled_from(ready)) if deaths < 3 else ready[-1]
         if trail is killer and tokens[trail] == kills_at:
             there = [each for each in at if at[each] == at[killer]]
-            guilty |= suspects.died([(each, tokens[each]) for each in there])
+            guilty |= suspects.died([(each, tokens[each]) for each in there], 0.0)
             deaths += 1
             for each in there:
                 del at[each]

@@ -164,7 +164,7 @@ def stand_still_until_idle(engine: Engine) -> None:
 
 async def test_what_was_computed_is_published_before_a_worker_is_settled() -> None:
     engine, published = fake_engine(), list[SequenceOutput]()
-    loop = EngineLoop(engine, published.extend, on_crash=lambda: pytest.fail("crashed"))
+    loop = EngineLoop(engine, published.extend, lambda: pytest.fail("crashed"), lambda _: None)
     loop.start()
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
     engine.add(Sequence("r", 0, tuple(PROMPT), params))

@@ -113,6 +113,9 @@ class Engine:
         self._pace = Pace()
         self.grammars = grammars
         self.speculator = speculator
+        self.on_start: Callable[[list[Sequence]], None] = lambda _: None
+        """Hears of sequences that are about to be computed for the first time, on the thread that steps and
+        before the forward pass: should that end the process, they are among those that may be why."""
         runner.keeps_hidden = speculator is not None and speculator.drafter.wants_hidden
         self._sequences: dict[str, Sequence] = {}
         self._compiling: dict[Sequence, Callable[[Sequence], None]] = {}
@@ -328,6 +331,7 @@ class Engine:
             untold, self._untold = self._untold, []
         if not batch.items:
             return untold
+        self._tell_started(batch)
         began = time.monotonic()
         try:
             result = self.runner.run(batch)
@@ -343,6 +347,13 @@ class Engine:
             outputs = untold + self._apply(batch, result, forward)
         self._observe(batch, result)
         return outputs
+
+    def _tell_started(self, batch: ScheduledBatch) -> None:
+        started = [item.sequence for item in batch.items if not item.sequence.started]
+        for seq in started:
+            seq.started = True
+        if started:
+            self.on_start(started)
 
     def _draft(self) -> dict[Sequence, list[int]]:
         """What may follow the sequences that decode. Not under the lock: it may be a model that guesses."""

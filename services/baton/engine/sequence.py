@@ -122,6 +122,8 @@ class Sequence:
     """While it is held: for its beam search, those after the prompt."""
     mates: tuple[Sequence, ...] = field(default=(), init=False, repr=False)
     """The beams of its search, itself among them: they go on together. Empty: it goes alone."""
+    started: bool = field(default=False, init=False)
+    """A step has computed, or is about to compute, something of it here."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
     """Cancelled while a forward pass was using its blocks: ends when that pass is over."""

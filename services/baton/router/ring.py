@@ -80,7 +80,8 @@ class _Group:
     """Somebody wants it."""
     attempt: int = 0
     """That which is under way, or is sought workers for."""
-    submitted_at: float = 0.0
+    computing: set[WorkerClient] = field(default_factory=set)
+    """Those workers of the attempt that have begun to compute it."""
     revision: str = ""
     """Of the model that computes it."""
     search: asyncio.Task[None] | None = None
@@ -422,6 +423,7 @@ class WorkerRing:
         for part in parts:
             part.attempt += 1
             part.prefill = part.decode = None
+            part.computing.clear()
             part.parted = False
             for answer in part.answers:
                 answer.entry.attempt = part.attempt
@@ -507,7 +509,6 @@ class WorkerRing:
     def _submit(self, group: _Group, place: Place) -> None:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
         decode, prefill = group.decode, group.prefill = place.decode, place.prefill
-        group.submitted_at = time.monotonic()
         group.revision = decode.hello.revision if decode.hello else ""
         # Whose search it is decides by rank which answer has which name: there all are told, or none.
         first, *others = group.answers if group.is_search else group.going
@@ -569,12 +570,13 @@ class WorkerRing:
     def _handoff_broke(self, group: _Group, told_by: WorkerClient, reason: str) -> None:
         """What was computed is lost. If one of the workers is why, it is the other."""
         others = [worker for worker in group.workers if worker is not told_by]
+        computing = set(group.computing)
         [group] = self._withdraw(group, but=told_by) or [group]
         if not group.going:
             return
         for other in others:
             group.avoided.add(other.address)
-            group.fled = other, time.monotonic()
+            group.fled = (other, time.monotonic()) if other in computing else None
         self._resume(group, "handoff", RingError(503, "worker_error", reason))
 
     def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
@@ -624,6 +626,9 @@ class WorkerRing:
 
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
         for delta in frame.deltas:
+            if delta.started:
+                self._take_start(worker, delta)
+                continue
             group = self._groups.get(delta.request_id)
             if group is not None and delta.attempt == group.attempt and _failed(delta):
                 self._take_failure(group, worker, delta)
@@ -631,6 +636,12 @@ class WorkerRing:
             answer = self._answers.get(delta.request_id)
             if answer is not None:
                 self._take(answer, worker, delta)
+
+    def _take_start(self, worker: WorkerClient, delta: pb.TokenDelta) -> None:
+        answer = self._answers.get(delta.request_id)
+        group = self._groups.get(delta.request_id) or (answer.group if answer else None)
+        if group is not None and group.attempt == delta.attempt:
+            group.computing.add(worker)
 
     def _take_failure(self, group: _Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         """An attempt has failed that is under way as one, be the answer over that gave it its name."""
@@ -692,16 +703,11 @@ class WorkerRing:
             count = sum(len(group.going) for group in broken)
             log.warning("worker %s is lost, and %d attempts with it", worker.address, count)
         roles = {id(group): "decode" if worker is group.decode else "prefill" for group in broken}
+        computed = {answer for group in broken if worker in group.computing for answer in group.going}
         lost = [(part, roles[id(group)]) for group in broken for part in self._withdraw(group, but=worker)]
         fled = [group for group in groups if group not in broken and self._fled_from(group, worker)]
         if not worker.draining:
-            self._blame(
-                [
-                    part
-                    for part in (*(part for part, _ in lost), *fled)
-                    if worker.may_have_begun(part.submitted_at)
-                ]
-            )
+            self._blame([*(part for part, _ in lost if computed.intersection(part.answers)), *fled])
         for part, role in sorted(lost, key=lambda each: each[0].turn):
             if part.going:
                 message = f"the {role} worker answering this request was lost, in attempt {part.attempt}"
@@ -715,8 +721,9 @@ class WorkerRing:
         return other is worker and time.monotonic() - since < FLED_S
 
     def _blame(self, present: Sequence[_Group]) -> None:
-        """A worker has died with these on it. Who is found to be why is given up on."""
-        guilty = self._suspects.died([(group.trail, group.delivered) for group in present])
+        """A worker has died that was computing these. Who is found to be why is given up on."""
+        trails = [(group.trail, group.delivered) for group in present]
+        guilty = self._suspects.died(trails, time.monotonic())
         for group in present:
             group.fled = None
             if group.trail in guilty:

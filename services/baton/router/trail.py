@@ -3,25 +3,30 @@
 A worker that dies takes everything down that was on it, and one of these requests may be the reason. So that
 this one does not kill every worker of a fleet, and its neighbours are not blamed for it:
 
-- A death counts against every request that was there, until the request has got on by ``PAST`` tokens
-  elsewhere: what kills a worker when it is computed kills the next one at the same place.
+- A death counts against every request that was being computed there, until the request has got on by ``PAST``
+  tokens elsewhere: what kills a worker when it is computed kills the next one at the same place.
 - A request with two deaths is a suspect. If all suspects of a death are of one client's request, that is
-  given up on: it was what two workers that died had in common.
-- Otherwise they are watched one after the other: while one runs, no other suspect does. Whoever gets on is a
-  suspect no more; the one under which a third worker dies is given up on.
+  given up on: it is what two workers that died had in common. But not if others died within a minute that did
+  not compute it: where workers die of something else, they may have met it twice by chance.
+- Otherwise suspects are watched one after the other: while one runs, no other suspect does. Whoever gets on
+  is a suspect no more; the one under which a third worker dies is given up on.
 
 So a request that kills is given up on after two workers, or three if others were with it both times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 PAST = 8
 """Tokens beyond those delivered when a worker died, until it is clear that they were not why. More than a
 worker can have computed without their having been delivered, in all but rare cases."""
 SUSPECT_AFTER = 2
+RECENT_S = 60.0
+MOST_DEATHS = 256
+"""That are remembered."""
 
 
 class Origin:
@@ -58,11 +63,14 @@ class Suspects:
     """Who is blamed, and which suspect runs now. Pure: no clock, no I/O."""
 
     def __init__(self) -> None:
+        self._deaths: deque[tuple[float, frozenset[Origin]]] = deque(maxlen=MOST_DEATHS)
+        """When each was, and what was computed there."""
         self._running: set[Trail] = set()
         """Suspects that run, all of one origin."""
 
-    def died(self, present: Iterable[tuple[Trail, int]]) -> set[Trail]:
-        """A worker died with these on it, so many tokens of each delivered. Those to give up on."""
+    def died(self, present: Sequence[tuple[Trail, int]], now: float) -> set[Trail]:
+        """A worker died that computed these, so many tokens of each delivered. Those to give up on."""
+        self._deaths.append((now, frozenset(trail.origin for trail, _ in present)))
         suspects: list[Trail] = []
         for trail, num_tokens in present:
             trail.got_to(num_tokens)
@@ -71,11 +79,19 @@ class Suspects:
             self.leave(trail)
             if trail.deaths >= SUSPECT_AFTER:
                 suspects.append(trail)
-        if len({trail.origin for trail in suspects}) == 1:
-            return set(suspects)
+        watched = {trail for trail in suspects if trail.watched}  # of one origin: no other one ran
+        if watched:
+            guilty = watched
+        else:
+            origins = {trail.origin for trail in suspects}
+            guilty = set(suspects) if len(origins) == 1 and self._in_all_deaths(origins, now) else set()
         for trail in suspects:
-            trail.watched = True
-        return set()
+            trail.watched = trail not in guilty
+        return guilty
+
+    def _in_all_deaths(self, origins: set[Origin], now: float) -> bool:
+        """Of the last minute."""
+        return all(origins <= there for at, there in self._deaths if now - at < RECENT_S)
 
     def enter(self, trail: Trail) -> bool:
         """A suspect is to run. False: another one does."""

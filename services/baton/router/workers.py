@@ -111,8 +111,6 @@ class WorkerClient:
         self._coming = 0
         self._elsewhere = (0, 0)
         self._last_given_s = 0.0
-        self._heard_at = 0.0
-        self._silent = False
         self._report: WorkerReport | None = None
 
     @property
@@ -140,11 +138,6 @@ class WorkerClient:
     @property
     def role(self) -> Role:
         return "both" if self.hello is None else role_of(self.hello)
-
-    def may_have_begun(self, submitted_at: float) -> bool:
-        """Of a worker that is lost: whether what was submitted then, by ``time.monotonic``, may be why. Not
-        so if it was silent from then on: it was gone already."""
-        return not self._silent or self._heard_at > submitted_at
 
     def report(self) -> WorkerReport:
         """The last load report plus what it does not know of yet; the same object while nothing is new."""
@@ -235,7 +228,6 @@ class WorkerClient:
             self._outbound.put_nowait(pb.RouterMessage(heartbeat=pb.RouterHeartbeat()))
         if self._pulse.lost(lambda: self._watcher.busy(self)):
             log.warning("worker %s is silent: its stream is closed", self.address)
-            self._silent = True
             self._reading.cancel()
 
     async def run(self) -> None:
@@ -267,7 +259,7 @@ class WorkerClient:
         self._report = None
         self._named = None
         self._times = StepTimes()
-        self.drained = self._silent = False
+        self.drained = False
         async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
             outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
             stream: Stream = pb_grpc.WorkerStub(channel).Connect(_outgoing(outbound))
@@ -297,7 +289,6 @@ class WorkerClient:
     async def _read(self, stream: Stream) -> None:
         while isinstance(message := await stream.read(), pb.WorkerMessage):
             self._pulse.heard()
-            self._heard_at = time.monotonic()
             match message.WhichOneof("message"):
                 case "frame":
                     self._take(message.frame)

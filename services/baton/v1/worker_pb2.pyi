@@ -569,6 +569,7 @@ class TokenDelta(_message.Message):
     DETAILS_FIELD_NUMBER: _builtins.int
     INVALID_FIELD_NUMBER: _builtins.int
     EXPIRED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
     first_seq: _builtins.int
@@ -586,6 +587,8 @@ class TokenDelta(_message.Message):
     """with FINISH_REASON_ERROR: the request is at fault, and would fail anywhere"""
     expired: _builtins.bool
     """with FINISH_REASON_ERROR: the request's deadline has passed"""
+    started: _builtins.bool
+    """nothing but this: it is about to be computed here for the first time"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -607,10 +610,11 @@ class TokenDelta(_message.Message):
         details: Global___TokenDetails | None = ...,
         invalid: _builtins.bool = ...,
         expired: _builtins.bool = ...,
+        started: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["details", b"details"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "expired", b"expired", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "invalid", b"invalid", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cached_tokens", b"cached_tokens", "details", b"details", "error", b"error", "expired", b"expired", "finish_reason", b"finish_reason", "first_seq", b"first_seq", "invalid", b"invalid", "lost", b"lost", "refused", b"refused", "request_id", b"request_id", "started", b"started", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.sequence import Sequence
 from baton_kernels.cpu.library import bind_threads, release_threads
 
 log = logging.getLogger(__name__)
@@ -29,14 +30,20 @@ class EngineLoop:
         engine: Engine,
         on_outputs: Callable[[list[SequenceOutput]], None],
         on_crash: Callable[[], None],
+        on_start: Callable[[list[Sequence]], None],
     ) -> None:
+        """``on_start`` hears of sequences before they are computed for the first time."""
         self._engine = engine
         self._on_outputs = on_outputs
         self._on_crash = on_crash
         self._loop = asyncio.get_running_loop()
         self._stopping = False
         self._settling: deque[asyncio.Event] = deque()
+        engine.on_start = lambda started: self._post(on_start, started)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def _post(self, on_start: Callable[[list[Sequence]], None], started: list[Sequence]) -> None:
+        self._loop.call_soon_threadsafe(on_start, started)
 
     def start(self) -> None:
         release_threads()  # this one has loaded the model, and computes no more

@@ -237,7 +237,7 @@ class Worker:
         if engine.grammars is not None:
             masks = engine.runner.masks
             registry.register(GrammarCollector(config.role, engine.grammars.stats, lambda: masks.stats))
-        engine_loop = EngineLoop(engine, service.on_outputs, self._crash)
+        engine_loop = EngineLoop(engine, service.on_outputs, self._crash, service.on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)

@@ -203,6 +203,12 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     # --- what comes out
 
+    def on_start(self, started: list[Sequence]) -> None:
+        """Requests are about to be computed here for the first time."""
+        for seq in started:
+            delta = worker_pb2.TokenDelta(request_id=seq.request_id, attempt=seq.attempt, started=True)
+            self._routers.deliver(seq.owner, delta)
+
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
         """Publish one step: a frame per router, and finished blocks to the handoffs."""
         for output in outputs:
