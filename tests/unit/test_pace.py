@@ -59,3 +59,14 @@ def test_the_figures_follow_a_change() -> None:
         pace.step(4, 0, 0.03)
     assert pace.prefill_tokens_per_s == pytest.approx(500, rel=0.05)
     assert pace.base_s + 4 * pace.row_s == pytest.approx(0.03, rel=0.05)
+
+
+def test_a_slow_beginning_is_soon_forgotten() -> None:
+    pace = Pace()
+    pace.step(0, 100, 5.0)
+    pace.step(4, 0, 3.0)
+    for _ in range(12):
+        pace.step(0, 100, 0.1)
+        pace.step(4, 0, 0.02)
+    assert pace.prefill_tokens_per_s == pytest.approx(1000, rel=0.02)
+    assert pace.base_s + 4 * pace.row_s == pytest.approx(0.02, rel=0.05)

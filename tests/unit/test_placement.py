@@ -1,4 +1,5 @@
-"""Who is chosen for a request, one reason at a time. Their combinations: tests/property/test_placement.py."""
+"""Who is chosen for a request, one reason at a time. What holds of all choices:
+tests/property/test_placement_choices.py."""
 
 from __future__ import annotations
 

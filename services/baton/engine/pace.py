@@ -10,6 +10,9 @@ KEEP = 0.98
 KEEP_PROMPTS = 0.99
 """Likewise for steps with prompts. Short chunks compute fewer tokens a second than long ones: it takes many
 before the figure says more of the worker than of its last prompts."""
+WARMING = 4
+"""After n steps no more than n / (n + WARMING) of them is kept: the first ones, which find nothing warm, must not
+make a worker look slow for long. Who looks slow is asked less, and would not be put right."""
 LEAST_SPREAD = 0.25
 """Added to the variance of the rows: while their number hardly changes, noise must not pass for a slope."""
 LEAST_SHARE = 0.1
@@ -26,20 +29,26 @@ class Pace:
     def __init__(self) -> None:
         self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
         self._prompt_tokens = self._prompt_seconds = 0.0
+        self._decode_steps = self._prompt_steps = 0
 
     def step(self, rows: int, prompt_tokens: int, seconds: float) -> None:
         """A step decoded ``rows`` sequences and computed so many tokens of prompts."""
         if prompt_tokens:
             decoding = self.base_s + rows * self.row_s if rows else 0.0
-            self._prompt_tokens = KEEP_PROMPTS * self._prompt_tokens + prompt_tokens
-            self._prompt_seconds *= KEEP_PROMPTS
-            self._prompt_seconds += max(seconds - decoding, LEAST_SHARE * seconds)
+            keep = min(KEEP_PROMPTS, self._prompt_steps / (self._prompt_steps + WARMING))
+            self._prompt_steps += 1
+            self._prompt_tokens = keep * self._prompt_tokens + prompt_tokens
+            self._prompt_seconds = keep * self._prompt_seconds + max(
+                seconds - decoding, LEAST_SHARE * seconds
+            )
         elif rows:
-            self._weight = KEEP * self._weight + 1
-            self._rows = KEEP * self._rows + rows
-            self._seconds = KEEP * self._seconds + seconds
-            self._rows_rows = KEEP * self._rows_rows + rows * rows
-            self._rows_seconds = KEEP * self._rows_seconds + rows * seconds
+            keep = min(KEEP, self._decode_steps / (self._decode_steps + WARMING))
+            self._decode_steps += 1
+            self._weight = keep * self._weight + 1
+            self._rows = keep * self._rows + rows
+            self._seconds = keep * self._seconds + seconds
+            self._rows_rows = keep * self._rows_rows + rows * rows
+            self._rows_seconds = keep * self._rows_seconds + rows * seconds
 
     @property
     def prefill_tokens_per_s(self) -> float:

@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_BLOCKS = 5000
 """Traces of workers that are gone to be cleared at each tick: under 2 ms."""
+FIRST = Speeds()
 WEIGHT = 0.1
 """Of the newest report in what is usual."""
 
@@ -77,14 +78,19 @@ class Placer:
 
 
 def _smoothed(usual: Speeds, report: WorkerReport) -> Speeds:
+    row_s = usual.step_row_s
+    if report.step_base_s:  # otherwise a slope of 0.0 was not measured either
+        row_s = _mean(row_s, report.step_row_s, FIRST.step_row_s)
     return Speeds(
-        _mean(usual.tokens_per_s, report.prefill_tokens_per_s),
-        _mean(usual.step_base_s, report.step_base_s),
-        _mean(usual.step_row_s, report.step_row_s) if report.step_base_s else usual.step_row_s,
-        _mean(usual.link_bytes_per_s, report.link_bytes_per_s),
+        _mean(usual.tokens_per_s, report.prefill_tokens_per_s, FIRST.tokens_per_s),
+        _mean(usual.step_base_s, report.step_base_s, FIRST.step_base_s),
+        row_s,
+        _mean(usual.link_bytes_per_s, report.link_bytes_per_s, FIRST.link_bytes_per_s),
     )
 
 
-def _mean(before: float, newest: float) -> float:
-    """0.0: not measured."""
-    return before + WEIGHT * (newest - before) if newest else before
+def _mean(before: float, newest: float, first: float) -> float:
+    """A first measurement takes the place of what was taken for granted. 0.0: not measured."""
+    if not newest or before == first:
+        return newest or before
+    return before + WEIGHT * (newest - before)
