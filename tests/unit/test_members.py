@@ -156,7 +156,7 @@ async def test_during_a_rollout_both_releases_serve_each_within_itself() -> None
     async with local_ring([*old, *new]) as ring:
         await until(lambda: all(worker.decode.open_links for worker in (old[1], new[1])))
         for number in range(8):
-            assert len(await answer(ring, f"r{number}", PROMPT, 5)) == 5
+            assert len(await answer(ring, f"r{number}", [number, *PROMPT], 5)) == 5
         for prefill, decode in (old, new):
             assert prefill.engine.generated_tokens > 0
             assert decode.engine.generated_tokens == 4 * prefill.engine.generated_tokens
@@ -210,7 +210,7 @@ async def test_a_worker_that_fails_each_request_is_ejected_and_the_others_serve(
         failures = 0
         for number in range(40):
             try:
-                await answer(ring, f"r{number}", PROMPT, 2)
+                await answer(ring, f"r{number}", [number, *PROMPT], 2)  # nowhere cached
             except RingError as error:
                 assert "out of luck" in str(error)
                 failures += 1

@@ -30,8 +30,9 @@ class StepTimes:
 
     def take(self, frame: pb.Frame, role: Role, now: float) -> list[float]:
         """The times that ``frame`` tells of, in seconds."""
-        waits = [self._awaited.pop(d.request_id, None) for d in frame.deltas] if self._awaited else []
+        told = [delta.request_id for delta in frame.deltas if not delta.started]
+        waits = [self._awaited.pop(request_id, None) for request_id in told] if self._awaited else []
         before, self._ran_at = self._ran_at, now if frame.load.running else None
         if role == "prefill":
             return [(now - at) * PROMPT_UNIT / tokens for at, tokens in filter(None, waits)]
-        return [now - before] if before is not None and frame.deltas else []
+        return [now - before] if before is not None and told else []

@@ -315,6 +315,8 @@ class WorkerClient:
         for seconds in self._times.take(frame, self.role, time.monotonic()):
             judge.took(self, seconds)
         for delta in frame.deltas:
+            if delta.started:
+                continue
             if delta.finish_reason != inference_pb2.FINISH_REASON_ERROR:
                 judge.succeeded(self)
             elif not (delta.invalid or delta.expired or delta.refused or delta.lost):
