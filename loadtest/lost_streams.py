@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -82,6 +83,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--events", type=int, default=200, help="of all kinds, in any order")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no event later than that")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--longest", type=int, default=160, help="tokens of an answer, at most")
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="add the figures to those in this file")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stop the workers
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-streams-"))
     plan = Plan(
         seed=options.seed,
@@ -96,6 +99,7 @@ def main() -> None:
         clients=options.clients,
         questions=options.questions,
         longest=options.longest,
+        most_s=options.seconds,
     )
     report = run(logs, plan)
     known = json.loads(options.json.read_text()) if options.json and options.json.exists() else []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import random
 import re
 import signal
@@ -232,6 +233,8 @@ class Plan:
     questions: int
     longest: int
     """Tokens of an answer, at most."""
+    most_s: float = math.inf
+    """Seconds after which no more events are begun."""
 
 
 @dataclass
@@ -270,9 +273,11 @@ class Streams:
         self._clients = clients
         self._replies: list[tuple[Question, Reply]] = []
         self._stop = asyncio.Event()
+        self._until = math.inf
 
-    async def run(self, asked: Sequence[Ask], events: int) -> Report:
+    async def run(self, asked: Sequence[Ask], events: int, most_s: float) -> Report:
         began = time.monotonic()
+        self._until = began + most_s
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(base_url=self._ring.url, timeout=None, limits=limits) as http:
             questions = await self._undisturbed(http, asked)
@@ -330,6 +335,8 @@ class Streams:
         done = 0
         while done < events:
             kinds = [event for event in EVENTS if event.endswith(role)]
+            if time.monotonic() > self._until:
+                return
             for event in self._rng.sample(kinds, len(kinds))[: events - done]:
                 await self._until_all_serve(role)
                 await asyncio.sleep(self._rng.uniform(0.3, 1.5))
@@ -419,6 +426,7 @@ def run(tmp: Path, plan: Plan) -> Report:
         decode_options=DECODE_OPTIONS,
         router_options=ROUTER_OPTIONS,
     ) as ring:
-        report = asyncio.run(Streams(ring, rng, plan.clients, Report(plan.seed)).run(asked, plan.events))
+        streams = Streams(ring, rng, plan.clients, Report(plan.seed))
+        report = asyncio.run(streams.run(asked, plan.events, plan.most_s))
         report.violations += errors_logged(ring)
     return report
