@@ -11,8 +11,8 @@ KEEP_PROMPTS = 0.99
 """Likewise for steps with prompts. Short chunks compute fewer tokens a second than long ones: it takes many
 before the figure says more of the worker than of its last prompts."""
 WARMING = 4
-"""After n steps no more than n / (n + WARMING) of them is kept: the first ones, which find nothing warm, must not
-make a worker look slow for long. Who looks slow is asked less, and would not be put right."""
+"""After n steps no more than n / (n + WARMING) of them is kept: the first ones, which find nothing warm, must
+not make a worker look slow for long. Who looks slow is asked less, and would not be put right."""
 LEAST_SPREAD = 0.25
 """Added to the variance of the rows: while their number hardly changes, noise must not pass for a slope."""
 LEAST_SHARE = 0.1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MOST_BLOCKS = 2_000_000
-"""Distinct blocks. About 150 bytes each with 64 workers, 300 MB in all (``python -m loadtest.placement``)."""
+"""Distinct blocks, of 90 to 150 bytes (``python -m loadtest.placement --parts memory``): 300 MB at most."""
 
 
 class PrefixIndex:
