@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from baton.router.placement import Decision, PlacementOptions, Prompt, Standing, WorkerReport, choose
 from baton.router.placement.options import Speeds
+from baton.router.placement.standing import FIRST_SPEEDS
 from baton.router.prefixes import Prefixes
 from baton.v1 import worker_pb2 as pb
 
@@ -78,19 +79,19 @@ class Placer:
 
 
 def _smoothed(usual: Speeds, report: WorkerReport) -> Speeds:
-    row_s = usual.step_row_s
-    if report.step_base_s:  # otherwise a slope of 0.0 was not measured either
-        row_s = _mean(row_s, report.step_row_s, FIRST.step_row_s)
+    first = FIRST_SPEEDS
+    row_s = report.step_row_s if report.step_base_s else 0.0
     return Speeds(
-        _mean(usual.tokens_per_s, report.prefill_tokens_per_s, FIRST.tokens_per_s),
-        _mean(usual.step_base_s, report.step_base_s, FIRST.step_base_s),
-        row_s,
-        _mean(usual.link_bytes_per_s, report.link_bytes_per_s, FIRST.link_bytes_per_s),
+        _mean(usual.tokens_per_s, report.prefill_tokens_per_s, first.tokens_per_s),
+        _mean(usual.step_base_s, report.step_base_s, first.step_base_s),
+        _mean(usual.step_row_s, row_s, first.step_row_s),
+        _mean(usual.link_bytes_per_s, report.link_bytes_per_s, first.link_bytes_per_s),
     )
 
 
-def _mean(before: float, newest: float, first: float) -> float:
-    """A first measurement takes the place of what was taken for granted. 0.0: not measured."""
-    if not newest or before == first:
-        return newest or before
-    return before + WEIGHT * (newest - before)
+def _mean(before: float, newest: float, guess: float) -> float:
+    """``newest`` of 0.0: not measured. What was only guessed before counts for nothing once it is: a worker
+    without a measurement would look slower, or faster, than all others for long."""
+    if not newest:
+        return before
+    return newest if before == guess else before + WEIGHT * (newest - before)
