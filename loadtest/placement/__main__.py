@@ -112,7 +112,7 @@ class Checks:
 def sharing(seconds: float, console: Console, checks: Checks) -> None:
     cases = (
         ("multi-turn", traces.multi_turn(1, 12.0, seconds), True),
-        ("shared prefix", traces.shared_prefix(2, 30.0, seconds), True),
+        ("shared prefix", traces.shared_prefix(2, 40.0, seconds), True),
         ("no sharing", traces.single(3, 40.0, seconds, (KINDS["mixed"][0],)), False),
     )
     table = Table(title="Placement against least-loaded; ms", title_justify="left")

@@ -495,7 +495,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert here == {one for seq in self.expected for one in seq.mates or (seq,)}
         assert len(engine._groups) == sum(bool(seq.mates) for seq in self.expected)
         assert len(scheduler.running) <= scheduler.limits.max_num_seqs
-        assert scheduler._waiting_tokens == sum(seq.num_tokens for seq in scheduler.waiting)
+        assert scheduler._waiting_tokens == sum(seq.num_expected for seq in scheduler.waiting)
+        assert all(0 < seq.num_expected <= seq.num_tokens for seq in scheduler.waiting)
         for queue in (scheduler.running, scheduler.joining, scheduler.waiting):
             assert [s.place for s in queue] == sorted(s.place for s in queue)
         if self.aging is None:
