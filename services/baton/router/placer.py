@@ -53,7 +53,9 @@ class Placer:
         return decision
 
     def _standing(self, report: WorkerReport) -> Standing:
-        self._usual = _smoothed(self._usual, report)
+        before, self._usual = self._usual, _smoothed(self._usual, report)
+        if any(b == guess != now for b, now, guess in zip(before, self._usual, FIRST_SPEEDS, strict=True)):
+            self._standings.clear()  # some of them were made with a guess that is none any more
         standing = Standing.of(report, self._options, self._usual)
         self._standings[report.address] = standing
         return standing
