@@ -30,7 +30,7 @@ class EngineLoop:
         engine: Engine,
         on_outputs: Callable[[list[SequenceOutput]], None],
         on_crash: Callable[[], None],
-        on_start: Callable[[list[Sequence]], None],
+        on_start: Callable[[list[Sequence]], None] = lambda _: None,
     ) -> None:
         """``on_start`` hears of sequences before they are computed for the first time."""
         self._engine = engine
