@@ -19,6 +19,6 @@ SCRIPTS = int(os.environ.get("BATON_DISCOVERY_SCRIPTS", "16"))
 @pytest.mark.timeout(3600)
 async def test_no_deleted_pod_is_given_requests_for_longer_than_5_s() -> None:
     seen: list[Outcome] = []
-    await run_scripts(range(SCRIPTS), 10.0, 15.0, 8, seen.append)
+    await run_scripts(range(SCRIPTS), 10.0, 15.0, 6, seen.append)
     assert [line for outcome in seen for line in outcome.wrong] == []
     assert sum(outcome.changes for outcome in seen) > 10 * SCRIPTS, "the scripts changed next to nothing"
