@@ -81,7 +81,7 @@ def in_minutes(admitted_at: list[float]) -> list[int]:
     return [
         sum(begin <= at < begin + MINUTE_S for at in times)
         for begin in times
-        if begin + MINUTE_S <= times[-1] + 0.5
+        if begin + MINUTE_S <= times[-1]
     ]
 
 

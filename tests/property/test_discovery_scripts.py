@@ -2,7 +2,7 @@
 
     BATON_DISCOVERY_SCRIPTS=500 .venv/bin/python -m pytest tests/property/test_discovery_scripts.py
 
-Clocks run 10 times faster here; ``python -m loadtest.discovery --factor 1`` runs scripts on the real one.
+Clocks run 5 times faster here; ``python -m loadtest.discovery --factor 1`` runs scripts on the real one.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 
 from tests.support.discovery_scripts import Outcome, run_scripts
 
-SCRIPTS = int(os.environ.get("BATON_DISCOVERY_SCRIPTS", "16"))
+SCRIPTS = int(os.environ.get("BATON_DISCOVERY_SCRIPTS", "12"))
 
 
 @pytest.mark.timeout(3600)
 async def test_no_deleted_pod_is_given_requests_for_longer_than_5_s() -> None:
     seen: list[Outcome] = []
-    await run_scripts(range(SCRIPTS), 10.0, 15.0, 8, seen.append)
+    await run_scripts(range(SCRIPTS), 5.0, 15.0, 6, seen.append)
     assert [line for outcome in seen for line in outcome.wrong] == []
     assert sum(outcome.changes for outcome in seen) > 10 * SCRIPTS, "the scripts changed next to nothing"

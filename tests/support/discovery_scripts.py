@@ -231,7 +231,7 @@ class Script:
         while True:
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
-            starved = max(0.0, now - before - 2 * LOOK_S)
+            starved = max(0.0, now - before - 1.5 * LOOK_S)
             self.outcome.starved_s += starved * self._factor
             before = now
             self._compare(now, starved)
