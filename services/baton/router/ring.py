@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -19,15 +18,16 @@ from prometheus_client import CollectorRegistry
 from baton.connector.identity import sign_handle
 from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import Name
+from baton.router.answers import Answer, Group
 from baton.router.compatibility import by_group, unpaired
 from baton.router.discovery.endpoint import Discovery, Endpoint
 from baton.router.discovery.static import StaticDiscovery
-from baton.router.ledger import Entry, failure
+from baton.router.ledger import failure
 from baton.router.members import Members
 from baton.router.placement import PlacementOptions, may_prefill, takes_over
 from baton.router.placer import Placer
 from baton.router.retries import Retries, RetryPolicy
-from baton.router.trail import Suspects, Trail
+from baton.router.trail import Suspects
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.waiting import FullError, WaitingRoom
 from baton.router.workers import WorkerClient
@@ -50,82 +50,6 @@ MOVES_AT_ONCE = 8
 """Answers that are on their way from one decode worker that drains; its others are written on meanwhile."""
 WORTH_MOVING = 16
 """Tokens that an answer has left at least, for its move to take less time than its rest."""
-
-
-@dataclass(slots=True, eq=False)
-class _Answer:
-    """One answer under way: a request of its own to the workers, once it has its first token."""
-
-    request: Request
-    group: _Group
-    entry: Entry = field(default_factory=Entry)
-    arrived: asyncio.Queue[TokenChunk | RingError] = field(default_factory=asyncio.Queue)
-    closed: bool = False
-    """Nobody wants more of it."""
-
-
-@dataclass(slots=True, eq=False)
-class _Group:
-    """The answers to one prompt, and the workers that know of them.
-
-    Workers compute the prompt once, under the name of the first answer that is not over (``name``), and hand
-    it on once. What ends that, ends all of them; from then on each goes its own way.
-    """
-
-    prompt_ids: list[int]
-    urgency: Urgency
-    answers: list[_Answer] = field(default_factory=list)
-    trail: Trail = field(default_factory=Trail)
-    begun: bool = False
-    """Somebody wants it."""
-    attempt: int = 0
-    """That which is under way, or is sought workers for."""
-    computing: set[WorkerClient] = field(default_factory=set)
-    """Those workers of the attempt that have begun to compute it."""
-    revision: str = ""
-    """Of the model that computes it."""
-    search: asyncio.Task[None] | None = None
-    """For workers."""
-    name: str = ""
-    decode: WorkerClient | None = None
-    prefill: WorkerClient | None = None
-    parted: bool = False
-    """Each answer is a request of its own by now: tokens of the attempt have come from decode."""
-    avoided: set[str] = field(default_factory=set)
-    """Workers that prefill could not link to, that have no room, or with which the handoff broke."""
-    fled: tuple[WorkerClient, float] | None = None
-    """The other worker of the last handoff that broke, and when that was: if it has died, it did with this
-    on it."""
-    interrupted_at: float | None = None
-    """When the attempt before this one ended. None: tokens have come since."""
-    error: RingError | None = None
-    """With ``interrupted_at``: what the client is told if that was the last attempt."""
-    left: WorkerClient | None = None
-    """With ``interrupted_at``: the worker that drains, which it left."""
-
-    @property
-    def workers(self) -> list[WorkerClient]:
-        return [worker for worker in (self.prefill, self.decode) if worker is not None]
-
-    @property
-    def going(self) -> list[_Answer]:
-        """Those that are wanted and not over."""
-        return [answer for answer in self.answers if not answer.closed and not answer.entry.finished]
-
-    @property
-    def delivered(self) -> int:
-        """Tokens that each answer which goes on has at least."""
-        return min((len(answer.entry.output_ids) for answer in self.going), default=0)
-
-    @property
-    def is_search(self) -> bool:
-        """A beam search tells nothing before its end, and then everything."""
-        return self.answers[0].request.params.beam_search is not None
-
-    @property
-    def turn(self) -> tuple[float, float]:
-        """Among those that wait for a worker."""
-        return self.urgency.priority, self.urgency.since
 
 
 class Place(NamedTuple):
@@ -168,9 +92,9 @@ class WorkerRing:
         self._placement = placement or PlacementOptions()
         self._placer = Placer(self._placement)
         self._max_staleness_s = max_staleness_s
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         """Those under way, by request id."""
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         """Those whose attempt is under way as one, by name."""
         self._searches: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -268,7 +192,7 @@ class WorkerRing:
             for worker in by_address.values()
         ]
 
-    def _place(self, group: _Group, avoided: Collection[str] = ()) -> Place | None:
+    def _place(self, group: Group, avoided: Collection[str] = ()) -> Place | None:
         """Who answers next, of those that are ready and not ``avoided``."""
         coming: Counter[WorkerClient] = Counter()
         for other in self._groups.values():
@@ -298,15 +222,15 @@ class WorkerRing:
         self, prompt_ids: list[int], requests: Sequence[Request], urgency: Urgency = CALM
     ) -> Iterator[Sequence[AsyncGenerator[TokenChunk]]]:
         """Answer one prompt, several times; see ``Ring.generate``."""
-        group = _Group(prompt_ids, urgency)
-        group.answers = [_Answer(request, group) for request in requests]
+        group = Group(prompt_ids, urgency)
+        group.answers = [Answer(request, group) for request in requests]
         try:
             yield [self._chunks(answer) for answer in group.answers]
         finally:
             for answer in group.answers:
                 self._close(answer)
 
-    async def _chunks(self, answer: _Answer) -> AsyncGenerator[TokenChunk]:
+    async def _chunks(self, answer: Answer) -> AsyncGenerator[TokenChunk]:
         if not answer.group.begun:
             self._start(answer.group)
         try:
@@ -320,7 +244,7 @@ class WorkerRing:
         finally:
             self._close(answer)
 
-    async def _next(self, answer: _Answer) -> TokenChunk | RingError:
+    async def _next(self, answer: Answer) -> TokenChunk | RingError:
         """What comes next. If the deadline has passed and no worker says so, all answers end here."""
         deadline = answer.group.urgency.deadline
         if deadline is None:
@@ -332,7 +256,7 @@ class WorkerRing:
             self._end(answer.group, deadline_exceeded())
             return await answer.arrived.get()
 
-    def _start(self, group: _Group) -> None:
+    def _start(self, group: Group) -> None:
         if group.urgency.overdue(time.monotonic()):
             raise deadline_exceeded()
         group.begun = True
@@ -342,7 +266,7 @@ class WorkerRing:
 
     # --- attempts
 
-    def _seek(self, group: _Group, pause: float = 0.0) -> None:
+    def _seek(self, group: Group, pause: float = 0.0) -> None:
         """Begin an attempt: now, if there is somebody to take it and nobody waits, otherwise when there
         is."""
         at_once = not (pause or group.trail.watched or len(self._waiting))
@@ -356,7 +280,7 @@ class WorkerRing:
             self._searches.add(group.search)
             group.search.add_done_callback(self._searches.discard)
 
-    async def _search(self, group: _Group, pause: float) -> None:
+    async def _search(self, group: Group, pause: float) -> None:
         try:
             await asyncio.sleep(pause)
             if group.trail.watched:
@@ -387,7 +311,7 @@ class WorkerRing:
             return RingError(503, "no_worker", message)
         return RingError(before.status, before.code, f"{before}; {message}")
 
-    def _begin(self, group: _Group) -> bool:
+    def _begin(self, group: Group) -> bool:
         """Begin an attempt, if it can be placed now. Raises RingError if it is not to wait either."""
         placed = self._choose(group)
         if placed is not None:
@@ -398,7 +322,7 @@ class WorkerRing:
             raise self._nobody(group.error)
         return False
 
-    def _choose(self, group: _Group) -> Place | None:
+    def _choose(self, group: Group) -> Place | None:
         """An attempt that was refused or broke avoids those with which it did, as long as there are others of
         their role; an answer that was begun is written on by the same revision of the model, as long as there
         is one."""
@@ -411,7 +335,7 @@ class WorkerRing:
             placed = self._place(group, foreign)
         return self._place(group) if placed is None and foreign else placed
 
-    def _withdraw(self, group: _Group, but: WorkerClient | None = None) -> list[_Group]:
+    def _withdraw(self, group: Group, but: WorkerClient | None = None) -> list[Group]:
         """End the attempt on all workers but one. Returns what is to go on: the group, or when its answers
         have parted each that goes on, as a group of its own."""
         self._cancel(group, group.answers, but=but)
@@ -429,8 +353,8 @@ class WorkerRing:
                 answer.entry.attempt = part.attempt
         return parts
 
-    def _part_of(self, group: _Group, answer: _Answer) -> _Group:
-        answer.group = _Group(
+    def _part_of(self, group: Group, answer: Answer) -> Group:
+        answer.group = Group(
             group.prompt_ids,
             group.urgency,
             [answer],
@@ -443,7 +367,7 @@ class WorkerRing:
         )
         return answer.group
 
-    def _resume(self, group: _Group, cause: Cause, error: RingError) -> None:
+    def _resume(self, group: Group, cause: Cause, error: RingError) -> None:
         """An attempt has failed, and is withdrawn: another one goes on from the tokens that were delivered,
         if it may, and soon. If not, the client is told ``error``."""
         group.trail.failures += 1
@@ -457,19 +381,19 @@ class WorkerRing:
         log.warning("request %s: attempt %d ended: %s", group.name, group.attempt - 1, error)
         self._go_on(group, cause, error, pause)
 
-    def _go_on(self, group: _Group, cause: Cause, error: RingError, pause: float = 0.0) -> None:
+    def _go_on(self, group: Group, cause: Cause, error: RingError, pause: float = 0.0) -> None:
         self._metrics.resumed(cause)
         group.error = error
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
         self._seek(group, pause)
 
-    def _give_up(self, group: _Group, reason: Reason, error: RingError) -> None:
+    def _give_up(self, group: Group, reason: Reason, error: RingError) -> None:
         self._metrics.gave_up(reason)
         log.warning("request %s is given up on (%s): %s", group.name, reason, error)
         self._end(group, error)
 
-    def _stop_search(self, group: _Group) -> None:
+    def _stop_search(self, group: Group) -> None:
         """No workers are sought for it any more, and as a suspect it makes way for others."""
         if group.search is not None and group.search is not asyncio.current_task():
             group.search.cancel()
@@ -478,7 +402,7 @@ class WorkerRing:
 
     # --- the end
 
-    def _close(self, answer: _Answer) -> None:
+    def _close(self, answer: Answer) -> None:
         """Nobody wants more of this answer. Workers hear of it, as soon as it is no others' affair too."""
         if answer.closed:
             return
@@ -496,7 +420,7 @@ class WorkerRing:
             self._stop_search(group)
 
     @staticmethod
-    def _cancel(group: _Group, answers: Sequence[_Answer], but: WorkerClient | None = None) -> None:
+    def _cancel(group: Group, answers: Sequence[Answer], but: WorkerClient | None = None) -> None:
         """End answers on all workers of the group but one. While these work for all answers at once, only all
         can be ended: the name of the group goes first, and the others may have parted by now."""
         names = [answer.request.request_id for answer in answers]
@@ -506,7 +430,7 @@ class WorkerRing:
             if worker is not but:
                 worker.cancel(name, group.attempt, forks)
 
-    def _submit(self, group: _Group, place: Place) -> None:
+    def _submit(self, group: Group, place: Place) -> None:
         """Start an attempt on workers that were ready a moment ago, in the same turn of the event loop."""
         decode, prefill = group.decode, group.prefill = place.decode, place.prefill
         group.revision = decode.hello.revision if decode.hello else ""
@@ -549,7 +473,7 @@ class WorkerRing:
         submit.decode.incarnation = hello.incarnation
         submit.decode.handle = sign_handle(self._cluster_key, name, hello.incarnation, num_tokens)
 
-    def _place_again(self, group: _Group, refused_by: WorkerClient, reason: str) -> None:
+    def _place_again(self, group: Group, refused_by: WorkerClient, reason: str) -> None:
         """Nothing of the attempt was begun: the next one goes to other workers, while there are any.
 
         A worker that drains is left out anyway. Otherwise it is the decode worker that prefill cannot link
@@ -567,7 +491,7 @@ class WorkerRing:
             group.avoided.add(decode.address)
         self._resume(group, "refused", error)
 
-    def _handoff_broke(self, group: _Group, told_by: WorkerClient, reason: str) -> None:
+    def _handoff_broke(self, group: Group, told_by: WorkerClient, reason: str) -> None:
         """What was computed is lost. If one of the workers is why, it is the other."""
         others = [worker for worker in group.workers if worker is not told_by]
         computing = set(group.computing)
@@ -579,7 +503,7 @@ class WorkerRing:
             group.fled = (other, time.monotonic()) if other in computing else None
         self._resume(group, "handoff", RingError(503, "worker_error", reason))
 
-    def _end(self, group: _Group, error: RingError, but: WorkerClient | None = None) -> None:
+    def _end(self, group: Group, error: RingError, but: WorkerClient | None = None) -> None:
         """All answers end with ``error``, on all workers but one, which knows."""
         if group.search is not None:
             group.search.cancel()
@@ -589,7 +513,7 @@ class WorkerRing:
         self._stop_search(group)
 
     @staticmethod
-    def _fail(answers: Sequence[_Answer], error: RingError) -> None:
+    def _fail(answers: Sequence[Answer], error: RingError) -> None:
         for answer in answers:
             answer.entry.finished = True
             answer.arrived.put_nowait(error)
@@ -643,7 +567,7 @@ class WorkerRing:
         if group is not None and group.attempt == delta.attempt:
             group.computing.add(worker)
 
-    def _take_failure(self, group: _Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
+    def _take_failure(self, group: Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         """An attempt has failed that is under way as one, be the answer over that gave it its name."""
         if delta.refused:
             self._place_again(group, worker, delta.error)
@@ -652,7 +576,7 @@ class WorkerRing:
         else:
             self._end(group, failure(delta), but=worker)
 
-    def _take(self, answer: _Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
+    def _take(self, answer: Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         group = answer.group
         if worker is group.decode and delta.attempt == group.attempt and not _failed(delta):
             self._part(group)
@@ -668,7 +592,7 @@ class WorkerRing:
         else:
             self._end(group, accepted, but=worker)
 
-    def _got_on(self, group: _Group) -> None:
+    def _got_on(self, group: Group) -> None:
         """Tokens have come."""
         if group.interrupted_at is not None:
             self._metrics.pause.observe(time.monotonic() - group.interrupted_at)
@@ -676,7 +600,7 @@ class WorkerRing:
         if group.trail.deaths and (group.trail.got_to(group.delivered) or not group.going):
             self._stop_search(group)
 
-    def _part(self, group: _Group) -> None:
+    def _part(self, group: Group) -> None:
         """The baton has been passed: prefill's fate matters no more, and each answer goes its own way."""
         if group.parted:
             return
@@ -714,13 +638,13 @@ class WorkerRing:
                 self._resume(part, "worker_lost", RingError(503, "worker_lost", message))
 
     @staticmethod
-    def _fled_from(group: _Group, worker: WorkerClient) -> bool:
+    def _fled_from(group: Group, worker: WorkerClient) -> bool:
         if group.fled is None or not group.going:
             return False
         other, since = group.fled
         return other is worker and time.monotonic() - since < FLED_S
 
-    def _blame(self, present: Sequence[_Group]) -> None:
+    def _blame(self, present: Sequence[Group]) -> None:
         """A worker has died that was computing these. Who is found to be why is given up on."""
         trails = [(group.trail, group.delivered) for group in present]
         guilty = self._suspects.died(trails, time.monotonic())
@@ -754,7 +678,7 @@ class WorkerRing:
                     moving += 1
 
     @staticmethod
-    def _is_movable(group: _Group) -> bool:
+    def _is_movable(group: Group) -> bool:
         if group.is_search or not (group.parted or group.prefill is None):
             return False
         left = (a.request.params.max_tokens - len(a.entry.output_ids) for a in group.going)
