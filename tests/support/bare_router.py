@@ -49,8 +49,9 @@ class BareRouter:
     async def first_delta(self) -> pb.TokenDelta:
         while True:
             message = await self.call.read()
-            if message.frame.deltas:
-                return message.frame.deltas[0]  # type: ignore[no-any-return]
+            for delta in message.frame.deltas:
+                if not delta.started:
+                    return delta  # type: ignore[no-any-return]
 
     async def answer(self, request_id: str) -> tuple[list[int], pb.TokenDelta]:
         """The tokens of a request and its last delta."""

@@ -99,6 +99,53 @@ async def test_a_worker_that_is_gone_is_not_dialled_again() -> None:
         assert len(await answer(ring, "r", PROMPT, 4)) == 4
 
 
+async def test_a_worker_that_comes_back_keeps_its_stream_and_what_is_open_there() -> None:
+    """A second stream of the same router would end the first, and an answer that nothing is wrong with."""
+    worker = LocalWorker("both", step_s=0.01)
+    async with local_ring([worker]) as ring:
+        [client], [endpoint] = ring.workers, ring.discovery.known
+        long = asyncio.create_task(answer(ring, "long", PROMPT, 60))
+        await until(lambda: worker.engine.generated_tokens)
+        ring.members.set([])
+        assert client.retired and ring.workers == [client] and not ring.ready
+        ring.members.set([endpoint])
+        assert ring.workers == [client] and ring.ready
+        assert len(await long) == 60
+        assert worker.engine.generated_tokens == 60, "nothing was computed twice"
+        assert len(await answer(ring, "next", PROMPT, 4)) == 4
+
+
+async def test_what_a_worker_held_is_forgotten_with_it() -> None:
+    worker = LocalWorker("both")
+    async with local_ring([worker]) as ring:
+        await answer(ring, "r", PROMPT, 4)
+        await until(lambda: ring._placer._prefixes.cached([*PROMPT, 0]))
+        ring.members.set([])
+        await until(lambda: not ring.workers)
+        assert not ring._at and not ring._placer._prefixes.cached([*PROMPT, 0])
+
+
+async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> None:
+    class Newer(pb_grpc.WorkerServicer):
+        async def Connect(  # noqa: N802 (the name is the contract's)
+            self, request_iterator: AsyncIterator[pb.RouterMessage], context: object
+        ) -> AsyncIterator[pb.WorkerMessage]:
+            yield pb.WorkerMessage(hello=pb.WorkerHello(role=pb.ROLE_UNSPECIFIED, max_model_len=256))
+            async for _ in request_iterator:
+                pass
+
+    server = grpc.aio.server()
+    pb_grpc.add_WorkerServicer_to_server(Newer(), server)
+    newer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    ring = WorkerRing([newer], "fake", b"key")
+    ring.start()
+    await asyncio.sleep(0.3)
+    assert not ring.ready and not any(worker.ready for worker in ring.workers)
+    await ring.close()
+    await server.stop(None)
+
+
 async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
     ring = WorkerRing(["10.0.0.1:9"], "fake", b"")
     [before] = ring.workers

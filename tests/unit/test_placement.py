@@ -97,7 +97,8 @@ class TestPairs:
     def test_only_workers_of_one_group_are_paired(self) -> None:
         workers = [worker("p1", group="old", prefill_tokens=300), worker("d1", group="old")]
         workers += [worker("p2", group="new"), worker("d2", group="newer")]
-        assert chosen(workers) == Choice("d2"), "nobody there prefills for d2"
+        assert chosen(workers) == Choice("d1", "p1"), "nobody prefills for d2: its release comes last"
+        assert chosen([workers[0], workers[3]]) == Choice("d2")
         assert chosen([*workers[:3], worker("d2", group="new")]) == Choice("d2", "p2")
         assert chosen(workers[:3]) == Choice("d1", "p1")
 

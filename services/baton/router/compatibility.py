@@ -42,6 +42,11 @@ def role_of(hello: pb.WorkerHello) -> Role:
     return _ROLES[hello.role]
 
 
+def knows_role(hello: pb.WorkerHello) -> bool:
+    """Whether ``role_of`` can tell: a newer release may have others."""
+    return hello.role in _ROLES
+
+
 def group_of(hello: pb.WorkerHello) -> Group:
     return Group(hello.model, hello.revision, hello.compatibility)
 

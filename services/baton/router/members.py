@@ -83,10 +83,8 @@ class Members:
             if worker is None:
                 if endpoint.terminating:  # nothing of ours is there, and nothing will be
                     continue
-                worker = self._present[key] = self._make(endpoint.address)
-                worker.name = f"{endpoint.address} ({endpoint.uid})" if endpoint.uid else endpoint.address
-                if self._started:
-                    self._dial(worker)
+                name = f"{endpoint.address} ({endpoint.uid})" if endpoint.uid else endpoint.address
+                worker = self._present[key] = self._returned(name) or self._come(endpoint.address, name)
             worker.admits = endpoint.admits
         self._keep()
 
@@ -150,6 +148,24 @@ class Members:
         log.warning(
             "worker %s gets no requests for %.0f s: %s", ejection.worker, ejection.seconds, ejection.told
         )
+
+    def _returned(self, name: str) -> WorkerClient | None:
+        """The one of that name that was leaving, if it still can stay: a second stream to the same process
+        would end what is open on the first."""
+        for worker in self._leaving:
+            if worker.name == name and not self._tasks[worker].cancelling():
+                self._leaving.remove(worker)
+                worker.retired = False
+                log.info("worker %s is known again", name)
+                return worker
+        return None
+
+    def _come(self, address: str, name: str) -> WorkerClient:
+        worker = self._make(address)
+        worker.name = name
+        if self._started:
+            self._dial(worker)
+        return worker
 
     def _keep(self) -> None:
         self.outliers.keep({w.name: w.role if w.ready else None for w in self._present.values()})

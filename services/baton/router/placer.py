@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 SWEEP_BLOCKS = 5000
 """Traces of workers that are gone to be cleared at each tick: under 2 ms."""
 FIRST = Speeds()
+CHANGE = 0.1
+"""Of what is usual, for all to be worked out anew."""
 WEIGHT = 0.1
 """Of the newest report in what is usual."""
 
@@ -27,8 +29,10 @@ class Placer:
         self._options = options
         self._prefixes = Prefixes()
         self._standings: dict[str, Standing] = {}
-        self._usual = Speeds()
+        self._seen = Speeds()
         """Of the workers that have measured theirs, smoothed."""
+        self._usual = Speeds()
+        """The same, but for small changes: it is equal for all workers that are compared."""
 
     def place(
         self,
@@ -53,9 +57,10 @@ class Placer:
         return decision
 
     def _standing(self, report: WorkerReport) -> Standing:
-        before, self._usual = self._usual, _smoothed(self._usual, report)
-        if any(b == guess != now for b, now, guess in zip(before, self._usual, FIRST_SPEEDS, strict=True)):
-            self._standings.clear()  # some of them were made with a guess that is none any more
+        self._seen = _smoothed(self._seen, report)
+        if any(abs(now - then) > CHANGE * then for now, then in zip(self._seen, self._usual, strict=True)):
+            self._usual = self._seen
+            self._standings.clear()  # they were made with another
         standing = Standing.of(report, self._options, self._usual)
         self._standings[report.address] = standing
         return standing

@@ -92,6 +92,8 @@ class WorkerRing:
         self._placement = placement or PlacementOptions()
         self._placer = Placer(self._placement)
         self._max_staleness_s = max_staleness_s
+        self._at: dict[str, WorkerClient] = {}
+        """Whose word on blocks counts, by address: a new process may have that of one which is gone."""
         self._answers: dict[str, Answer] = {}
         """Those under way, by request id."""
         self._groups: dict[str, Group] = {}
@@ -134,12 +136,19 @@ class WorkerRing:
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            self.members.tick(now - before)
-            for worker in self.workers:
-                if worker.ready and worker.draining:
-                    self._move_from(worker)
-            self._placer.tick()
+            try:
+                self._tick(now - before)
+            except Exception:  # without heartbeats every worker would take the router for lost
+                log.exception("a tick failed")
             before = now
+
+    def _tick(self, elapsed: float) -> None:
+        self.members.tick(elapsed)
+        for worker in self.workers:
+            if worker.ready and worker.draining:
+                self._move_from(worker)
+        self._placer.tick()
+        self._waiting.changed()  # nobody says when an ejection ends
 
     @property
     def model(self) -> ModelInfo | None:
@@ -275,6 +284,10 @@ class WorkerRing:
         except RingError as error:
             self._give_up(group, "no_worker", error)
             return
+        except Exception:  # a client waits for this
+            log.exception("request %s: no attempt could be begun", group.name)
+            self._not_placed(group)
+            return
         if not begun:
             group.search = asyncio.create_task(self._search(group, pause))
             self._searches.add(group.search)
@@ -298,10 +311,13 @@ class WorkerRing:
             self._give_up(group, "queue_full", RingError(503, "no_worker", message))
         except Exception:  # a client waits for this
             log.exception("request %s: no attempt could be begun", group.name)
-            self._end(group, RingError(500, "internal_error", "the router could not place this request"))
+            self._not_placed(group)
         finally:
             if group.search is asyncio.current_task():
                 group.search = None
+
+    def _not_placed(self, group: Group) -> None:
+        self._end(group, RingError(500, "internal_error", "the router could not place this request"))
 
     def _nobody(self, before: RingError | None, waited: float = 0.0) -> RingError:
         """``before``: how the attempt before ended, if there was one. ``waited``: for how many seconds."""
@@ -312,14 +328,15 @@ class WorkerRing:
         return RingError(before.status, before.code, f"{before}; {message}")
 
     def _begin(self, group: Group) -> bool:
-        """Begin an attempt, if it can be placed now. Raises RingError if it is not to wait either."""
+        """Begin an attempt, if it can be placed now. Raises RingError if it is not to wait either, as it may
+        be told of a first one; what was begun waits."""
         placed = self._choose(group)
         if placed is not None:
             self._submit(group, placed)
             return True
         mode = self._placement.no_prefill if self._can_decode else self._placement.no_decode
-        if mode == "fail":
-            raise self._nobody(group.error)
+        if mode == "fail" and group.error is None:
+            raise self._nobody(None)
         return False
 
     def _choose(self, group: Group) -> Place | None:
@@ -331,7 +348,10 @@ class WorkerRing:
             w.address for w in self.workers if begun and w.hello and w.hello.revision != group.revision
         }
         placed = self._place(group, group.avoided | foreign)
-        if group.avoided and (placed is None or (placed.prefill is None and takes_over(placed.decode.role))):
+        for_want = self._placement.disaggregation == "always"  # of another prefill worker, not by choice
+        if group.avoided and (
+            placed is None or (for_want and placed.prefill is None and takes_over(placed.decode.role))
+        ):
             placed = self._place(group, foreign)
         return self._place(group) if placed is None and foreign else placed
 
@@ -525,6 +545,7 @@ class WorkerRing:
 
     def on_ready(self, worker: WorkerClient) -> None:
         assert worker.hello is not None
+        self._at[worker.address] = worker
         self._placer.joined(worker.address, worker.hello)
 
     def on_change(self, worker: WorkerClient) -> None:
@@ -587,10 +608,11 @@ class WorkerRing:
         if not isinstance(accepted, RingError):
             self._got_on(group)
             return
+        knows = worker if _failed(delta) else None  # not of a gap, which is found here
         if group.parted:
-            self._cancel(group, [answer], but=worker)
+            self._cancel(group, [answer], but=knows)
         else:
-            self._end(group, accepted, but=worker)
+            self._end(group, accepted, but=knows)
 
     def _got_on(self, group: Group) -> None:
         """Tokens have come."""
@@ -612,10 +634,12 @@ class WorkerRing:
                 self._cancel(group, [answer])
 
     def on_blocks(self, worker: WorkerClient, events: pb.BlockEvents) -> bool:
-        return self._placer.told(worker.address, events)
+        return self._at.get(worker.address) is not worker or self._placer.told(worker.address, events)
 
     def on_lost(self, worker: WorkerClient) -> None:
-        self._placer.left(worker.address)
+        if self._at.get(worker.address) is worker:
+            del self._at[worker.address]
+            self._placer.left(worker.address)
         self._name_peers()
         groups = {id(answer.group): answer.group for answer in self._answers.values()}.values()
         if worker.drained:  # what it had to hand on is with decode
@@ -671,6 +695,8 @@ class WorkerRing:
             if moving >= MOVES_AT_ONCE:
                 return
             if group.decode is worker and self._is_movable(group):
+                if self._choose(group) is None:  # where answers need prefill workers, and there are none
+                    return
                 for part in self._withdraw(group):
                     part.left = worker
                     log.info("request %s: attempt %d ended: its worker drains", part.name, part.attempt - 1)

@@ -22,8 +22,9 @@ class StepTimes:
         """Submits without a token yet: when, and how many tokens were to be computed."""
 
     def submitted(self, request_id: str, tokens: int, now: float) -> None:
-        if len(self._awaited) < MOST_AWAITED:
-            self._awaited[request_id] = now, max(tokens, PROMPT_UNIT)
+        if len(self._awaited) >= MOST_AWAITED:  # the oldest had no token here, as those of a search have not
+            del self._awaited[next(iter(self._awaited))]
+        self._awaited[request_id] = now, max(tokens, PROMPT_UNIT)
 
     def cancelled(self, request_id: str) -> None:
         self._awaited.pop(request_id, None)

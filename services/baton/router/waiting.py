@@ -72,6 +72,8 @@ class WaitingRoom:
         for waiting in list(self._waiting):
             if refusals == REFUSALS:
                 return
+            if waiting.done.done():  # given up a moment ago
+                continue
             if self._taken(waiting):
                 self._waiting.remove(waiting)
             else:
@@ -79,8 +81,6 @@ class WaitingRoom:
 
     @staticmethod
     def _taken(waiting: _Waiting) -> bool:
-        if waiting.done.done():  # given up a moment ago
-            return False
         try:
             if not waiting.take():
                 return False

@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc
 
 from baton.connector.liveness import TEMPO, Pulse, Tempo
-from baton.router.compatibility import group_of, role_of
+from baton.router.compatibility import group_of, knows_role, role_of
 from baton.router.placement import Role, WorkerReport
 from baton.router.sent import Sent
 from baton.router.step_times import StepTimes
@@ -232,6 +232,14 @@ class WorkerClient:
 
     async def run(self) -> None:
         """Keep a stream to the worker, for as long as it is known."""
+        try:
+            await self._keep_stream()
+        finally:
+            if self.ready and self.retired:  # nothing of ours was open there
+                self.drained = True
+                self._lose()
+
+    async def _keep_stream(self) -> None:
         pause = FIRST_RETRY_S
         while not self.retired:
             try:
@@ -240,18 +248,23 @@ class WorkerClient:
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
                 log.log(logging.WARNING if self.ready else logging.DEBUG, "%s: %s", self.address, reason)
+            except Exception:  # it would look ready for ever
+                log.exception("what worker %s said could not be taken in: its stream is closed", self.address)
             finally:
                 self._outbound.put_nowait(None)  # grpc waits for the next message even if the stream is over
             if self.ready:
                 pause = FIRST_RETRY_S
                 if self._judge is not None and not self.drained and self._watcher.busy(self):
                     self._judge.failed(self)
-                self.hello = None
-                self._watcher.on_lost(self)  # who may ask whether it was draining
-                self.load = pb.Load()
-                self._report = None
+                self._lose()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY_S)
+
+    def _lose(self) -> None:
+        self.hello = None
+        self._watcher.on_lost(self)  # who may ask whether it was draining
+        self.load = pb.Load()
+        self._report = None
 
     async def _stream_once(self) -> None:
         outbound = self._outbound = asyncio.Queue()
@@ -266,6 +279,9 @@ class WorkerClient:
             async with asyncio.timeout(GREETING_S):
                 first = await stream.read()
             if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
+                return
+            if not knows_role(first.hello):
+                log.error("worker %s has a role that this router does not know", self.address)
                 return
             self.hello = first.hello
             self._report = None

@@ -3,14 +3,14 @@ both, by what each is estimated to take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from types import MappingProxyType
 from typing import NamedTuple
 
 from baton.router.placement.options import HANDOFF_S, PlacementOptions
-from baton.router.placement.standing import Standing
+from baton.router.placement.standing import BEYOND_S, Standing
 
 MOST_PAIRED = 3
 """Workers of each side that are looked at in pairs: those that would be best if the other side did not
@@ -97,8 +97,11 @@ def choose(prompt: Prompt, workers: Iterable[Standing], options: PlacementOption
     Among equals it is whoever has the fewest sequences, then whoever was given nothing for longest.
     """
     found: list[_Found] = []
-    for group in _groups([worker for worker in workers if worker.accepts]):
+    groups = _groups([worker for worker in workers if worker.accepts])
+    for group in groups:
         found += _candidates(prompt, group, options)
+    if len(groups) > 1 and options.disaggregation != "never":
+        found = _paired_first(found)
     if not found:
         return None
     least = min([entry.rank_s for entry in found]) + TICK_S
@@ -114,7 +117,20 @@ class _Found(NamedTuple):
     prefill: Standing
 
 
-def _groups(workers: Sequence[Standing]) -> Iterable[Sequence[Standing]]:
+def _paired_first(found: list[_Found]) -> list[_Found]:
+    """Of two releases, the one whose prefill workers are not there yet is not to get the requests for it."""
+    if not any(entry.candidate.prefill for entry in found):
+        return found
+    paired = {entry.decode.group for entry in found if entry.candidate.prefill}
+    return [
+        entry._replace(rank_s=entry.rank_s + BEYOND_S)
+        if entry.decode.role == "decode" and entry.decode.group not in paired
+        else entry
+        for entry in found
+    ]
+
+
+def _groups(workers: Sequence[Standing]) -> Collection[Sequence[Standing]]:
     if len({worker.group for worker in workers}) < 2:
         return (workers,)
     groups: dict[str, list[Standing]] = {}

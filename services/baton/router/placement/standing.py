@@ -10,6 +10,8 @@ from baton.router.placement.report import Role, WorkerReport
 
 UNBOUNDED = 1 << 60
 BEYOND_S = 1e6
+NOISE = 1.25
+"""By so much a speed may differ from the usual one for no reason but how it was measured."""
 FIRST_SPEEDS = Speeds()
 
 
@@ -53,9 +55,9 @@ class Standing:
     @classmethod
     def of(cls, report: WorkerReport, options: PlacementOptions, usual: Speeds = FIRST_SPEEDS) -> Standing:
         """``usual``: what stands in for a speed that the worker has not measured."""
-        token_s = 1.0 / (report.prefill_tokens_per_s or usual.tokens_per_s)
-        base_s = report.step_base_s or usual.step_base_s
-        row_s = report.step_row_s if report.step_base_s else usual.step_row_s
+        token_s = 1.0 / _told_apart(report.prefill_tokens_per_s, usual.tokens_per_s)
+        base_s = _told_apart(report.step_base_s, usual.step_base_s)
+        row_s = _told_apart(report.step_row_s if report.step_base_s else 0.0, usual.step_row_s)
         row_s = max(row_s, LEAST_ROW_SHARE * base_s)
         sequences, outputs = report.sequences, options.expected_outputs
         itl_s = base_s + (sequences + 1) * row_s
@@ -87,5 +89,11 @@ class Standing:
             mixed_itl_s,
             sequences * token_s if target is None else 0.0,
             target is None or not sequences or mixed_itl_s <= target,
-            report.kv_bytes_per_token / (report.link_bytes_per_s or usual.link_bytes_per_s),
+            report.kv_bytes_per_token / _told_apart(report.link_bytes_per_s, usual.link_bytes_per_s),
         )
+
+
+def _told_apart(measured: float, usual: float) -> float:
+    """What was measured, unless that may be noise about what is usual: workers that are alike are equals, and
+    take turns."""
+    return usual if not measured or usual / NOISE < measured < usual * NOISE else measured
