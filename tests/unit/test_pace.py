@@ -70,3 +70,23 @@ def test_a_slow_beginning_is_soon_forgotten() -> None:
         pace.step(4, 0, 0.02)
     assert pace.prefill_tokens_per_s == pytest.approx(1000, rel=0.02)
     assert pace.base_s + 4 * pace.row_s == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_step_that_was_held_up_counts_for_little() -> None:
+    pace = Pace()
+    for _ in range(200):
+        pace.step(0, 100, 0.05)
+        pace.step(4, 0, 0.01)
+    pace.step(0, 100, 30.0)
+    pace.step(4, 0, 30.0)
+    assert pace.prefill_tokens_per_s == pytest.approx(2000, rel=0.2)
+    assert pace.base_s + 4 * pace.row_s == pytest.approx(0.01, rel=0.2)
+
+
+def test_a_worker_that_has_become_slower_is_told_so() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.step(0, 100, 0.05)
+    for _ in range(400):
+        pace.step(0, 100, 0.5)
+    assert pace.prefill_tokens_per_s == pytest.approx(200, rel=0.1)

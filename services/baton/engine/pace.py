@@ -13,6 +13,9 @@ before the figure says more of the worker than of its last prompts."""
 WARMING = 4
 """After n steps no more than n / (n + WARMING) of them is kept: the first ones, which find nothing warm, must
 not make a worker look slow for long. Who looks slow is asked less, and would not be put right."""
+MOST_AT_ONCE = 4.0
+"""A step counts for at most so many times what it was expected to take: if it took longer, the process was
+stopped, or had to wait, and the next one will not."""
 LEAST_SPREAD = 0.25
 """Added to the variance of the rows: while their number hardly changes, noise must not pass for a slope."""
 LEAST_SHARE = 0.1
@@ -35,6 +38,9 @@ class Pace:
         """A step decoded ``rows`` sequences and computed so many tokens of prompts."""
         if prompt_tokens:
             decoding = self.base_s + rows * self.row_s if rows else 0.0
+            if self._prompt_steps >= WARMING:
+                expected = decoding + max(prompt_tokens / self.prefill_tokens_per_s, self.base_s)
+                seconds = min(seconds, MOST_AT_ONCE * expected)
             keep = min(KEEP_PROMPTS, self._prompt_steps / (self._prompt_steps + WARMING))
             self._prompt_steps += 1
             self._prompt_tokens = keep * self._prompt_tokens + prompt_tokens
@@ -42,6 +48,8 @@ class Pace:
                 seconds - decoding, LEAST_SHARE * seconds
             )
         elif rows:
+            if self._decode_steps >= WARMING:
+                seconds = min(seconds, MOST_AT_ONCE * (self.base_s + rows * self.row_s))
             keep = min(KEEP, self._decode_steps / (self._decode_steps + WARMING))
             self._decode_steps += 1
             self._weight = keep * self._weight + 1
