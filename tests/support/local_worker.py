@@ -60,7 +60,8 @@ class SlowModel(FakeModel):
 
 class LocalWorker:
     """One worker. ``revision`` is part of what must be equal for two workers to link; routers hear of it if
-    it ``tells_terms``. ``make_engine`` is called with the model. ``port`` 0: any."""
+    it ``tells_terms``. ``make_engine`` is called with the model. ``port`` 0: any. What it says of
+    ``kv_bytes_per_token`` is by default true of the fake engine's pool."""
 
     def __init__(
         self,
@@ -73,9 +74,11 @@ class LocalWorker:
         make_engine: Callable[..., Engine] = fake_engine,
         make_model: Callable[[float], SlowModel] = SlowModel,
         port: int = 0,
+        kv_bytes_per_token: int = 96,
     ) -> None:
         self.role = role
         self.port = port
+        self._kv_bytes_per_token = kv_bytes_per_token
         self.engine = make_engine(model=make_model(step_s))
         self.routers = Routers()
         self.incarnation = new_incarnation()
@@ -111,7 +114,7 @@ class LocalWorker:
             chunk_tokens=self.engine.scheduler.limits.prefill_chunk,
             mixed_prefill_tokens=self.engine.scheduler.limits.max_num_batched_tokens,
             tells_blocks=self.engine.scheduler.limits.prefix_caching,
-            kv_bytes_per_token=96,  # of the fake engine's pool
+            kv_bytes_per_token=self._kv_bytes_per_token,
         )
         if self._tells_terms:
             hello.revision = self._revision

@@ -130,9 +130,10 @@ class TestFeed:
 
 
 async def test_a_second_turn_goes_where_the_first_one_is() -> None:
-    """To the prefill worker that computed it, and to the decode worker that has its answer."""
-    prefills = [LocalWorker("prefill") for _ in range(3)]
-    decodes = [LocalWorker("decode") for _ in range(3)]
+    """To the prefill worker that computed it, and to the decode worker that has its answer: where computing
+    and sending it again would take longer than the tick by which places are compared."""
+    prefills = [LocalWorker("prefill", step_s=0.02, kv_bytes_per_token=10**7) for _ in range(3)]
+    decodes = [LocalWorker("decode", step_s=0.002, kv_bytes_per_token=10**7) for _ in range(3)]
     async with local_ring([*prefills, *decodes]) as ring:
         prompt = PROMPT * 3
         first = await answer(ring, "first", prompt, 12)

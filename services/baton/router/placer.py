@@ -43,18 +43,25 @@ class Placer:
         shares: bool = True,
     ) -> Decision | None:
         """None: nobody can answer. ``shares``: the prompt may come from prefix caches."""
-        known = self._standings.get
-        standings = [
-            standing
-            if (standing := known(report.address)) is not None and standing.report is report
-            else self._standing(report)
-            for report in reports
-        ]
+        reports = list(reports)
+        usual = self._usual
+        standings = self._standings_of(reports)
+        if self._usual is not usual:  # some of them were made before it was another
+            standings = self._standings_of(reports)
         cached = self._prefixes.cached(token_ids) if shares else {}
         decision = choose(Prompt(len(token_ids), cached), standings, self._options)
         if decision is not None and log.isEnabledFor(logging.DEBUG):
             log.debug("request %s is placed: %s", request_id, decision)
         return decision
+
+    def _standings_of(self, reports: Sequence[WorkerReport]) -> list[Standing]:
+        known = self._standings.get
+        return [
+            standing
+            if (standing := known(report.address)) is not None and standing.report is report
+            else self._standing(report)
+            for report in reports
+        ]
 
     def _standing(self, report: WorkerReport) -> Standing:
         self._seen = _smoothed(self._seen, report)
