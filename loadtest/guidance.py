@@ -24,6 +24,7 @@ from baton import hub
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.guidance import Guide, GuidedRow, masks_of
+from baton.engine.runner import ModelRunner
 from baton.engine.sequence import Sequence
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.table import TokenTable
@@ -86,9 +87,9 @@ def measure(engine: Engine, batch: int, tokens: int, rounds: int) -> None:
     masks: dict[str, list[float]] = {name: [] for name in forms}
     for number in range(-1, rounds):  # the first is to warm up
         for name, output in forms.items():
-            before = engine.runner.masks.stats
+            before = runner_of(engine).masks.stats
             seconds = round_of(engine, batch, tokens, output)
-            after = engine.runner.masks.stats
+            after = runner_of(engine).masks.stats
             if number >= 0:
                 steps[name].append(seconds / tokens * 1e3)
                 masks[name].append((after.seconds - before.seconds) / (batch * tokens) * 1e6)
@@ -102,9 +103,14 @@ def measure(engine: Engine, batch: int, tokens: int, rounds: int) -> None:
         )
 
 
+def runner_of(engine: Engine) -> ModelRunner:
+    assert isinstance(engine.runner, ModelRunner)
+    return engine.runner
+
+
 def round_of(engine: Engine, batch: int, tokens: int, output: StructuredOutput | None) -> float:
     """Seconds for ``tokens`` decode steps of ``batch`` sequences."""
-    clock = time.thread_time if engine.runner.device.type == "cpu" else time.perf_counter
+    clock = time.thread_time if runner_of(engine).device.type == "cpu" else time.perf_counter
     params = SamplingParams(max_tokens=tokens + 2, ignore_eos=True, temperature=0.8, structured_output=output)
     for i in range(batch):
         engine.add(Sequence(f"{i}", 0, array("I", range(10 + i, 30 + i)), params))

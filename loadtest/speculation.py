@@ -26,6 +26,7 @@ from rich.table import Table
 
 from baton import LLM, SamplingParams
 from baton.engine.outputs import RequestOutput
+from baton.engine.runner import ModelRunner
 from baton.engine.sequence import Sequence
 from baton.sampling_params import SamplingParams as EngineParams
 from baton.speculation.config import Method
@@ -90,7 +91,9 @@ class Contender:
     def run(self, chats: Items[Chat], params: SamplingParams, samples: Samples) -> None:
         before, steps = self.llm.engine.load().speculation, self._steps
         # On a CPU with one thread, others that want it do not count.
-        clock = time.thread_time if self.llm.engine.runner.device.type == "cpu" else time.perf_counter
+        runner = self.llm.engine.runner
+        assert isinstance(runner, ModelRunner)
+        clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
         began = clock()
         answers = [output.outputs[0].token_ids for output in self.answer(chats, params)]
         seconds = clock() - began

@@ -26,7 +26,7 @@ from baton.block_hash import hash_blocks
 from baton.engine.beams import Candidates
 from baton.engine.break_even import BreakEven
 from baton.engine.engine import SequenceOutput
-from baton.engine.runner import StepResult
+from baton.engine.execution import StepResult
 from baton.engine.scheduler import BeamsDoNotFitError, ScheduledBatch
 from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams

@@ -14,8 +14,8 @@ import torch
 import baton
 from baton import LLM, SamplingParams, StructuredOutputs
 from baton.engine.config import EngineConfig
+from baton.engine.execution import StepResult
 from baton.engine.llm import EngineOptions
-from baton.engine.runner import StepResult
 from baton.engine.scheduler import ScheduledBatch
 from baton.request.errors import RequestError
 from tests.support.tiny_models import EOS, IM_END, TINY_MODELS, load_oracle

@@ -18,7 +18,8 @@ from baton import SamplingParams as Wanted
 from baton.engine import verification
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, SequenceOutput
-from baton.engine.runner import StepInputs, StepResult
+from baton.engine.execution import StepResult
+from baton.engine.runner import StepInputs
 from baton.engine.sequence import FinishReason, Fork, Sequence
 from baton.engine.step import StepTensors
 from baton.errors import ModelError

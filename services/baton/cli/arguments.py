@@ -7,11 +7,13 @@ line.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from baton.options import parse_size
+from baton.worker.config import RoleName
 
 
 def _size(text: str | int) -> int:
@@ -28,6 +30,7 @@ _PARALLEL = "Parallelism"
 _PLACEMENT = "Placement"
 _NETWORK = "Network"
 _PROCESS = "Process"
+_SIMULATED = "Simulation"
 
 Model = Annotated[
     str,
@@ -502,3 +505,32 @@ Temperature = Annotated[
     float | None, typer.Option(help="0 always takes the likeliest token. Default: the model's.")
 ]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
+
+SimulatedRole = Annotated[RoleName, typer.Option(help="prefill, decode or both.", rich_help_panel=_SIMULATED)]
+Profile = Annotated[
+    str,
+    typer.Option(help="How fast it is: 8b-h100, 8b-l4, instant, or a JSON file.", rich_help_panel=_SIMULATED),
+]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="name=figure; give it once for each: die_mean_s, hang_mean_s, hang_s, slow_mean_s, slow_s, "
+        "slow_factor, error_rate, seed.",
+        rich_help_panel=_SIMULATED,
+    ),
+]
+SimulatedRevision = Annotated[
+    str | None,
+    typer.Option(help="What it says is its model's. Default: the files' own.", rich_help_panel=_SIMULATED),
+]
+SimulatedHttpPort = Annotated[
+    int,
+    typer.Option(
+        help="Serve a plain OpenAI API beside, for other routers; 0: any port, -1: none.",
+        rich_help_panel=_SIMULATED,
+    ),
+]
+RecordFile = Annotated[
+    Path | None,
+    typer.Option(help="Write down when each token was there, for measurements.", rich_help_panel=_SIMULATED),
+]

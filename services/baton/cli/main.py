@@ -207,6 +207,64 @@ _worker_command(
 )
 
 
+@commands.command("worker-sim", rich_help_panel="One service")
+def worker_sim(
+    ctx: typer.Context,
+    role: arg.SimulatedRole = "both",
+    profile: arg.Profile = "8b-h100",
+    fault: arg.Faults = None,
+    revision: arg.SimulatedRevision = None,
+    http_port: arg.SimulatedHttpPort = -1,
+    record: arg.RecordFile = None,
+    model: arg.Model = _WORKER.model,
+    served_model_name: arg.ServedModelName = None,
+    max_model_len: arg.MaxModelLen = None,
+    host: arg.Host = _WORKER.host,
+    advertise: arg.Advertise = None,
+    port: arg.WorkerPort = _WORKER.port,
+    metrics_port: arg.MetricsPort = _WORKER.metrics_port,
+    data_port: arg.DataPort = _WORKER.data_port,
+    verify_handoff: arg.VerifyHandoff = False,
+    handoff_patience: arg.HandoffPatience = _WORKER.handoff_patience,
+    cluster_key: arg.ClusterKey = "",
+    block_size: arg.BlockSize = _WORKER.block_size,
+    num_blocks: arg.NumBlocks = None,
+    kv_cache_memory: arg.KvCacheMemory = None,
+    max_num_seqs: arg.MaxNumSeqs = 256,
+    max_num_batched_tokens: arg.MaxNumBatchedTokens = 2048,
+    prefill_chunk: arg.PrefillChunk = 2048,
+    mixed_prefill_tokens: arg.MixedPrefillTokens = None,
+    prefix_caching: arg.PrefixCaching = True,
+    scheduling_policy: arg.SchedulingPolicy = _WORKER.scheduling_policy,
+    priority_aging: arg.PriorityAging = _WORKER.priority_aging,
+    drain_timeout: arg.DrainTimeout = None,
+    log_level: arg.LogLevel = _WORKER.log_level,
+    exit_with_parent: arg.ExitWithParent = None,
+) -> NoReturn:
+    """Start a worker without a model: real protocols, scheduling and KV blocks, simulated steps.
+
+    For trying out routers, charts and dashboards where there are no GPUs. Its answers are words without a
+    meaning, in times that a profile gives.
+    """
+    _tie_to(exit_with_parent)
+    from baton.simulated.config import SimulatedConfig
+    from baton.simulated.faults import parse_faults
+    from baton.simulated.main import run
+    from baton.simulated.profile import profile_of
+    from baton.telemetry.startup import StartClock
+    from baton.worker.main import end_process
+
+    config = SimulatedConfig(
+        worker=WorkerConfig(**given(ctx, WorkerConfig)),
+        profile=profile_of(profile),
+        faults=parse_faults(fault or []),
+        revision=revision,
+        http_port=http_port,
+        record=record,
+    )
+    end_process(run(config, StartClock()))
+
+
 @commands.command(rich_help_panel="One service")
 def router(
     ctx: typer.Context,
@@ -259,7 +317,8 @@ def _run_worker(config: WorkerConfig) -> NoReturn:
 
     clock = StartClock()
     with clock.phase("import"):
-        from baton.worker.main import end_process, run
+        from baton.worker.load import run
+        from baton.worker.main import end_process
 
     end_process(run(config, clock))
 

@@ -9,37 +9,36 @@ from array import array
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from baton.engine.beam_group import AnswerToken, BeamGroup
 from baton.engine.beams import Candidates
 from baton.engine.block_pool import BlockPool
 from baton.engine.break_even import BreakEven
 from baton.engine.checks import RequestChecks
-from baton.engine.config import EngineConfig
-from baton.engine.guidance import Guide
-from baton.engine.host_memory import HostMemory
+from baton.engine.execution import Runner, Sampled, StepResult
 from baton.engine.host_tier import HostTier
 from baton.engine.load import Load
-from baton.engine.logits import LogitRules
 from baton.engine.pace import Pace
 from baton.engine.prefix_journal import PrefixChanges
-from baton.engine.runner import ModelRunner, StepResult
 from baton.engine.scheduler import ScheduledBatch, Scheduler
 from baton.engine.sequence import FinishReason, Sequence, Status
-from baton.engine.startup import build_runner
 from baton.engine.stop import finish_reason, stop_ids, stops
-from baton.engine.verification import Sampled
 from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
 from baton.logprobs import Logprobs, TokenDetails
-from baton.models.loader import Progress
 from baton.sampling_params import SamplingParams
-from baton.speculation.speculator import Speculator
 from baton.telemetry.startup import StartClock
 from baton.telemetry.worker import HostTierStats, SpeculationStats
 from baton.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from baton.engine.config import EngineConfig
+    from baton.engine.host_memory import HostMemory
+    from baton.engine.logits import LogitRules
+    from baton.models.loader import Progress
+    from baton.speculation.speculator import Speculator
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: Runner,
         scheduler: Scheduler,
         eos_token_ids: frozenset[int],
         vocab_size: int,
@@ -133,6 +132,10 @@ class Engine:
         """Loads the model, sizes the KV pool and warms up, on all ranks. ValueError if config and model do
         not agree or do not fit on the device, RankError if a rank cannot start; ``progress`` hears of bytes
         of weights read, ``clock`` of the phases."""
+        # Whose steps are simulated has no torch.
+        from baton.engine.host_memory import HostMemory
+        from baton.engine.startup import build_runner
+
         clock = clock or StartClock()
         built = build_runner(config, progress, clock)
         limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
@@ -518,7 +521,7 @@ class Engine:
             return
         child.rules = self._rules_of(child)
         if parent.guide is not None:
-            child.guide = Guide(parent.guide.grammar, child.params, self.eos_token_ids)
+            child.guide = self.runner.guide(parent.guide.grammar, child.params, self.eos_token_ids)
         self.scheduler.adopt(child, parent)
         self._replace_attempt(child)
 
@@ -601,7 +604,7 @@ class Engine:
             self._compiling[seq] = admit
             return grammar
         if grammar is not None:
-            seq.guide = Guide(_compiled(grammar), seq.params, self.eos_token_ids)
+            seq.guide = self.runner.guide(_compiled(grammar), seq.params, self.eos_token_ids)
         admit(seq)
         return None
 
@@ -617,7 +620,7 @@ class Engine:
             if admit is None:  # cancelled meanwhile
                 return
             try:
-                seq.guide = Guide(_compiled(grammar), seq.params, self.eos_token_ids)
+                seq.guide = self.runner.guide(_compiled(grammar), seq.params, self.eos_token_ids)
                 admit(seq)
             except ValueError as error:
                 self._discard(seq, FinishReason.ERROR)
@@ -693,7 +696,7 @@ class Engine:
         params = seq.params
         if params.structured_output is not None:  # the guide heeds it, as far as the grammar lets it
             params = replace(params, min_tokens=0)
-        return LogitRules.of(params, seq.prompt_ids, self.eos_token_ids)
+        return self.runner.rules(params, seq.prompt_ids, self.eos_token_ids)
 
     def _num_candidates(self, params: SamplingParams) -> int:
         if params.beam_search is None:

@@ -4,7 +4,7 @@ they are asked for."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,19 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.engine.beams import Candidates
-from baton.engine.guidance import GuidedRow, MaskStage, StepMasks
-from baton.engine.logits import Row, adjust
+from baton.engine.execution import Sampled, StepResult
+from baton.engine.guidance import Guide, GuidedRow, MaskStage, StepMasks
+from baton.engine.logits import LogitRules, Row, adjust
 from baton.engine.logprobs import score, score_each
 from baton.engine.sampler import sample
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
 from baton.engine.step import StepTensors, prompt_pieces
-from baton.engine.verification import Drafted, Sampled, verify
+from baton.engine.verification import Drafted, verify
+from baton.grammar.compiler import Grammar
 from baton.logprobs import Logprobs
 from baton.parallel.messages import StepLayout
 from baton.parallel.ranks import Ranks
 from baton.sampling_params import SamplingParams
 from baton_kernels.blocks import copy_blocks
+from baton_kernels.cpu.library import bind_threads, release_threads
 from baton_kernels.paged import PagedBatch
 
 
@@ -51,24 +54,6 @@ class PromptRows:
     """The first row's index in the step."""
     token_ids: list[int]
     """The prompt token that follows each row."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a step found out, by sequence."""
-
-    tokens: dict[Sequence, list[Sampled]] = field(default_factory=dict)
-    """The next token of those that were due one; with the first one, those of its forks behind it."""
-    verified: dict[Sequence, list[Sampled]] = field(default_factory=dict)
-    """The tokens that follow those that had drafts: the accepted ones and one more."""
-    prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
-    """Of the prompt tokens that follow the step's, for those that ask."""
-    candidates: dict[Sequence, Candidates] = field(default_factory=dict)
-    """What may follow those that are due a token which their beam search chooses."""
-    errors: dict[Sequence, str] = field(default_factory=dict)
-    """Why those got no token that were due one."""
-    hidden: Tensor | None = None
-    """[T, H]: the hidden states of the step's tokens, if the runner ``keeps_hidden``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +99,28 @@ class ModelRunner:
     def run(self, batch: ScheduledBatch) -> StepResult:
         """Computes a step and what it yields. The step's KV is in the pool on return, on every rank."""
         return self.execute(self.prepare(batch))
+
+    @staticmethod
+    def rules(
+        params: SamplingParams, prompt_ids: Items[int], eos_token_ids: frozenset[int]
+    ) -> LogitRules | None:
+        """See ``Runner.rules``."""
+        return LogitRules.of(params, prompt_ids, eos_token_ids)
+
+    @staticmethod
+    def guide(grammar: Grammar, params: SamplingParams, eos_token_ids: frozenset[int]) -> Guide:
+        """See ``Runner.guide``."""
+        return Guide(grammar, params, eos_token_ids)
+
+    @staticmethod
+    def enter() -> None:
+        """Binds the threads that compute to cores of their own, where there is one for each."""
+        bind_threads()
+
+    @staticmethod
+    def leave() -> None:
+        """Lets go of them: this thread has loaded the model, or is done."""
+        release_threads()
 
     def execute(self, inputs: StepInputs) -> StepResult:
         """RankError if a rank is dead. Whatever else is raised, an interrupt too, ends the other ranks: they

@@ -7,17 +7,20 @@ from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from baton.block_hash import hash_blocks
 from baton.engine.beams import Candidates
 from baton.engine.block_pool import BlockPool
-from baton.engine.guidance import Guide
-from baton.engine.logits import LogitRules
 from baton.logprobs import Logprobs, TokenDetails
 from baton.sampling_params import SamplingParams
 from baton.urgency import CALM, Urgency
+
+if TYPE_CHECKING:
+    from baton.engine.guidance import Guide
+    from baton.engine.logits import LogitRules
 
 
 class Status(enum.Enum):

@@ -23,19 +23,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from baton.engine.execution import Sampled
 from baton.engine.guidance import GuidedRow, MaskStage
 from baton.engine.logits import Row, adjust
 from baton.engine.logprobs import score_each
 from baton.engine.sampler import sample
 from baton.engine.sequence import Sequence
 from baton.logprobs import Logprobs
-
-
-class Sampled(NamedTuple):
-    """A token, with its log-probabilities if they were asked for."""
-
-    token: int
-    logprobs: Logprobs | None
 
 
 class Drafted(NamedTuple):

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
-from baton_kernels.cpu.library import bind_threads, release_threads
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class EngineLoop:
         self._loop.call_soon_threadsafe(on_start, started)
 
     def start(self) -> None:
-        release_threads()  # this one has loaded the model, and computes no more
+        self._engine.runner.leave()  # this thread has loaded the model, and computes no more
         self._thread.start()
 
     def stop(self) -> None:
@@ -63,7 +62,7 @@ class EngineLoop:
         await settled.wait()
 
     def _run(self) -> None:
-        bind_threads()
+        self._engine.runner.enter()
         try:
             while not self._stopping:
                 self._engine.work.clear()

@@ -1,4 +1,4 @@
-"""The worker program: one process, any role."""
+"""The worker program: one process, any role. What computes is given: this imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
@@ -17,32 +18,26 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
-from baton import hub, logs, options
+from baton import options
 from baton.connector.identity import PROTOCOL, compatibility_digest, new_incarnation
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
-from baton.engine.config import EngineConfig
-from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
-from baton.errors import ModelError
 from baton.options import StartError
-from baton.parallel.ranks import RankError
 from baton.prefill.role import PrefillRole
-from baton.ready import Progress, WorkerReady, announce
-from baton.telemetry.grammar import GrammarCollector
+from baton.ready import WorkerReady, announce
+from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.startup import StartClock, StartCollector
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
-from baton.worker.ends import make_ends
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
-from baton_kernels.paged import LAYOUT
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +46,6 @@ EXIT_CUT_SHORT = 1
 EXIT_CRASHED = 70
 EXIT_RETIRED = 75
 STOP_GRACE_S = 1.0
-MIXED_PREFILL_CPU = 64
-"""A chunk of 64 multiplies almost as fast as one of 512 there (docs/benchmarks/2026-11-22-split.md)."""
-MIXED_PREFILL_CUDA = 256
-"""Weights are read once for all rows of a step: on an H100 about as many rows come with them for nothing."""
 LONGEST_END_S = 5.0
 """Whatever hangs: a worker that retires must end, as nothing else proves that its memory is quiet."""
 
@@ -76,75 +67,6 @@ _ROLES = {
 }
 
 
-def run(config: WorkerConfig, clock: StartClock) -> int:
-    """Load the model and serve until SIGTERM or SIGINT, then until what is open has ended. Returns the exit
-    status. ``clock`` has run since the start began.
-
-    Raises StartError, with one line for a person, when the model or a port cannot be had.
-    """
-    logs.configure(config.log_level)
-    try:
-        with clock.phase("config"):
-            path = hub.resolve_model(config.model)
-            engine_config = _engine_config(config, path)
-        engine = Engine.from_config(engine_config, _announce_progress, clock)
-    except (ModelError, ValueError, RankError) as error:
-        raise StartError(str(error)) from error
-    engine.call_on_rank_death(_rank_died)
-    return asyncio.run(Worker(config, engine, hub.revision_of(path), clock).serve())
-
-
-def _announce_progress(done: int, total: int) -> None:
-    announce(Progress("load", done, total))
-
-
-def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
-    device = choose_device(config.device)
-    return EngineConfig(
-        model=path,
-        dtype=choose_dtype(config.dtype, device),
-        quantization=config.quantization,
-        device=device,
-        load_format=config.load_format,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        kv_cache_bytes=config.kv_cache_memory,
-        host_kv_bytes=config.host_kv_memory,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        prefill_chunk=config.prefill_chunk,
-        mixed_prefill_tokens=_mixed_prefill_tokens(config, device),
-        chunked_prefill=config.chunked_prefill,
-        prefix_caching=config.prefix_caching,
-        max_model_len=config.max_model_len,
-        enforce_eager=config.enforce_eager,
-        priority_aging=config.priority_aging if config.scheduling_policy == "priority" else None,
-        # What prefill computes ends with its first token: it has nothing to draft.
-        speculative_method=config.speculative_method if config.role != "prefill" else "none",
-        speculative_model=config.speculative_model if config.role != "prefill" else None,
-        num_speculative_tokens=config.num_speculative_tokens,
-        speculative_ngram_min=config.speculative_ngram_min,
-        speculative_ngram_max=config.speculative_ngram_max,
-        num_threads=config.threads,
-        tensor_parallel_size=config.tensor_parallel_size,
-        pipeline_parallel_size=config.pipeline_parallel_size,
-    )
-
-
-def _mixed_prefill_tokens(config: WorkerConfig, device: str) -> int | None:
-    """A decode worker is there for answers that run; so much of a prompt goes beside them where it costs them
-    little more than less of it would."""
-    if config.mixed_prefill_tokens is not None or config.role != "decode":
-        return config.mixed_prefill_tokens
-    return MIXED_PREFILL_CPU if device == "cpu" else MIXED_PREFILL_CUDA
-
-
-def _rank_died(what: str) -> None:
-    """Not in order: what others wait for, in the engine or in a library, may never come."""
-    log.error("%s; the worker cannot go on", what)
-    end_process(EXIT_CRASHED)
-
-
 def end_process(status: int) -> NoReturn:
     """The end, once everything is closed. The interpreter is not taken down: threads of UCX, gloo and NCCL
     outlive what they served, and one of them that is still at work then ends the process with a signal
@@ -162,15 +84,41 @@ def end_process_after(seconds: float, status: int) -> None:
     timer.start()
 
 
+@dataclass(frozen=True, slots=True)
+class KVForm:
+    """What the KV of one head of one layer looks like."""
+
+    layout: str
+    dtype: str
+    element_bytes: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a worker serves, and what computes it."""
+
+    engine: Engine
+    revision: str
+    """Of the model."""
+    kv: KVForm
+    make_ends: Callable[[Callable[[], None]], Awaitable[Ends]]
+    """Its ends of all links. What it is given is called when a thread of theirs met what it did not expect.
+    May raise StartError."""
+    mask_stats: Callable[[], MaskStats] | None = None
+
+
 class Worker:
     """A loaded engine and everything that serves it."""
 
-    def __init__(self, config: WorkerConfig, engine: Engine, revision: str, clock: StartClock) -> None:
+    def __init__(self, config: WorkerConfig, served: Served, clock: StartClock) -> None:
         self._config = config
         self._clock = clock
-        self._engine = engine
-        self._revision = revision
+        self._served = served
+        self._engine = served.engine
+        self._revision = served.revision
         self._incarnation = new_incarnation()
+        self.routers = Routers()
         self._told_to_drain = asyncio.Event()
         self._exit = asyncio.Event()
         self._exit_status = 0
@@ -213,9 +161,9 @@ class Worker:
         config, engine = self._config, self._engine
         stack.callback(engine.close)
         with self._clock.phase("connector"):
-            ends = await make_ends(engine.runner, config.connector, config.host, self._crash)
+            ends = await self._served.make_ends(self._crash)
         stack.push_async_callback(ends.close)
-        routers = Routers()
+        routers = self.routers
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
@@ -235,8 +183,8 @@ class Worker:
         service = WorkerService(engine, hello, routers, prefill, decode)
         registry.register(WorkerCollector(config.role, service.stats))
         if engine.grammars is not None:
-            masks = engine.runner.masks
-            registry.register(GrammarCollector(config.role, engine.grammars.stats, lambda: masks.stats))
+            masks = self._served.mask_stats
+            registry.register(GrammarCollector(config.role, engine.grammars.stats, masks))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash, service.on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
@@ -310,8 +258,8 @@ class Worker:
         self, address: str, whole: Share, compatibility: handoff_pb2.Compatibility
     ) -> worker_pb2.WorkerHello:
         limits, pool = self._engine.scheduler.limits, self._engine.pool
-        kv = self._engine.runner.pool
-        head_bytes = 2 * kv.shape[-1] * kv.element_size()  # K and V of one head of one layer
+        kv = self._served.kv
+        head_bytes = 2 * kv.head_dim * kv.element_bytes  # K and V of one head of one layer
         return worker_pb2.WorkerHello(
             incarnation=self._incarnation,
             role=_ROLES[self._config.role],
@@ -335,16 +283,16 @@ class Worker:
         )
 
     def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:
-        *_, block_size, head_dim = self._engine.runner.pool.shape
+        kv = self._served.kv
         return handoff_pb2.Compatibility(
             protocol=PROTOCOL,
             model=self._config.model_name,
             revision=self._revision,
-            kv_dtype=str(self._engine.runner.pool.dtype).removeprefix("torch."),
-            layout=LAYOUT,
+            kv_dtype=kv.dtype,
+            layout=kv.layout,
             num_kv_heads=len(whole.heads),
             num_layers=len(whole.layers),
-            head_dim=head_dim,
-            block_size=block_size,
+            head_dim=kv.head_dim,
+            block_size=self._engine.pool.block_size,
             quantization="" if self._config.quantization == "none" else self._config.quantization,
         )

@@ -44,8 +44,10 @@ class KubernetesDiscovery:
         self._inventory = Inventory(port_name)
         self._told: list[Endpoint] | None = None
         self._confirmed_at = -math.inf
-        self._failures = 0
-        """Lists and watches in a row."""
+        self._bad_lists = 0
+        self._bad_watches = 0
+        """In a row, and each by itself: a list that fails is repeated soon, whatever befell the watches
+        before it, or what was missed meanwhile would be missed for too long."""
         self._timeouts = 0
         """Lists in a row that took too long."""
 
@@ -61,12 +63,23 @@ class KubernetesDiscovery:
     async def run(self, tell: Tell) -> None:
         try:
             while True:
-                try:
-                    await self._watch(await self._list(tell), tell)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the next list puts it right
-                    await self._pause_after(error)
+                await self._list_and_watch(tell)
         finally:
             await self._api.close()
+
+    async def _list_and_watch(self, tell: Tell) -> None:
+        """Once. Whatever fails, the next list puts it right."""
+        try:
+            version = await self._list(tell)
+        except Exception as error:  # noqa: BLE001
+            self._bad_lists += 1
+            await self._pause_after(error, self._bad_lists)
+            return
+        try:
+            await self._watch(version, tell)
+        except Exception as error:  # noqa: BLE001
+            self._bad_watches += 1
+            await self._pause_after(error, self._bad_watches)
 
     async def _list(self, tell: Tell) -> str:
         """Replace what is known. Returns the version of it."""
@@ -78,7 +91,7 @@ class KubernetesDiscovery:
             self._timeouts += isinstance(error, TimeoutError)
             self._counts.lists.labels(_word(error)).inc()
             raise
-        self._timeouts = 0
+        self._timeouts = self._bad_lists = 0
         self._inventory.replace(listed.items or ())
         self._confirm(tell)
         self._counts.lists.labels("ok").inc()
@@ -95,7 +108,7 @@ class KubernetesDiscovery:
                     await self._follow(lines, tell)
             if time.monotonic() - began < pace.watch_s / 4:
                 raise ApiServerError(200, "the watch ended before its time")
-            self._failures = 0
+            self._bad_watches = 0
         except TimeoutError:
             reason = "silent"
         except Exception as error:
@@ -126,17 +139,16 @@ class KubernetesDiscovery:
             self._told = endpoints
             tell(endpoints)
 
-    async def _pause_after(self, error: Exception) -> None:
+    async def _pause_after(self, error: Exception, failures: int) -> None:
         """Longer after each failure, and never the same as other routers'. None after the first 410, which
         only says that the version is too old."""
-        self._failures += 1
         known = isinstance(error, ApiServerError) and error.status == GONE
-        level = logging.DEBUG if known or self._failures == 1 else logging.WARNING
-        log.log(level, "discovery: attempt %d failed: %s", self._failures, error or type(error).__name__)
-        if known and self._failures == 1:
+        level = logging.DEBUG if known or failures == 1 else logging.WARNING
+        log.log(level, "discovery: failure %d in a row: %s", failures, error or type(error).__name__)
+        if known and failures == 1:
             return
         pace = self._pace
-        longest = min(pace.longest_pause_s, pace.first_pause_s * 2.0 ** min(self._failures - 1, 10))
+        longest = min(pace.longest_pause_s, pace.first_pause_s * 2.0 ** min(failures - 1, 10))
         await asyncio.sleep(longest * random.uniform(0.5, 1))
 
 

@@ -1,0 +1,126 @@
+"""KV that is moved for real, in small, and takes as long as what it stands for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
+
+from baton.connector.ranks.end import Cut, DataLink, LocalEnd
+from baton.connector.ranks.share import Share
+from baton.connector.transport import DeviceView, PageMemory
+from baton.simulated.runner import Words
+
+
+class WordMemory:
+    """``baton.connector.transport.KVMemory`` over a pool of words, [num_blocks, block_size]."""
+
+    def __init__(self, pool: Words) -> None:
+        self._pool = pool
+
+    def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
+        """The pool as wire blocks of ``block_size`` tokens. Raises ValueError for what it cannot be divided
+        into: it has one head of one layer."""
+        page = self._pool.shape[1]
+        if block_size < 1 or page % block_size:
+            raise ValueError(f"block_size {block_size} does not divide the pool's block size, {page}")
+        for name, some in (("heads", heads), ("layers", layers)):
+            if some not in (None, range(1)):
+                raise ValueError(f"{name} {some}: a simulated worker has one")
+        return _Part(self._pool.reshape(-1, block_size))
+
+
+class _Part:
+    def __init__(self, blocks: Words) -> None:
+        self._blocks = blocks
+        self.block_bytes = blocks.shape[1] * blocks.itemsize
+
+    def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
+        self._check(blocks)
+        return [self._blocks[block].data.cast("B") for block in blocks]
+
+    def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
+        return []
+
+    def gather(self, blocks: Sequence[int], into: memoryview) -> None:
+        self._check(blocks)
+        into[:] = self._blocks[list(blocks)].data.cast("B")
+
+    def scatter(self, blocks: Sequence[int], piece: memoryview) -> None:
+        self._check(blocks)
+        words = np.frombuffer(piece, np.uint64).reshape(len(blocks), -1)
+        self._blocks[list(blocks)] = words
+
+    def _check(self, blocks: Sequence[int]) -> None:
+        if not blocks or min(blocks) < 0 or max(blocks) >= len(self._blocks):
+            raise ValueError(f"wire blocks {list(blocks)}: ids of 0 to {len(self._blocks) - 1} are allowed")
+
+
+class PacedEnd(LocalEnd):
+    """The end of a worker whose links carry ``bytes_per_s`` together, of KV that would weigh
+    ``bytes_per_token``."""
+
+    def __init__(self, end: LocalEnd, bytes_per_token: int, bytes_per_s: float) -> None:
+        self._end = end
+        self._bytes_per_token = bytes_per_token
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+        self.share: Share = end.share
+        self.connectors = end.connectors
+        self.drained_is_proof = end.drained_is_proof
+
+    async def listen(self, host: str, port: int) -> Mapping[str, str]:
+        return await self._end.listen(host, port)
+
+    def expect(self, connector: str, token: bytes, cut: Cut, on_lost: Callable[[], None]) -> DataLink:
+        return self._paced(self._end.expect(connector, token, cut, on_lost), cut)
+
+    async def connect(
+        self, connector: str, address: str, token: bytes, cut: Cut, on_lost: Callable[[], None]
+    ) -> DataLink:
+        return self._paced(await self._end.connect(connector, address, token, cut, on_lost), cut)
+
+    def _paced(self, link: DataLink, cut: Cut) -> DataLink:
+        return PacedLink(link, cut.block_size * self._bytes_per_token, self.reserve)
+
+    def reserve(self, size: int) -> float:
+        """Seconds until so many bytes have left, behind those that were sent before."""
+        now = time.monotonic()
+        self._free_at = max(now, self._free_at) + size / self._bytes_per_s
+        return self._free_at - now
+
+    async def close(self) -> None:
+        await self._end.close()
+
+
+class PacedLink:
+    """``DataLink`` that sends when what it sends would have arrived."""
+
+    def __init__(self, link: DataLink, block_bytes: int, reserve: Callable[[int], float]) -> None:
+        self._link = link
+        self._reserve = reserve
+        self.block_bytes = block_bytes
+
+    def send(self, tag: int, blocks: Sequence[int]) -> Awaitable[None]:
+        return self._send(self._reserve(len(blocks) * self.block_bytes), tag, blocks)
+
+    async def _send(self, seconds: float, tag: int, blocks: Sequence[int]) -> None:
+        await asyncio.sleep(seconds)
+        await self._link.send(tag, blocks)
+
+    async def checksum(self, blocks: Sequence[int]) -> int:
+        return await self._link.checksum(blocks)
+
+    def in_place(self) -> Awaitable[None] | None:
+        return self._link.in_place()
+
+    def post_receive(self, tag: int, blocks: Sequence[int]) -> Awaitable[None]:
+        return self._link.post_receive(tag, blocks)
+
+    def cancel_receive(self, tag: int) -> bool:
+        return self._link.cancel_receive(tag)
+
+    async def close(self) -> None:
+        await self._link.close()
