@@ -188,6 +188,12 @@ def worker(tmp: Path, name: str, role: str, model: str, *options: str, program: 
     return Service(name, argv, tmp / f"{name}.log", program)
 
 
+def simulated(tmp: Path, name: str, role: str, *options: str, model: str = "demo") -> Service:
+    """Likewise a worker without a model."""
+    argv = ("worker-sim", "--role", role, "--model", model, "--port", "0", *options)
+    return Service(name, argv, tmp / f"{name}.log")
+
+
 @contextmanager
 def running(workers: Sequence[Service]) -> Iterator[None]:
     """Start workers, all at once; stop them at the end."""

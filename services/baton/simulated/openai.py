@@ -7,6 +7,7 @@ for four characters a token, and a token is told as its id.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import time
@@ -29,6 +30,8 @@ Scope = MutableMapping[str, object]
 Event = MutableMapping[str, object]
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
+
+log = logging.getLogger(__name__)
 
 OWNER = "http"
 CHARS = 4
@@ -70,14 +73,15 @@ class Front:
         """Raises StartError when the port cannot be had."""
         config = uvicorn.Config(
             self._app,
-            host=host,
-            port=port,
             log_config=None,
             access_log=False,
             lifespan="off",
+            loop="none",
             http="httptools",
+            interface="asgi3",
         )
         sock = _bind(host, port)
+        log.info("OpenAI API at http://%s", join_address(host, sock.getsockname()[1]))
         server = uvicorn.Server(config)
 
         self._tasks = [
