@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.connector.identity import compatibility_digest
-from baton.router.compatibility import by_group, may_pair
+from baton.router.compatibility import by_group
 from baton.router.discovery.endpoint import Discovery
 from baton.router.discovery.kubernetes import KubernetesDiscovery
 from baton.router.discovery.pace import Pace
@@ -182,16 +182,6 @@ def test_groups_are_of_one_model_revision_and_terms() -> None:
     silent = greeted("10.0.0.2:9")
     silent.hello = None
     assert list(by_group([old, new, other, silent]).values()) == [[old], [new], [other]]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "fits"), [(16, 64, True), (16, 24, False), (0, 24, True), (8, 8, True)]
-)
-def test_block_sizes_that_divide_may_be_paired(one: int, other: int, fits: bool) -> None:
-    prefill = hello(pb.ROLE_PREFILL, block_size=one).hello
-    decode = hello(pb.ROLE_DECODE, block_size=other).hello
-    assert prefill is not None and decode is not None
-    assert may_pair(prefill, decode) is fits
 
 
 async def test_during_a_rollout_both_releases_serve_each_within_itself() -> None:

@@ -69,14 +69,3 @@ def unpaired(workers: Iterable[W]) -> list[W]:
         for worker in like
         if worker.hello is not None and role_of(worker.hello) == "prefill"
     ]
-
-
-def may_pair(prefill: pb.WorkerHello, decode: pb.WorkerHello) -> bool:
-    """Whether the one may hand requests on to the other: of one group, with block sizes that divide."""
-    return group_of(prefill) == group_of(decode) and _sizes_fit(prefill.block_size, decode.block_size)
-
-
-def _sizes_fit(one: int, other: int) -> bool:
-    """As the handshake has it. A size of 0 is not told, and left to the handshake."""
-    smaller, larger = sorted((one, other))
-    return not smaller or larger % smaller == 0

@@ -1,0 +1,1 @@
+"""Routers under load, before simulated workers."""

@@ -1,0 +1,240 @@
+"""A router on one core before simulated workers: what a token and a request cost it, and how late tokens get.
+
+    python -m loadtest.routers                              # latency of 2,000 streams at 60 % of a core
+    scripts/router-peers .router-peers                      # installs the peers, once
+    python -m loadtest.routers --part peers --peers .router-peers
+
+The workers (`baton worker-sim`), the client and nothing else are on the other core. A token's added latency
+is the time from when its worker had it until the client read it, gRPC, HTTP and the kernel included. The
+peers are before the same workers, whose plain OpenAI API they pass on; all are asked in turns, and the
+figures are medians over the rounds. A core's capacity is what it did over the share of its time that the router used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.conditions import conditions
+from loadtest.routers import fleet, fronts
+from loadtest.routers.client import Figures, Plan
+from loadtest.routers.fronts import Front
+from tests.support.chaos.campaign import percentile
+from tests.support.ring import Service
+
+SHARE = 0.6
+"""Of a core's capacity, at which latency is measured."""
+MOST_MS = {50: 1.0, 99: 10.0}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of the client."""
+
+    figures: Figures
+    cpu_s: float
+    """Of the router."""
+
+    @property
+    def busy(self) -> float:
+        """Share of a core."""
+        return self.cpu_s / self.figures.seconds
+
+    @property
+    def tokens_per_core_s(self) -> float:
+        return self.figures.events / self.cpu_s
+
+    @property
+    def requests_per_core_s(self) -> float:
+        return self.figures.finished / self.cpu_s
+
+
+def measure(front: Front, plan: Plan) -> Measured:
+    """Run the client, and read what the router used while it measured."""
+    plan = msgspec.structs.replace(plan, path=front.path, model=front.model, headers=dict(front.headers))
+    with fleet.on_core(fleet.OTHERS_CORE):
+        client = subprocess.Popen(
+            [sys.executable, "-m", "loadtest.routers.client", front.url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    assert client.stdin is not None
+    assert client.stdout is not None
+    assert client.stderr is not None
+    client.stdin.write(msgspec.json.encode(plan))
+    client.stdin.close()
+    marks: dict[str, float] = {}
+    for raw in client.stderr:
+        word = raw.decode().strip()
+        if word not in ("BEGIN", "END"):
+            print(word, file=sys.stderr)
+            continue
+        marks[word] = fleet.cpu_seconds([front.pid])
+        if word == "END":
+            break
+    figures = msgspec.json.decode(client.stdout.read(), type=Figures)
+    client.wait(30)
+    return Measured(figures, marks["END"] - marks["BEGIN"])
+
+
+def latencies_ms(tmp: Path, figures: Figures) -> list[float]:
+    """Of the tokens that were kept: from the last one its worker had before it arrived. (Streams have far
+    more time between their tokens than these take.)"""
+    since = min(times[0] for times in figures.arrivals.values()) - 10 * 10**9
+    said: dict[str, list[int]] = defaultdict(list)
+    for (request, _), at in fleet.said_at(tmp, since).items():
+        said[request.removesuffix("-0")].append(at)
+    found = []
+    for request, arrivals in figures.arrivals.items():
+        times = sorted(said.get(request, ()))
+        for arrived in arrivals:
+            before = bisect.bisect_right(times, arrived)
+            if before:
+                found.append((arrived - times[before - 1]) / 1e6)
+    return found
+
+
+def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
+    """At a rate that should take ``SHARE`` of a core, as found in a first run."""
+    plan = Plan(
+        streams=chosen.streams, warm_up_s=4.0, seconds=chosen.seconds / 2, max_tokens=1000, stagger_s=6.0
+    )
+    rate = chosen.tokens_per_s
+    shown = Table("", "")
+    found: list[float] = []
+    measured = None
+    for name in ("first", "second", "measured"):
+        folder = tmp / name
+        folder.mkdir()
+        with fleet.workers(folder, chosen.workers, *_options(folder, chosen, rate)) as workers:
+            with fronts.baton(folder, workers) as front:
+                measured = measure(front, plan)
+            found = latencies_ms(folder, measured.figures)
+        console.print(
+            f"{name}: {measured.figures.events / measured.figures.seconds:.0f} tokens/s take "
+            f"{measured.busy:.0%} of a core; latency p50 {percentile(found, 50):.2f} ms, "
+            f"p99 {percentile(found, 99):.2f} ms"
+        )
+        rate = SHARE * measured.tokens_per_core_s
+        plan = msgspec.structs.replace(plan, seconds=chosen.seconds)
+    assert measured is not None
+    held = measured.figures.failed == 0
+    for name, figure in (
+        ("streams, workers", f"{chosen.streams}, {chosen.workers}"),
+        ("tokens/s", f"{measured.figures.events / measured.figures.seconds:.0f}"),
+        ("of a core", f"{measured.busy:.0%}"),
+        ("a core's capacity, tokens/s", f"{measured.tokens_per_core_s:.0f}"),
+        ("failed", str(measured.figures.failed)),
+    ):
+        shown.add_row(name, figure)
+    for share, most in MOST_MS.items():
+        took = percentile(found, share)
+        held &= took <= most
+        shown.add_row(f"added latency of a token, p{share}", f"{took:.2f} ms (at most {most:g})")
+    shown.add_row("VERDICT", "held" if held else "MISSED")
+    console.print(shown)
+    return held
+
+
+def _options(folder: Path, chosen: argparse.Namespace, rate: float) -> Sequence[str]:
+    """Workers whose steps are such that the streams get so many tokens a second, all together."""
+    step_ms = chosen.streams / rate * 1e3
+    profile = folder / "profile.json"
+    profile.write_bytes(_steps_of(step_ms))
+    each = -(-chosen.streams // chosen.workers)
+    blocks = 2 * each * 80
+    seqs = 2 * each
+    return ("--profile", str(profile), "--max-num-seqs", str(seqs), "--num-blocks", str(blocks))
+
+
+def _steps_of(ms: float) -> bytes:
+    """A profile whose steps all take as long."""
+    nothing = {"step_row_ms": 0, "context_ms_per_1k": 0, "prefill_ms_per_1k": 0}
+    return msgspec.json.encode({"step_base_ms": ms, **nothing})
+
+
+def run_peers(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
+    """Tokens of long answers and requests of one token, by each router in turns."""
+    plans = {
+        "tokens": Plan(streams=chosen.peer_streams, warm_up_s=2.0, seconds=chosen.seconds / 2),
+        "requests": Plan(
+            streams=min(16, chosen.peer_streams), warm_up_s=1.0, seconds=chosen.seconds / 2, max_tokens=1
+        ),
+    }
+    done: dict[tuple[str, str], list[Measured]] = defaultdict(list)
+    profile = tmp / "profile.json"
+    profile.write_bytes(_steps_of(40.0))
+    options = ("--profile", str(profile), "--max-num-seqs", "512")
+    with ExitStack() as stack:
+        workers: list[Service] = stack.enter_context(fleet.workers(tmp, 4, *options))
+        every = [
+            stack.enter_context(fronts.baton(tmp, workers)),
+            stack.enter_context(fronts.litellm(tmp, workers, chosen.peers)),
+            stack.enter_context(fronts.vllm_router(tmp, workers, chosen.peers)),
+        ]
+        for _ in range(chosen.repeats):
+            for name, plan in plans.items():
+                for front in every:
+                    streams = chosen.litellm_streams if front.name.startswith("LiteLLM") else plan.streams
+                    asked = msgspec.structs.replace(plan, streams=min(streams, plan.streams))
+                    done[name, front.name].append(measure(front, asked))
+    shown = Table("", *(front.name for front in every))
+    rows = {
+        "tokens/s of a core": ("tokens", lambda one: one.tokens_per_core_s),
+        "requests/s of a core": ("requests", lambda one: one.requests_per_core_s),
+    }
+    ratios: dict[tuple[str, str], float] = {}
+    for title, (name, figure) in rows.items():
+        medians = [statistics.median(map(figure, done[name, front.name])) for front in every]
+        shown.add_row(title, *(f"{median:.0f}" for median in medians))
+        for front, median in zip(every[1:], medians[1:], strict=True):
+            ratios[title, front.name] = medians[0] / median
+        shown.add_row("  Baton's, of it", "", *(f"{medians[0] / m:.2f}x" for m in medians[1:]))
+        busy = [statistics.median(one.busy for one in done[name, front.name]) for front in every]
+        shown.add_row("  of a core, then", *(f"{share:.0%}" for share in busy))
+        failed = [sum(one.figures.failed for one in done[name, front.name]) for front in every]
+        shown.add_row("  failed", *map(str, failed))
+    console.print(shown)
+    held = all(ratio >= 3 for (_, name), ratio in ratios.items() if name.startswith("LiteLLM"))
+    console.print("VERDICT:", "held" if held else "MISSED", "(3x the peer in Python)")
+    return held
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--part", choices=("latency", "peers"), default="latency")
+    parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--tokens-per-s", type=float, default=1500.0, help="in the first run")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of what is measured")
+    parser.add_argument("--peers", type=Path, default=Path(".router-peers"))
+    parser.add_argument("--peer-streams", type=int, default=128)
+    parser.add_argument("--litellm-streams", type=int, default=32, help="what it can stand")
+    parser.add_argument("--repeats", type=int, default=3)
+    chosen = parser.parse_args()
+    console = Console(width=120)
+    for line in conditions("loadtest.routers"):
+        console.print(line, soft_wrap=True)
+    part = run_latency if chosen.part == "latency" else run_peers
+    with tempfile.TemporaryDirectory() as scratch:
+        return 0 if part(chosen, Path(scratch), console) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

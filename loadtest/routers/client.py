@@ -1,0 +1,215 @@
+"""A client of thousands of streams that costs little itself: no HTTP library, no parsing of what it reads.
+
+    python -m loadtest.routers.client URL < plan.json > figures.json
+
+It asks in a closed loop: a stream that ends is followed by the next one on the same connection. It counts
+events, and keeps for some of the streams when each of theirs came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+
+CONNECT_AT_ONCE = 64
+_ID = re.compile(rb'"id":\s?"([^"]+)"')
+_TEXT = re.compile(rb'"(?:text|content)":\s?"')
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """What to ask."""
+
+    path: str = "/v1/completions"
+    model: str = "demo"
+    streams: int
+    """Open at a time."""
+    warm_up_s: float
+    seconds: float
+    """For which is measured, after the warm-up."""
+    prompt_words: int = 64
+    max_tokens: int = 128
+    stagger_s: float = 0.0
+    """Over which the streams begin."""
+    sample: int = 16
+    """Of so many streams one is kept in full."""
+    headers: dict[str, str] = {}
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """What came while it was measured."""
+
+    events: int = 0
+    """With text."""
+    finished: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    statuses: dict[str, int] = {}
+    arrivals: dict[str, list[int]] = {}
+    """By the id of the answer: when its tokens came, in nanoseconds on the system's monotonic clock."""
+
+
+@dataclass(slots=True, eq=False)
+class Stream(asyncio.Protocol):
+    """One connection, asking again and again."""
+
+    load: Load
+    number: int
+    transport: asyncio.Transport | None = None
+    asked: int = 0
+    head: bytes = b""
+    """Of the answer under way, until it is whole."""
+    in_head: bool = False
+    kept: list[int] | None = None
+    answer_id: str = ""
+    tail: bytes = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.ask()
+
+    def ask(self) -> None:
+        assert self.transport is not None
+        self.head, self.in_head, self.answer_id, self.tail = b"", True, "", b""
+        self.kept = [] if self.number % self.load.plan.sample == 0 else None
+        self.transport.write(self.load.request(self.number, self.asked))
+        self.asked += 1
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic_ns()
+        if self.in_head:
+            self.head += data
+            head, end, data = self.head.partition(b"\r\n\r\n")
+            if not end:
+                return
+            self.in_head = False
+            status = head[9:12].decode()
+            self.load.count(status)
+            if status != "200":
+                self.load.failed()
+                self.close()
+                return
+        self.take(data, now)
+
+    def take(self, data: bytes, now: int) -> None:
+        events = (
+            data.count(b"\n\n") - data.count(b"data: [DONE]") if b"[DONE]" in data else data.count(b"\n\n")
+        )
+        if self.kept is not None:
+            if not self.answer_id and (found := _ID.search(data)):
+                self.answer_id = found[1].decode()
+            self.kept += [now] * events
+        self.load.events(events)
+        self.tail = (self.tail + data)[-24:]
+        if b"[DONE]" in self.tail and self.tail.endswith(b"0\r\n\r\n"):
+            self.load.finished(self)
+            if not self.load.over:
+                self.ask()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.load.lost(self)
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """All streams of one run."""
+
+    plan: Plan
+    host: str
+    port: int
+    figures: Figures = field(default_factory=Figures)
+    measuring: bool = False
+    over: bool = False
+    open: set[Stream] = field(default_factory=set)
+
+    def request(self, number: int, asked: int) -> bytes:
+        plan = self.plan
+        words = " ".join(f"w{(number * 7919 + asked * 104729 + i) % 9973}" for i in range(plan.prompt_words))
+        said: dict[str, object] = {"prompt": words}
+        if "chat" in plan.path:
+            said = {"messages": [{"role": "user", "content": words}]}
+        body = msgspec.json.encode(
+            {"model": plan.model, "max_tokens": plan.max_tokens, "stream": True, "temperature": 0, **said}
+        )
+        more = "".join(f"{name}: {value}\r\n" for name, value in plan.headers.items())
+        head = (
+            f"POST {plan.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"Content-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def count(self, status: str) -> None:
+        if self.measuring:
+            self.figures.statuses[status] = self.figures.statuses.get(status, 0) + 1
+
+    def events(self, number: int) -> None:
+        if self.measuring:
+            self.figures.events += number
+
+    def failed(self) -> None:
+        if self.measuring:
+            self.figures.failed += 1
+
+    def finished(self, stream: Stream) -> None:
+        if self.measuring:
+            self.figures.finished += 1
+        self._keep(stream)
+
+    def _keep(self, stream: Stream) -> None:
+        if stream.kept and stream.answer_id:
+            self.figures.arrivals[stream.answer_id] = stream.kept
+
+    def lost(self, stream: Stream) -> None:
+        self.open.discard(stream)
+        if not self.over:
+            self.failed()
+
+    async def run(self) -> Figures:
+        """Open the streams, and measure."""
+        loop = asyncio.get_running_loop()
+        gate = asyncio.Semaphore(CONNECT_AT_ONCE)
+
+        async def begin(number: int) -> None:
+            await asyncio.sleep(self.plan.stagger_s * number / self.plan.streams)
+            async with gate:
+                stream = Stream(self, number)
+                await loop.create_connection(lambda: stream, self.host, self.port)
+                self.open.add(stream)
+
+        await asyncio.gather(*(begin(number) for number in range(self.plan.streams)))
+        await asyncio.sleep(self.plan.warm_up_s)
+        print("BEGIN", file=sys.stderr, flush=True)
+        began, self.measuring = time.monotonic(), True
+        await asyncio.sleep(self.plan.seconds)
+        self.measuring, self.over = False, True
+        self.figures.seconds = time.monotonic() - began
+        print("END", file=sys.stderr, flush=True)
+        for stream in list(self.open):
+            self._keep(stream)
+            stream.close()
+        await asyncio.sleep(0.1)
+        return self.figures
+
+
+def main() -> None:
+    where = urlsplit(sys.argv[1])
+    assert where.hostname is not None
+    assert where.port is not None
+    plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
+    figures = uvloop.run(Load(plan, where.hostname, where.port).run())
+    sys.stdout.buffer.write(msgspec.json.encode(figures))
+
+
+if __name__ == "__main__":
+    main()

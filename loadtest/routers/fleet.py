@@ -1,0 +1,74 @@
+"""Simulated workers and a router, each kept to its core, and what they used of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.support.ring import Service, running, simulated
+
+ROUTER_CORE = 0
+OTHERS_CORE = 1
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Processes started in here stay on this core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def workers(tmp: Path, count: int, *options: str) -> Iterator[list[Service]]:
+    """Simulated workers that do both and serve a plain OpenAI API beside, all on one core. Each writes down
+    when its tokens were there, in the file ``record`` of ``records``."""
+    fleet = [
+        simulated(tmp, f"sim-{i}", "both", "--http-port", "0", "--record", str(tmp / f"record-{i}"), *options)
+        for i in range(count)
+    ]
+    with on_core(OTHERS_CORE), running(fleet):
+        yield fleet
+
+
+def plain_urls(fleet: Sequence[Service]) -> list[str]:
+    """Where the workers serve other routers."""
+    found = [re.search(r"OpenAI API at (http://\S+)", worker.log.read_text()) for worker in fleet]
+    return [match[1] for match in found if match is not None]
+
+
+def said_at(tmp: Path, since_ns: int) -> dict[tuple[str, int], int]:
+    """(request, index of the token) → when it was there, by all workers' records from a time on."""
+    told: dict[tuple[str, int], int] = {}
+    for file in tmp.glob("record-*"):
+        with file.open() as lines:
+            for line in lines:
+                fields = line.split()
+                if len(fields) == 3 and int(fields[0]) >= since_ns:
+                    told[fields[1], int(fields[2])] = int(fields[0])
+    return told
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """Of these processes and their children, so far."""
+    total = 0.0
+    for pid in pids:
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port

@@ -1,0 +1,112 @@
+"""The routers that are compared: how each is started before the same workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton import ready
+from loadtest.routers.fleet import ROUTER_CORE, free_port, on_core, plain_urls
+from tests.support.ring import Service, running_routers
+
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Front:
+    """A router that is up."""
+
+    name: str
+    url: str
+    pid: int
+    path: str = "/v1/completions"
+    model: str = "demo"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@contextmanager
+def baton(tmp: Path, fleet: Sequence[Service], *options: str) -> Iterator[Front]:
+    with on_core(ROUTER_CORE), running_routers(tmp, "demo", {"baton": fleet}, options) as rings:
+        router = rings["baton"].router
+        assert isinstance(router.ready, ready.RouterReady)
+        yield Front("Baton", f"http://{router.ready.http}", router.process.pid)
+
+
+@contextmanager
+def litellm(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Front]:
+    """One process, passing text completions on in turns, with nothing kept of them."""
+    lines = ["model_list:"]
+    for url in plain_urls(fleet):
+        lines += [
+            "  - model_name: demo",
+            "    litellm_params:",
+            "      model: text-completion-openai/demo",
+            f"      api_base: {url}/v1",
+            "      api_key: none",
+        ]
+    lines += ["litellm_settings:", "  telemetry: false", "  num_retries: 0", "  request_timeout: 600"]
+    lines += ["router_settings:", "  routing_strategy: simple-shuffle"]
+    config = tmp / "litellm.yaml"
+    config.write_text("\n".join(lines) + "\n")
+    port = free_port()
+    argv = [
+        str(peers / "bin" / "litellm"),
+        "--config",
+        str(config),
+        "--port",
+        str(port),
+        "--num_workers",
+        "1",
+    ]
+    with _running(tmp, "litellm", argv, f"http://127.0.0.1:{port}", "/health/liveliness") as pid:
+        yield Front("LiteLLM proxy", f"http://127.0.0.1:{port}", pid)
+
+
+@contextmanager
+def vllm_router(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Front]:
+    """The gateway in Rust, its requests dealt out in turns."""
+    port, metrics = free_port(), free_port()
+    argv = [
+        str(peers / "bin" / "vllm-router"),
+        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)),
+        *("--policy", "round_robin", "--log-level", "warn", "--max-concurrent-requests", "10000"),
+        *("--worker-urls", *plain_urls(fleet)),
+    ]
+    with _running(tmp, "vllm-router", argv, f"http://127.0.0.1:{port}", "/health") as pid:
+        yield Front("vllm-router (Rust)", f"http://127.0.0.1:{port}", pid)
+
+
+@contextmanager
+def _running(tmp: Path, name: str, argv: Sequence[str], url: str, health: str) -> Iterator[int]:
+    quiet = {"LITELLM_LOG": "ERROR", "TOKIO_WORKER_THREADS": "1", "PYTHONPATH": ""}
+    with (tmp / f"{name}.log").open("a") as log, on_core(ROUTER_CORE):
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **quiet})
+    try:
+        _wait(process, url + health, tmp / f"{name}.log")
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"it ended with {process.returncode}:\n{log.read_text()[-3000:]}")
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise TimeoutError(f"{url} did not answer:\n{log.read_text()[-3000:]}")
