@@ -7,7 +7,8 @@
 The workers (`baton worker-sim`), the client and nothing else are on the other core. A token's added latency
 is the time from when its worker had it until the client read it, gRPC, HTTP and the kernel included. The
 peers are before the same workers, whose plain OpenAI API they pass on; all are asked in turns, and the
-figures are medians over the rounds. A core's capacity is what it did over the share of its time that the router used.
+figures are medians over the rounds. A core's capacity is what it did over the share of its time that the
+router used.
 """
 
 from __future__ import annotations

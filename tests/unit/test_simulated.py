@@ -24,9 +24,10 @@ from baton.simulated.config import SimulatedConfig
 from baton.simulated.faults import FaultOptions, Faults, parse_faults
 from baton.simulated.link import PacedEnd, WordMemory
 from baton.simulated.profile import PROFILES, Profile, profile_of
-from baton.simulated.runner import FACTOR, SimulatedRunner, chained, mixed
+from baton.simulated.runner import FACTOR, SimulatedRunner, chained
 from baton.worker.config import WorkerConfig
 from tests.support.fake_engine import run
+from tests.support.simulated import simulated_answer
 
 INSTANT = PROFILES["instant"]
 
@@ -42,14 +43,7 @@ def simulated_engine(
 
 
 def truth(prompt: list[int], length: int, seed: int = 0) -> list[int]:
-    """What a simulated worker answers, written down again without a pool."""
-    tokens = list(prompt)
-    while len(tokens) < len(prompt) + length:
-        word = 1
-        for token in tokens:
-            word = (word * FACTOR + token + 1) % 2**64
-        tokens.append(50 + mixed(word ^ mixed(seed)) % 50)
-    return tokens[len(prompt) :]
+    return simulated_answer(prompt, length, 100, seed=seed, first=50)
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**31), min_size=1, max_size=100))

@@ -12,7 +12,7 @@ import socket
 import grpc
 import uvicorn
 import uvloop
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 
 from baton import hub, logs, options
 from baton.errors import ModelError
@@ -80,6 +80,7 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         placement=config.placement,
         max_staleness_s=config.discovery_max_staleness or math.inf,
     )
+    _count_tasks(metrics.registry)
     metrics.registry.register(RingCollector(ring.loads, lambda: ring.members.ejections))
     metrics.registry.register(DiscoveryCollector(lambda: discovery.staleness_s, ring.members.endpoints))
     shared = _shared_state(config, ring, metrics.registry)
@@ -112,6 +113,13 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         log.info("router ready at %s:%d for %s", host, port, config.model_name)
         await serving
     return 0
+
+
+def _count_tasks(registry: CollectorRegistry) -> None:
+    """What grows if something is never ended."""
+    tasks = Gauge("baton_router_tasks", "Tasks of the router's event loop.", registry=registry)
+    loop = asyncio.get_running_loop()
+    tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
 def _shared_state(config: RouterConfig, ring: WorkerRing, registry: CollectorRegistry) -> SharedState:
