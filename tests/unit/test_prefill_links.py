@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
+import grpc
 import pytest
 
 from baton.connector.liveness import Pulse
 from baton.connector.messages import LinkId
+from baton.connector.wiring import Wiring
 from baton.prefill import links
 from baton.prefill.links import DecodeLinks, DecodePeer, LinkRefusedError
 from baton.prefill.peers import Backoff, KnownPeers, Peer
 from baton.v1 import handoff_pb2 as pb
+from baton.v1 import handoff_pb2_grpc as pb_grpc
 
 A, B = Peer("10.0.0.1:9", "a"), Peer("10.0.0.2:9", "b")
 
@@ -317,3 +321,35 @@ async def test_close_ends_links_and_dials(world: World) -> None:
     await closing
     await asyncio.sleep(0.05)
     assert world.dials == [A]
+
+
+async def test_a_worker_started_where_one_died_is_called_at_once() -> None:
+    """However often it was called in vain: gRPC's own pauses between attempts double up to two minutes, and
+    the channels of a process share them."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    wiring = cast(Wiring, None)
+
+    def peer() -> DecodePeer:
+        return DecodePeer(f"127.0.0.1:{port}", wiring, lambda *_: None, lambda _: None)
+
+    for _ in range(40):
+        with pytest.raises(grpc.aio.AioRpcError):
+            await peer().open(pb.LinkOpen())
+        await asyncio.sleep(0.05)
+    server = grpc.aio.server()
+    pb_grpc.add_HandoffServicer_to_server(Refusing(), server)
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    with pytest.raises(LinkRefusedError, match="not today"):
+        await peer().open(pb.LinkOpen())
+    await server.stop(0)
+
+
+class Refusing(pb_grpc.HandoffServicer):
+    """Decode, which will not link."""
+
+    async def Link(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.PrefillMessage], context: object
+    ) -> AsyncIterator[pb.DecodeMessage]:
+        yield pb.DecodeMessage(refuse=pb.LinkRefuse(reason="not today"))

@@ -376,9 +376,11 @@ async def test_the_neighbours_of_a_request_that_kills_are_not_given_up_on() -> N
 
 
 @asynccontextmanager
-async def pretended(*roles: Role) -> AsyncIterator[tuple[WorkerRing, list[PretendWorker]]]:
+async def pretended(
+    *roles: Role, policy: RetryPolicy = AT_ONCE
+) -> AsyncIterator[tuple[WorkerRing, list[PretendWorker]]]:
     """A ring before workers that do nothing by themselves."""
-    ring = WorkerRing([], "pretended", b"key", retries=Retries(AT_ONCE), placement=SPLIT)
+    ring = WorkerRing([], "pretended", b"key", retries=Retries(policy), placement=SPLIT)
     workers = [
         PretendWorker(at, role, lambda name: ring._answers[name].entry.output_ids)
         for at, role in enumerate(roles)
@@ -442,3 +444,41 @@ async def test_an_answer_is_written_on_by_the_same_revision_if_there_is_one() ->
                 await asyncio.sleep(0)
                 assert workers[then].jobs, "the same revision, and then any"
             assert (await asked).token_ids == (token_after([1], 0, []),)
+
+
+async def refused(ring: WorkerRing, prefill: PretendWorker, attempt: int) -> None:
+    """Wait until the prefill worker has that attempt, and have it refused, as with a link that fails."""
+    await until(lambda: ("r", attempt) in prefill.jobs)
+    prefill.fail("r", attempt, refused=True)
+    await hear(ring, prefill)
+
+
+async def test_a_request_is_refused_for_as_long_as_it_may_wait_however_often() -> None:
+    policy = replace(AT_ONCE, max_attempts=2, queue_timeout=0.5)
+    async with pretended("prefill", "decode", policy=policy) as (ring, [prefill, decode]):
+        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+            asked = asyncio.create_task(anext(chunks))
+            for attempt in range(6):
+                await refused(ring, prefill, attempt)
+            await until(lambda: ("r", 6) in prefill.jobs)
+            decode.say("r", 6, 0, token_after([1], 0, []))
+            await hear(ring, decode)
+            assert (await asked).token_ids
+
+
+async def test_a_request_that_everybody_refuses_is_given_up_on_in_time() -> None:
+    policy = replace(AT_ONCE, queue_timeout=0.2, first_pause=0.05, longest_pause=0.05)
+    async with pretended("prefill", "decode", policy=policy) as (ring, [prefill, _]):
+        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+            asked = asyncio.create_task(anext(chunks))
+            async with asyncio.timeout(5):
+                attempt = 0
+                while not asked.done():
+                    await asyncio.sleep(0.005)
+                    if ("r", attempt) in prefill.jobs:
+                        await refused(ring, prefill, attempt)
+                        attempt += 1
+            with pytest.raises(RingError, match="pretended") as error:
+                await asked
+        assert (error.value.status, error.value.code) == (503, "worker_error")
+        assert 2 < attempt < 60

@@ -33,9 +33,9 @@ def retries(policy: RetryPolicy = POLICY, seed: int = 1) -> tuple[Retries, Clock
 def test_the_first_is_free_and_waits_only_until_all_is_known() -> None:
     tries, _ = retries(replace(POLICY, budget_most=0.0, budget_rate=0.01))
     for _ in range(1000):
-        assert tries.pause(Trail(failures=1), settle=True) == POLICY.settle
-        assert tries.pause(Trail(failures=1), settle=False) == 0.0
-    assert tries.pause(Trail(failures=2), settle=False) is None
+        assert tries.pause_after(1, settle=True) == POLICY.settle
+        assert tries.pause_after(1) == 0.0
+    assert tries.pause_after(2) is None
 
 
 def test_later_ones_wait_for_a_random_part_of_a_time_that_doubles() -> None:
@@ -44,7 +44,7 @@ def test_later_ones_wait_for_a_random_part_of_a_time_that_doubles() -> None:
         pauses = []
         for _ in range(200):
             clock.now += 10  # the budget is no matter here
-            pause = tries.pause(Trail(failures=failures), settle=False)
+            pause = tries.pause_after(failures)
             assert pause is not None
             pauses.append(pause)
         assert 0 <= min(pauses) < most / 10
@@ -64,7 +64,7 @@ def test_an_outage_is_no_storm() -> None:
         clock.now += 0.01
         tries.request_came()
         requests += 1
-        while tries.pause(Trail(failures=2), settle=False) is not None:
+        while tries.pause_after(2) is not None:
             again += 1
     seconds = clock.now - began
     ahead = POLICY.budget_rate * POLICY.queue_timeout  # given to those who wait for it
@@ -74,11 +74,11 @@ def test_an_outage_is_no_storm() -> None:
 
 def test_those_beyond_the_budget_wait_their_turn() -> None:
     tries, clock = retries(replace(POLICY, first_pause=0.0, budget_most=1.0))
-    waits = [tries.pause(Trail(failures=2), settle=False) for _ in range(13)]
+    waits = [tries.pause_after(2) for _ in range(13)]
     assert waits[:4] == pytest.approx([0.0, 0.2, 0.4, 0.6])
     assert waits[-1] is None, "longer than anybody waits for a worker"
     clock.now += 1.0
-    assert tries.pause(Trail(failures=2), settle=False) is not None
+    assert tries.pause_after(2) is not None
 
 
 def test_one_death_is_nobodys_fault_and_two_are() -> None:

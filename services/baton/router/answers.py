@@ -56,6 +56,8 @@ class Group:
     fled: tuple[WorkerClient, float] | None = None
     """The other worker of the last handoff that broke, and when that was: if it has died, it did with this
     on it."""
+    refusals: int = 0
+    """Attempts in a row of which nothing was begun, since tokens have come."""
     interrupted_at: float | None = None
     """When the attempt before this one ended. None: tokens have come since."""
     error: RingError | None = None

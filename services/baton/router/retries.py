@@ -24,9 +24,10 @@ class RetryPolicy:
     """Times are in seconds."""
 
     max_attempts: int = 5
-    """Of one request, that may fail; it is given up on with the last of them."""
+    """Of one request, that may fail once they were begun; it is given up on with the last of them."""
     queue_timeout: float = 10.0
-    """The longest that an attempt waits to begin: for a worker, or for the budget."""
+    """The longest that an attempt waits to begin: for a worker, or for the budget; and the longest that a
+    request is refused, by whichever workers, before it is given up on."""
     queue_size: int = 4096
     """Requests that may wait for a worker at the same time."""
     settle: float = 0.05
@@ -87,11 +88,11 @@ class Retries:
         """Whether a request has failed as often as it may."""
         return trail.failures >= self.policy.max_attempts
 
-    def pause(self, trail: Trail, *, settle: bool) -> float | None:
-        """Seconds until a request that has just failed again is tried again; None: the budget has no room.
-        ``settle``: others may have failed for the same reason, and it is not known yet."""
+    def pause_after(self, failures: int, *, settle: bool = False) -> float | None:
+        """Seconds until a request that has just failed for so many times is tried again; None: the budget
+        has no room. ``settle``: others may have failed for the same reason, and it is not known yet."""
         least = self.policy.settle if settle else 0.0
-        later = trail.failures - 1
+        later = failures - 1
         if later <= 0:
             return least
         most = min(self.policy.longest_pause, self.policy.first_pause * 2.0 ** (later - 1))

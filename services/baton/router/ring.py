@@ -390,11 +390,18 @@ class WorkerRing:
     def _resume(self, group: Group, cause: Cause, error: RingError) -> None:
         """An attempt has failed, and is withdrawn: another one goes on from the tokens that were delivered,
         if it may, and soon. If not, the client is told ``error``."""
-        group.trail.failures += 1
-        if self._retries.exhausted(group.trail):
+        if cause == "refused":
+            group.refusals += 1
+            since = group.interrupted_at
+            over = since is not None and time.monotonic() - since >= self._retries.policy.queue_timeout
+            pause = self._retries.pause_after(group.refusals)
+        else:
+            group.trail.failures += 1
+            over = self._retries.exhausted(group.trail)
+            pause = self._retries.pause_after(group.trail.failures, settle=True)
+        if over:
             self._give_up(group, "worker_lost" if cause == "worker_lost" else "worker_error", error)
             return
-        pause = self._retries.pause(group.trail, settle=cause != "refused")
         if pause is None:
             self._give_up(group, "retry_budget", error)
             return
@@ -619,6 +626,7 @@ class WorkerRing:
         if group.interrupted_at is not None:
             self._metrics.pause.observe(time.monotonic() - group.interrupted_at)
             group.interrupted_at = group.error = group.left = None
+            group.refusals = 0
         if group.trail.deaths and (group.trail.got_to(group.delivered) or not group.going):
             self._stop_search(group)
 

@@ -39,7 +39,7 @@ class Trail:
 
     origin: Origin = field(default_factory=Origin)
     failures: int = 0
-    """Attempts that failed, for whatever reason but that a worker drains."""
+    """Attempts that failed, but for those that were refused and those whose worker drains."""
     deaths: int = 0
     """Of workers that it was on, since it last got on."""
     to_pass: int = 0
