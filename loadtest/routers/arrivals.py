@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import msgspec
 
@@ -50,8 +51,7 @@ class Connection(asyncio.Protocol):
     tail: bytes = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     async def ask(self, request: bytes, tenant: str) -> Outcome:
         assert self.transport is not None

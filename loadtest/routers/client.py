@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -71,8 +72,7 @@ class Stream(asyncio.Protocol):
     tail: bytes = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
         self.ask()
 
     def ask(self) -> None:
