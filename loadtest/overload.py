@@ -150,7 +150,7 @@ def main() -> int:
             fronts.baton(tmp, workers, "--api-keys", str(file)) as front,
         ):
             os.sched_setaffinity(0, {fleet.OTHERS_CORE})
-            return int(not measure(front.url, tenants, chosen, console))
+            return int(not measure(front.urls[0], tenants, chosen, console))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """A client of thousands of streams that costs little itself: no HTTP library, no parsing of what it reads.
 
-    python -m loadtest.routers.client URL < plan.json > figures.json
+    python -m loadtest.routers.client URL... < plan.json > figures.json
 
-It asks in a closed loop: a stream that ends is followed by the next one on the same connection. It counts
-events, and keeps for some of the streams when each of theirs came.
+The streams are dealt out to the URLs. It asks in a closed loop: a stream that ends is followed by the next
+one on the same connection. It counts events, and keeps for some of the streams when each of theirs came.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
@@ -76,7 +77,8 @@ class Stream(asyncio.Protocol):
         self.ask()
 
     def ask(self) -> None:
-        assert self.transport is not None
+        if self.transport is None:  # the connection was lost
+            return
         self.head, self.in_head, self.answer_id, self.tail = b"", True, "", b""
         self.kept = [] if self.number % self.load.plan.sample == 0 else None
         self.transport.write(self.load.request(self.number, self.asked))
@@ -118,6 +120,7 @@ class Stream(asyncio.Protocol):
             self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
         self.load.lost(self)
 
 
@@ -126,8 +129,8 @@ class Load:
     """All streams of one run."""
 
     plan: Plan
-    host: str
-    port: int
+    places: Sequence[tuple[str, int]]
+    """Host and port of each server."""
     figures: Figures = field(default_factory=Figures)
     measuring: bool = False
     over: bool = False
@@ -144,7 +147,7 @@ class Load:
         )
         more = "".join(f"{name}: {value}\r\n" for name, value in plan.headers.items())
         head = (
-            f"POST {plan.path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
+            f"POST {plan.path} HTTP/1.1\r\nHost: here\r\n"
             f"Content-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
@@ -184,7 +187,8 @@ class Load:
             await asyncio.sleep(self.plan.stagger_s * number / self.plan.streams)
             async with gate:
                 stream = Stream(self, number)
-                await loop.create_connection(lambda: stream, self.host, self.port)
+                host, port = self.places[number % len(self.places)]
+                await loop.create_connection(lambda: stream, host, port)
                 self.open.add(stream)
 
         await asyncio.gather(*(begin(number) for number in range(self.plan.streams)))
@@ -203,11 +207,10 @@ class Load:
 
 
 def main() -> None:
-    where = urlsplit(sys.argv[1])
-    assert where.hostname is not None
-    assert where.port is not None
+    where = [urlsplit(url) for url in sys.argv[1:]]
+    places = [(url.hostname or "", url.port or 80) for url in where]
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
-    figures = uvloop.run(Load(plan, where.hostname, where.port).run())
+    figures = uvloop.run(Load(plan, places).run())
     sys.stdout.buffer.write(msgspec.json.encode(figures))
 
 

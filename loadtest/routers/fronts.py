@@ -24,8 +24,9 @@ class Front:
     """A router that is up."""
 
     name: str
-    url: str
-    pid: int
+    urls: tuple[str, ...]
+    pids: tuple[int, ...]
+    """Of its processes, whose children count too."""
     path: str = "/v1/completions"
     model: str = "demo"
     headers: tuple[tuple[str, str], ...] = ()
@@ -36,7 +37,12 @@ def baton(tmp: Path, fleet: Sequence[Service], *options: str) -> Iterator[Front]
     with on_core(ROUTER_CORE), running_routers(tmp, "demo", {"baton": fleet}, options) as rings:
         router = rings["baton"].router
         assert isinstance(router.ready, ready.RouterReady)
-        yield Front("Baton", f"http://{router.ready.http}", router.process.pid)
+        yield Front("Baton", (f"http://{router.ready.http}",), (router.process.pid,))
+
+
+def none(fleet: Sequence[Service]) -> Front:
+    """No router: the client is dealt out to the workers themselves."""
+    return Front("no router", tuple(plain_urls(fleet)), ())
 
 
 @contextmanager
@@ -66,7 +72,7 @@ def litellm(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Front]
         "1",
     ]
     with _running(tmp, "litellm", argv, f"http://127.0.0.1:{port}", "/health/liveliness") as pid:
-        yield Front("LiteLLM proxy", f"http://127.0.0.1:{port}", pid)
+        yield Front("LiteLLM proxy", (f"http://127.0.0.1:{port}",), (pid,))
 
 
 @contextmanager
@@ -80,7 +86,7 @@ def vllm_router(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Fr
         *("--worker-urls", *plain_urls(fleet)),
     ]
     with _running(tmp, "vllm-router", argv, f"http://127.0.0.1:{port}", "/health") as pid:
-        yield Front("vllm-router (Rust)", f"http://127.0.0.1:{port}", pid)
+        yield Front("vllm-router (Rust)", (f"http://127.0.0.1:{port}",), (pid,))
 
 
 @contextmanager
