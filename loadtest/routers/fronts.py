@@ -82,7 +82,7 @@ def vllm_router(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Fr
     argv = [
         str(peers / "bin" / "vllm-router"),
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)),
-        *("--policy", "round_robin", "--log-level", "warn", "--max-concurrent-requests", "10000"),
+        *("--policy", "round_robin", "--log-level", "error", "--max-concurrent-requests", "10000"),
         *("--worker-urls", *plain_urls(fleet)),
     ]
     with _running(tmp, "vllm-router", argv, f"http://127.0.0.1:{port}", "/health") as pid:
@@ -91,7 +91,12 @@ def vllm_router(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Fr
 
 @contextmanager
 def _running(tmp: Path, name: str, argv: Sequence[str], url: str, health: str) -> Iterator[int]:
-    quiet = {"LITELLM_LOG": "ERROR", "TOKIO_WORKER_THREADS": "1", "PYTHONPATH": ""}
+    quiet = {
+        "LITELLM_LOG": "ERROR",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",  # Baton asks for no key here either
+        "TOKIO_WORKER_THREADS": "1",
+        "PYTHONPATH": "",
+    }
     with (tmp / f"{name}.log").open("a") as log, on_core(ROUTER_CORE):
         process = subprocess.Popen(argv, stdout=log, stderr=log, env={**os.environ, **quiet})
     try:
