@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from baton.router.ledger import Entry
+from baton.router.mailbox import Mailbox
 from baton.router.trail import Trail
 from baton.router.types import Request, RingError, TokenChunk
 from baton.router.workers import WorkerClient
@@ -19,7 +20,7 @@ class Answer:
     request: Request
     group: Group
     entry: Entry = field(default_factory=Entry)
-    arrived: asyncio.Queue[TokenChunk | RingError] = field(default_factory=asyncio.Queue)
+    arrived: Mailbox[TokenChunk | RingError] = field(default_factory=Mailbox)
     closed: bool = False
     """Nobody wants more of it."""
 

@@ -543,7 +543,7 @@ class WorkerRing:
     def _fail(answers: Sequence[Answer], error: RingError) -> None:
         for answer in answers:
             answer.entry.finished = True
-            answer.arrived.put_nowait(error)
+            answer.arrived.put(error)
 
     # --- what workers say (``baton.router.workers.Watcher``)
 
@@ -611,7 +611,7 @@ class WorkerRing:
         accepted = answer.entry.accept(delta)
         if accepted is None:
             return
-        answer.arrived.put_nowait(accepted)
+        answer.arrived.put(accepted)
         if not isinstance(accepted, RingError):
             self._got_on(group)
             return
