@@ -197,7 +197,7 @@ async def test_a_schema_is_followed(tokenizer: Tokenizer) -> None:
         response = await client.post("/v1/messages", json={**ASK, "output_config": form})
     assert response.status_code == 200
     output = ring.calls[0].params.structured_output
-    assert output is not None and json.loads(output.source) == {"type": "object"}
+    assert output is not None and json.loads(output.text) == {"type": "object"}
 
 
 async def test_counting(tokenizer: Tokenizer) -> None:

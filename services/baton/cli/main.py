@@ -266,7 +266,7 @@ def router(
         "allowed_headers": allowed_headers,
     }
     several = {name: tuple(values) for name, values in lists.items() if values}
-    return _run_router(RouterConfig(**given(ctx, RouterConfig, *lists), **several))
+    return _run_router(RouterConfig(**{**given(ctx, RouterConfig, *lists), **several}))
 
 
 def _run_worker(config: WorkerConfig) -> NoReturn:

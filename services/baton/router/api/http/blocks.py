@@ -77,7 +77,8 @@ class GrowingAnswer:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens up to the end of the reasoning, its markers included."""
+        """Tokens up to the end of the reasoning, its markers included; those that came with the first
+        of the text count as text."""
         return self._tokens_before_text if any(block.kind == "reasoning" for block in self.blocks) else 0
 
     def add(self, delta: Delta, logprobs: Sequence[object] = ()) -> list[Step]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
 from baton.request.tools import Function, NamedFunction, NamedTool, Tool
@@ -23,6 +23,7 @@ from baton.router.api.http.structured import JsonSchemaFormat, ResponseFormat
 from baton.text.config import Json
 
 Given = TypeVar("Given")
+Texts: TypeAlias = str | list[InputPart]
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
@@ -103,7 +104,8 @@ class _Messages:
                 self._add_call(item, at)
             case "function_call_output":
                 _need(item.call_id, f"{at}.call_id")
-                text = _text(_need(item.output, f"{at}.output"), f"{at}.output")
+                output: Texts = _need(item.output, f"{at}.output")
+                text = _text(output, f"{at}.output")
                 self.add(Message(role="tool", content=text, tool_call_id=item.call_id), at)
             case "reasoning":
                 # Without content it was summed up or sealed, and only its writer could read it.
@@ -125,7 +127,7 @@ class _Messages:
 
     def _add_message(self, item: InputItem, at: str) -> None:
         role = _need(item.role, f"{at}.role")
-        content = _need(item.content, f"{at}.content")
+        content: Texts = _need(item.content, f"{at}.content")
         if role == "tool":
             raise invalid(f"{at}.role", f"{at}.role must not be tool: send a function_call_output.")
         if role != "assistant":
@@ -159,7 +161,7 @@ def _need(value: Given | None, at: str) -> Given:
     return value
 
 
-def _text(content: str | list[InputPart], at: str) -> str | list[ContentPart]:
+def _text(content: Texts, at: str) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
     parts: list[ContentPart] = []
@@ -178,7 +180,7 @@ def _text(content: str | list[InputPart], at: str) -> str | list[ContentPart]:
     return parts
 
 
-def _joined(content: str | list[InputPart], at: str) -> str:
+def _joined(content: Texts, at: str) -> str:
     text = _text(content, at)
     return text if isinstance(text, str) else "\n".join(part.text or "" for part in text)
 

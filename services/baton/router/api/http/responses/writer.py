@@ -145,21 +145,22 @@ class ResponseWriter:
 
     def _closed(self, block: Block) -> bytes:
         of: Fields = {"item_id": self._item_id(block), "output_index": block.index}
-        last = self.answer.finish_reason
-        item = self._item(block, "incomplete" if last == "length" else "completed")
-        done = self._event("response.output_item.done", output_index=block.index, item=item)
         if block.kind == "call":
-            arguments = self._event(
+            told = self._event(
                 "response.function_call_arguments.done", **of, name=block.name, arguments=block.text
             )
-            return arguments + done
-        of["content_index"] = 0
-        part = _part(block)
-        if block.kind == "text":
-            text = self._event("response.output_text.done", **of, text=block.text, logprobs=block.logprobs)
         else:
-            text = self._event("response.reasoning_text.done", **of, text=block.text)
-        return text + self._event("response.content_part.done", **of, part=part) + done
+            of["content_index"] = 0
+            told = self._text_done(block, of)
+            told += self._event("response.content_part.done", **of, part=_part(block))
+        cut = self.answer.finish_reason == "length" and block is self.answer.blocks[-1]
+        item = self._item(block, "incomplete" if cut else "completed")
+        return told + self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _text_done(self, block: Block, of: Fields) -> bytes:
+        if block.kind == "reasoning":
+            return self._event("response.reasoning_text.done", **of, text=block.text)
+        return self._event("response.output_text.done", **of, text=block.text, logprobs=block.logprobs)
 
     def _event(self, type_: str, **fields: object) -> bytes:
         data = orjson.dumps({"type": type_, "sequence_number": next(self._number), **fields})
