@@ -211,10 +211,14 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         limit_concurrent_requests=3,
         limit_tokens_per_day=4,
         model="some/model",
-        served_model_name="name",
+        served_model_name=("name", "alias"),
         host="0.0.0.0",
         port=1,
         grpc_port=-1,
+        allowed_origins=("https://a", "https://b"),
+        allow_credentials=True,
+        allowed_methods=("GET",),
+        allowed_headers=("x-a", "x-b"),
         cluster_key="hush",
         max_body_bytes=2048,
         max_n=2,
@@ -238,9 +242,14 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         kubernetes_context="c",
         cluster_key="hush",
     )
+    several = RouterConfig(models="/m.yaml", cluster_key="hush")
     same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
-    assert all(getattr(found, name) != getattr(config, name) for name in same), "each differs in one of them"
-    for each in (config, found):
+    assert all(
+        getattr(other, name) != getattr(config, name)
+        for name in same
+        for other in [several if name == "models" else found]
+    ), "each differs in one of them"
+    for each in (config, found, several):
         arguments = ring.arguments(each)
         assert "hush" not in " ".join(arguments)
         assert parsed(monkeypatch, ["router", *arguments]) == each

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,7 +14,8 @@ from llguidance import LLMatcher, LLTokenizer
 from baton.router.api import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
-from tests.support.fake_ring import MODEL, Call, FakeRing
+from tests.support.fake_ring import FakeRing
+from tests.support.scripted_ring import prompt_of, ring_of
 from tests.support.tiny_tokenizers import TOOL_TEMPLATE, byte_level_tokenizer
 
 WEATHER: dict[str, object] = {
@@ -43,23 +43,6 @@ ANSWER = "Paris has 14 °C, Ulm has 9 °C."
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return byte_level_tokenizer(tmp_path_factory.mktemp("model"), template=TOOL_TEMPLATE)
-
-
-def ring_of(tokenizer: Tokenizer, answer: Callable[[str], str] | str, per_chunk: int = 1) -> FakeRing:
-    """A ring that answers a prompt's text with a text."""
-
-    def ids(call: Call) -> list[int]:
-        prompt = tokenizer.decode(call.prompt_ids, skip_special_tokens=False)
-        return tokenizer.encode(
-            answer if isinstance(answer, str) else answer(prompt), add_special_tokens=False
-        )
-
-    model = dataclasses.replace(MODEL, max_model_len=4096, vocab_size=tokenizer.vocab_size)
-    return FakeRing(ids, model=model, ends=True, per_chunk=per_chunk)
-
-
-def prompt_of(tokenizer: Tokenizer, ring: FakeRing) -> str:
-    return tokenizer.decode(ring.calls[-1].prompt_ids, skip_special_tokens=False)
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:

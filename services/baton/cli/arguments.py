@@ -46,6 +46,25 @@ ServedModelName = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+ServedModelNames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--served-model-name",
+        metavar="NAME",
+        help="The name clients ask for; give the option again for each other name. Default: the directory's "
+        "own name, or what --model says.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Models = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Serve several models: a YAML or JSON list of {name, aliases, model, workers or "
+        "kubernetes_selector}. The first is meant where a request names none.",
+        rich_help_panel=_MODEL,
+    ),
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -307,6 +326,25 @@ HttpPort = Annotated[int, typer.Option(help="Port of the HTTP API; 0 picks one."
 GrpcPort = Annotated[
     int,
     typer.Option(help="Port of the gRPC API; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="Let pages of this origin use the API from a browser; * is any. Give it once for each.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+AllowCredentials = Annotated[
+    bool, typer.Option(help="Let those pages send credentials.", rich_help_panel=_NETWORK)
+]
+AllowedMethods = Annotated[
+    list[str] | None,
+    typer.Option(metavar="METHOD", help="That those pages may use. Default: any.", rich_help_panel=_NETWORK),
+]
+AllowedHeaders = Annotated[
+    list[str] | None,
+    typer.Option(metavar="HEADER", help="That those pages may send. Default: any.", rich_help_panel=_NETWORK),
 ]
 Workers = Annotated[
     list[str] | None,

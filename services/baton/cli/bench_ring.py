@@ -61,7 +61,7 @@ class LocalRings:
         )
         router = {
             "model": worker.model,
-            "served_model_name": worker.served_model_name,
+            "served_model_name": (worker.model_name,),
             "port": 0,
             "grpc_port": -1,
         }

@@ -64,7 +64,7 @@ def up(
     decode: Annotated[int | None, typer.Option(help="Decode workers. Default 1.")] = None,
     both: Annotated[int, typer.Option(help="Workers that do both; then the others default to 0.")] = 0,
     model: arg.Model = _WORKER.model,
-    served_model_name: arg.ServedModelName = None,
+    served_model_name: arg.ServedModelNames = None,
     dtype: arg.Dtype = _WORKER.dtype,
     quantization: arg.Quantization = _WORKER.quantization,
     device: arg.Devices = _WORKER.device,
@@ -121,7 +121,9 @@ def up(
 
     check_choice("log_level", log_level, LOG_LEVELS)
     devices = device.split(",")
-    pattern = given(ctx, WorkerConfig, "host", "port", "device", "log_level")
+    names = tuple(served_model_name or ())
+    pattern = given(ctx, WorkerConfig, "host", "port", "device", "log_level", "served_model_name")
+    pattern["served_model_name"] = names[0] if names else None
     worker = WorkerConfig(role="both", device=devices[0], threads=threads_per_worker, **pattern)
     roles = ring.roles_wanted(prefill, decode, both)
     own: dict[RoleName, WorkerConfig] = {
@@ -132,7 +134,8 @@ def up(
             worker, "decode", decode_tensor_parallel_size, decode_pipeline_parallel_size
         ),
     }
-    planned = ring.plan(worker, roles, devices, given(ctx, RouterConfig, "log_level"), own)
+    routing = {**given(ctx, RouterConfig, "log_level"), "served_model_name": names}
+    planned = ring.plan(worker, roles, devices, routing, own)
     question = Question(prompt=prompt, chat=chat, temperature=0) if prompt is not None else None
     return run_up(planned, UpOptions(question, logging.getLevelNamesMapping()[log_level.upper()]))
 
@@ -284,10 +287,15 @@ def router(
     limit_concurrent_requests: arg.LimitConcurrentRequests = None,
     limit_tokens_per_day: arg.LimitTokensPerDay = None,
     model: arg.Model = _ROUTER.model,
-    served_model_name: arg.ServedModelName = None,
+    served_model_name: arg.ServedModelNames = None,
+    models: arg.Models = None,
     host: arg.Host = _ROUTER.host,
     port: arg.HttpPort = _ROUTER.port,
     grpc_port: arg.GrpcPort = _ROUTER.grpc_port,
+    allowed_origins: arg.AllowedOrigins = None,
+    allow_credentials: arg.AllowCredentials = _ROUTER.allow_credentials,
+    allowed_methods: arg.AllowedMethods = None,
+    allowed_headers: arg.AllowedHeaders = None,
     cluster_key: arg.ClusterKey = "",
     max_body_bytes: arg.MaxBodyBytes = _ROUTER.max_body_bytes,
     max_n: arg.MaxN = _ROUTER.max_n,
@@ -308,8 +316,15 @@ def router(
     It needs the model only for its tokenizer and chat template, and never loads torch.
     """
     _tie_to(exit_with_parent)
-    config = RouterConfig(**{**given(ctx, RouterConfig), "workers": tuple(workers or ())})
-    return _run_router(config)
+    lists = {
+        "workers": workers,
+        "served_model_name": served_model_name,
+        "allowed_origins": allowed_origins,
+        "allowed_methods": allowed_methods,
+        "allowed_headers": allowed_headers,
+    }
+    several = {name: tuple(values) for name, values in lists.items() if values}
+    return _run_router(RouterConfig(**{**given(ctx, RouterConfig, *lists), **several}))
 
 
 def _run_worker(config: WorkerConfig) -> NoReturn:

@@ -142,8 +142,9 @@ def arguments(config: WorkerConfig | RouterConfig) -> list[str]:
         value = getattr(config, field.name)
         if field.name in ("role", "cluster_key") or value == field.default:
             continue
-        if field.name == "workers":
-            result += [part for address in value for part in ("--worker", address)]
+        if isinstance(value, tuple):
+            option = "--worker" if field.name == "workers" else flag(field.name)
+            result += [part for each in value for part in (option, each)]
         elif isinstance(value, bool):
             result.append(flag(field.name) if value else flag("no_" + field.name))
         else:

@@ -40,7 +40,10 @@ class RouterConfig:
     kubernetes_context: str | None = None
     discovery_max_staleness: float = 300.0  # seconds; 0: no bound
     model: str = "demo"  # whose tokenizer and chat template to use
-    served_model_name: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    """The first is the model's name, the others are aliases; none: that of the directory, or ``model``."""
+    models: str | None = None
+    """A file that names several models; each has a configuration of its own: `baton.router.models`."""
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 8001
@@ -52,6 +55,10 @@ class RouterConfig:
     limit_concurrent_requests: int | None = None
     limit_tokens_per_day: int | None = None
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
+    allowed_origins: tuple[str, ...] = ()
+    allow_credentials: bool = False
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = MAX_ANSWERS
     max_stop_strings: int = 16
@@ -68,6 +75,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         if not self.model:
             raise ConfigError("model", "must not be empty")
+        self._check_names()
         self._check_discovery()
         for worker in self.workers:
             try:
@@ -95,9 +103,25 @@ class RouterConfig:
             check_range("itl_target_ms", self.itl_target_ms, 1)
         check_choice("log_level", self.log_level, LOG_LEVELS)
 
+    def _check_names(self) -> None:
+        if not all(self.served_model_name):
+            raise ConfigError("served_model_name", "must not be empty")
+        if len(set(self.served_model_name)) < len(self.served_model_name):
+            raise ConfigError("served_model_name", "the same name is given twice")
+        if self.models is not None:
+            for option, given in (
+                ("worker", self.workers),
+                ("served_model_name", self.served_model_name),
+                ("discovery", self.discovery != "static"),
+            ):
+                if given:
+                    raise ConfigError(option, "cannot be given together with --models, which says it of each")
+        if self.allow_credentials and not self.allowed_origins:
+            raise ConfigError("allow_credentials", "needs --allowed-origins")
+
     def _check_discovery(self) -> None:
         check_choice("discovery", self.discovery, DISCOVERIES)
-        if self.discovery == "static" and not self.workers:
+        if self.discovery == "static" and not self.workers and self.models is None:
             raise ConfigError("worker", "name at least one, as host:port")
         if self.discovery != "static" and self.workers:
             raise ConfigError("worker", f"cannot be given together with --discovery {self.discovery}")
@@ -136,4 +160,9 @@ class RouterConfig:
     @property
     def model_name(self) -> str:
         """The name clients use for the model."""
-        return options.served_name(self.model, self.served_model_name)
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """That name, and its aliases."""
+        return self.served_model_name or (options.served_name(self.model, None),)

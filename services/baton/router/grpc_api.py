@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from baton.request.prompts import check_ids
 from baton.request.sampling import SamplingFields, resolve
+from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError, as_api_error, invalid
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job, Usage
@@ -61,10 +62,11 @@ def server_options(settings: ApiSettings) -> list[tuple[str, int]]:
     return [("grpc.max_receive_message_length", settings.max_body_bytes)]
 
 
-def add_services(server: grpc.aio.Server, service: CompletionService) -> None:
-    """Serve inference, health and reflection on ``server``."""
-    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(service), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(service), server)
+def add_services(server: grpc.aio.Server, *services: CompletionService) -> None:
+    """Serve inference with one core for each model, health and reflection on ``server``."""
+    catalogue = Catalogue(services)
+    inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(catalogue), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(catalogue), server)
     names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
 
@@ -72,8 +74,9 @@ def add_services(server: grpc.aio.Server, service: CompletionService) -> None:
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     """``baton.v1.Inference``. A call's cancellation or deadline cancels its request on the workers."""
 
-    def __init__(self, service: CompletionService) -> None:
-        self._service = service
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._calls = catalogue.each(_Calls)
 
     # Written with ``context.write``, not as a generator: a cancelled call then unwinds this very coroutine,
     # which closes the ring's request at once.
@@ -85,24 +88,37 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request_id = f"grpc-{uuid.uuid4().hex}"
         status = "499"
         try:
-            job = await self._job(request, request_id, started, context.time_remaining())
-            await self._answer(job, context)
+            calls = self._calls.of(request.model)
+            job = await calls.job(request, request_id, started, context.time_remaining())
+            await calls.answer(job, context)
             status = "200"
         except Exception as error:  # noqa: BLE001 - `as_api_error` logs what is unexpected
             answer = as_api_error(error, request_id)
             status = str(answer.status)
             await _abort(context, answer)
         finally:
-            self._service.metrics.requests.labels(f"{SERVICE_NAME}/Generate", status).inc()
+            self._catalogue.metrics.requests.labels(f"{SERVICE_NAME}/Generate", status).inc()
 
     async def ListModels(  # noqa: N802 - the contract's name
         self, request: pb.ListModelsRequest, context: _Context
     ) -> pb.ListModelsResponse:
-        """The served model; none before a worker has told of it."""
-        model = self._service.ring.model
-        return pb.ListModelsResponse(models=[] if model is None else [model.name])
+        """The served models under all their names; each once a worker has told of it."""
+        names = [
+            name
+            for service in self._catalogue.services
+            if (model := service.ring.model) is not None
+            for name in service.names or (model.name,)
+        ]
+        return pb.ListModelsResponse(models=names)
 
-    async def _job(
+
+class _Calls:
+    """The calls for one model."""
+
+    def __init__(self, service: CompletionService) -> None:
+        self._service = service
+
+    async def job(
         self, request: pb.GenerateRequest, request_id: str, started: float, remaining_s: float | None
     ) -> Job:
         """``remaining_s``: until the call's deadline, if it has one."""
@@ -161,7 +177,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             return self._service.prompts.from_ids(list(request.token_ids.ids), model, "token_ids")
         raise invalid("prompt", "Give either text or token_ids.", "missing_required_parameter")
 
-    async def _answer(self, job: Job, context: _Context) -> None:
+    async def answer(self, job: Job, context: _Context) -> None:
         usage = Usage.of(job)
         ticket = self._service.ticket(job)
         deltas = self._service.run(job, ticket)
@@ -178,10 +194,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types there
-    """``grpc.health.v1.Health``, told from the ring at the moment of asking."""
+    """``grpc.health.v1.Health``, told from the rings at the moment of asking: of several, one is enough."""
 
-    def __init__(self, service: CompletionService) -> None:
-        self._service = service
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._rings = [service.ring for service in catalogue.services]
 
     async def Check(  # noqa: N802 - the contract's name
         self, request: health_pb2.HealthCheckRequest, context: _Context
@@ -207,7 +223,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
     def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
         if service not in ("", SERVICE_NAME):
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if self._service.ring.model is not None and self._service.ring.ready:
+        if any(ring.model is not None and ring.ready for ring in self._rings):
             return health_pb2.HealthCheckResponse.SERVING
         return health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -8,6 +8,7 @@ import logging
 import math
 import signal
 import socket
+from collections.abc import Mapping, Sequence
 
 import grpc
 import uvicorn
@@ -19,21 +20,23 @@ from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
 from baton.router.api.http.app import app_for
+from baton.router.api.http.cors import Cors
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
 from baton.router.grpc_api import add_services, server_options
+from baton.router.models import each_model
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.shared.limits import Tenant
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
-from baton.telemetry.discovery import DiscoveryCollector
-from baton.telemetry.grammar import GrammarCollector
+from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
+from baton.telemetry.grammar import GrammarCollector, GrammarStats
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.resumes import ResumeMetrics
-from baton.telemetry.ring import RingCollector
+from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.shared import SharedStateMetrics
 from baton.text.tokenizer import Tokenizer
 
@@ -52,47 +55,37 @@ def run(config: RouterConfig) -> int:
     Raises StartError, with one line for a person, when the tokenizer or a port cannot be had.
     """
     logs.configure(config.log_level)
+    models = [(each, _tokenizer(each)) for each in each_model(config)]
+    return uvloop.run(_serve(config, models))
+
+
+def _tokenizer(config: RouterConfig) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_dir(hub.resolve_model(config.model, weights=False))
+        return Tokenizer.from_dir(hub.resolve_model(config.model, weights=False))
     except ModelError as error:
         raise StartError(str(error)) from error
-    return uvloop.run(_serve(config, tokenizer))
 
 
-async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
-    settings = ApiSettings(
-        max_body_bytes=config.max_body_bytes,
-        max_n=config.max_n,
-        max_choices=max(config.max_n, ApiSettings().max_choices),
-        max_stop_strings=config.max_stop_strings,
-        tool_call_parser=config.tool_call_parser,
-        reasoning_parser=config.reasoning_parser,
-    )
+async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Tokenizer]]) -> int:
     metrics = RouterMetrics(CollectorRegistry())
-    discovery = await discovery_for(config, metrics.registry)
-    policy = RetryPolicy(max_attempts=config.max_attempts, queue_timeout=config.queue_timeout)
-    ring = WorkerRing(
-        discovery,
-        config.model_name,
-        config.cluster_key.encode(),
-        retries=Retries(policy),
-        metrics=ResumeMetrics(metrics.registry),
-        placement=config.placement,
-        max_staleness_s=config.discovery_max_staleness or math.inf,
-    )
     _count_tasks(metrics.registry)
-    metrics.registry.register(RingCollector(ring.loads, lambda: ring.members.ejections))
-    metrics.registry.register(DiscoveryCollector(lambda: discovery.staleness_s, ring.members.endpoints))
-    shared = _shared_state(config, ring, metrics.registry)
-    service = CompletionService(ring, tokenizer, settings, metrics, shared, Tenant(limits=config.limits))
-    metrics.registry.register(GrammarCollector("router", service.grammars.stats))
+    configs = [each for each, _ in models]
+    rings = await _rings(configs, metrics.registry)
+    shared = _shared_state(config, rings, metrics.registry)
+    services = [
+        CompletionService(
+            ring, tokenizer, _settings(each), metrics, shared, Tenant(limits=config.limits), each.model_names
+        )
+        for ring, (each, tokenizer) in zip(rings, models, strict=True)
+    ]
+    metrics.registry.register(GrammarCollector("router", lambda: _grammar_stats(services)))
     async with contextlib.AsyncExitStack() as stack:
         listener = _listen(config)
         stack.callback(listener.close)
-        grpc_address = await _serve_grpc(config, service, stack)
+        grpc_address = await _serve_grpc(config, services, stack)
         http = uvicorn.Server(
             uvicorn.Config(
-                app_for(service),
+                app_for(*services, cors=_cors(config)),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -105,12 +98,13 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         _stop_on_signals(http)
         shared.start()
         stack.push_async_callback(shared.close)
-        ring.start()
-        stack.push_async_callback(ring.close)
+        for ring in rings:
+            ring.start()
+            stack.push_async_callback(ring.close)
         host, port = listener.getsockname()[:2]
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         announce(RouterReady(options.join_address(host, port), grpc_address))
-        log.info("router ready at %s:%d for %s", host, port, config.model_name)
+        log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
         await serving
     return 0
 
@@ -122,17 +116,74 @@ def _count_tasks(registry: CollectorRegistry) -> None:
     tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
-def _shared_state(config: RouterConfig, ring: WorkerRing, registry: CollectorRegistry) -> SharedState:
+async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -> list[WorkerRing]:
+    """A ring for each model. What is counted, is of all of them; what workers are like, of each."""
+    counts, resumes = DiscoveryCounts(registry), ResumeMetrics(registry)
+    rings = [
+        WorkerRing(
+            await discovery_for(config, counts),
+            config.model_name,
+            config.cluster_key.encode(),
+            retries=Retries(
+                RetryPolicy(max_attempts=config.max_attempts, queue_timeout=config.queue_timeout)
+            ),
+            metrics=resumes,
+            placement=config.placement,
+            max_staleness_s=config.discovery_max_staleness or math.inf,
+        )
+        for config in configs
+    ]
+    named = [(config.model_name, ring) for config, ring in zip(configs, rings, strict=True)]
+    registry.register(RingCollector([_ring_source(name, ring) for name, ring in named]))
+    registry.register(DiscoveryCollector([_discovery_source(name, ring) for name, ring in named]))
+    return rings
+
+
+def _ring_source(name: str, ring: WorkerRing) -> RingSource:
+    return RingSource(name, ring.loads, lambda: ring.members.ejections)
+
+
+def _discovery_source(name: str, ring: WorkerRing) -> DiscoverySource:
+    return DiscoverySource(name, lambda: ring.discovery.staleness_s, ring.members.endpoints)
+
+
+def _grammar_stats(services: Sequence[CompletionService]) -> GrammarStats:
+    return sum((service.grammars.stats() for service in services), GrammarStats())
+
+
+def _settings(config: RouterConfig) -> ApiSettings:
+    return ApiSettings(
+        max_body_bytes=config.max_body_bytes,
+        max_n=config.max_n,
+        max_choices=max(config.max_n, ApiSettings().max_choices),
+        max_stop_strings=config.max_stop_strings,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
+
+
+def _cors(config: RouterConfig) -> Cors:
+    return Cors(
+        config.allowed_origins, config.allow_credentials, config.allowed_methods, config.allowed_headers
+    )
+
+
+def _shared_state(
+    config: RouterConfig, rings: Sequence[WorkerRing], registry: CollectorRegistry
+) -> SharedState:
     store = None
     if config.redis_url is not None:
         timeout_s = config.redis_timeout_ms / 1e3
         store = RedisStore(connect(config.redis_url, config.redis_password_file, timeout_s), timeout_s)
-    return SharedState(
-        store,
-        SharedStateMetrics(registry),
-        mine=ring.members.unreported,
-        elsewhere=ring.members.note_elsewhere,
-    )
+
+    def mine() -> dict[str, tuple[int, int]]:
+        return {address: count for ring in rings for address, count in ring.members.unreported().items()}
+
+    def elsewhere(reservations: Mapping[str, tuple[int, int]]) -> None:
+        for ring in rings:
+            ring.members.note_elsewhere(reservations)
+
+    return SharedState(store, SharedStateMetrics(registry), mine=mine, elsewhere=elsewhere)
 
 
 def _listen(config: RouterConfig) -> socket.socket:
@@ -145,13 +196,13 @@ def _listen(config: RouterConfig) -> socket.socket:
 
 
 async def _serve_grpc(
-    config: RouterConfig, service: CompletionService, stack: contextlib.AsyncExitStack
+    config: RouterConfig, services: Sequence[CompletionService], stack: contextlib.AsyncExitStack
 ) -> str | None:
     if config.grpc_port < 0:
         return None
     # A second router on a port in use must fail to start, not share it.
-    server = grpc.aio.server(options=[*server_options(service.settings), ("grpc.so_reuseport", 0)])
-    add_services(server, service)
+    server = grpc.aio.server(options=[*server_options(services[0].settings), ("grpc.so_reuseport", 0)])
+    add_services(server, *services)
     where = options.join_address(config.host, config.grpc_port)
     try:
         port = server.add_insecure_port(where)

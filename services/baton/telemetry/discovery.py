@@ -45,26 +45,35 @@ class EndpointView:
     """ready, not_ready or terminating."""
 
 
+@dataclass(frozen=True, slots=True)
+class DiscoverySource:
+    """How the workers of one model are found."""
+
+    model: str
+    staleness_s: Callable[[], float]
+    endpoints: Callable[[], Sequence[EndpointView]]
+
+
 class DiscoveryCollector(Collector):
     """Told when it is asked for."""
 
-    def __init__(
-        self, staleness_s: Callable[[], float], endpoints: Callable[[], Sequence[EndpointView]]
-    ) -> None:
-        self._staleness_s = staleness_s
-        self._endpoints = endpoints
+    def __init__(self, sources: Sequence[DiscoverySource]) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
+        staleness = GaugeMetricFamily(
             "baton_discovery_staleness_seconds",
             "Since the set of workers was last confirmed; +Inf before it was first known.",
-            value=self._staleness_s(),
+            labels=("model",),
         )
         known = GaugeMetricFamily(
             "baton_discovery_endpoints",
             "Workers that discovery knows: ready, not_ready, terminating.",
-            labels=("role", "state"),
+            labels=("role", "state", "model"),
         )
-        for view, count in sorted(Tally(self._endpoints()).items(), key=lambda item: str(item[0])):
-            known.add_metric((view.role, view.state), count)
+        for source in self._sources:
+            staleness.add_metric((source.model,), source.staleness_s())
+            for view, count in sorted(Tally(source.endpoints()).items(), key=lambda item: str(item[0])):
+                known.add_metric((view.role, view.state, source.model), count)
+        yield staleness
         yield known

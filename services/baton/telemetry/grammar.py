@@ -20,6 +20,15 @@ class GrammarStats:
     cache_misses: int = 0
     refused: int = 0
 
+    def __add__(self, other: GrammarStats) -> GrammarStats:
+        return GrammarStats(
+            self.compiled + other.compiled,
+            self.compile_seconds + other.compile_seconds,
+            self.cache_hits + other.cache_hits,
+            self.cache_misses + other.cache_misses,
+            self.refused + other.refused,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MaskStats:

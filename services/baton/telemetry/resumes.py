@@ -44,6 +44,7 @@ class ResumeMetrics:
             registry=registry,
             buckets=PAUSE_BUCKETS,
         )
+        self._counts: list[Callable[[], int]] = []
         self._waiting = Gauge(
             "baton_requests_waiting", "Requests that wait for a worker to take them.", registry=registry
         )
@@ -55,5 +56,6 @@ class ResumeMetrics:
         self._given_up.labels(reason).inc()
 
     def watch_waiting(self, count: Callable[[], int]) -> None:
-        """``count`` says how many wait; it is asked at each scrape."""
-        self._waiting.set_function(count)
+        """``count`` says how many wait; it is asked at each scrape. Several are added up."""
+        self._counts.append(count)
+        self._waiting.set_function(lambda: sum(each() for each in self._counts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,20 +26,24 @@ class WorkerView:
     ejected: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RingSource:
+    """The workers of one model."""
+
+    model: str
+    views: Callable[[], list[WorkerView]]
+    ejections: Callable[[], Mapping[str, int]]
+    """How many there were so far, by reason."""
+
+
 class RingCollector(Collector):
     """One series per worker that discovery knows, or that still finishes what it has."""
 
-    def __init__(
-        self,
-        views: Callable[[], list[WorkerView]],
-        ejections: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:
-        """``ejections``: how many there were so far, by reason."""
-        self._views = views
-        self._ejections = ejections
+    def __init__(self, sources: Sequence[RingSource]) -> None:
+        self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
-        labels = ("worker", "role")
+        labels = ("worker", "role", "model")
         ready = GaugeMetricFamily("baton_worker_ready", "Whether the worker's stream is up.", labels=labels)
         draining = GaugeMetricFamily(
             "baton_worker_draining", "Whether it ends when what it has is done.", labels=labels
@@ -55,8 +59,8 @@ class RingCollector(Collector):
         blocks = GaugeMetricFamily(
             "baton_worker_kv_blocks", "KV blocks there: free, cached, held.", labels=(*labels, "state")
         )
-        for view in self._views():
-            of = (view.address, view.role)
+        for model, view in [(source.model, view) for source in self._sources for view in source.views()]:
+            of = (view.address, view.role, model)
             ready.add_metric(of, view.ready)
             draining.add_metric(of, view.draining)
             ejected.add_metric(of, view.ejected)
@@ -72,6 +76,7 @@ class RingCollector(Collector):
             labels=("reason",),
         )
         for reason in ("failures", "latency"):
-            ejections.add_metric((reason,), self._ejections().get(reason, 0))
+            total = sum(source.ejections().get(reason, 0) for source in self._sources)
+            ejections.add_metric((reason,), total)
         yield ejections
         yield from (ready, draining, ejected, running, waiting, handoffs, blocks)

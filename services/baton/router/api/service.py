@@ -93,23 +93,27 @@ class CompletionService:
         metrics: RouterMetrics,
         shared: SharedState | None = None,
         tenant: Tenant | None = None,
+        names: Sequence[str] = (),
     ) -> None:
-        """``tenant`` is whoever a job names no other for."""
+        """``tenant`` is whoever a job names no other for; ``names`` are what clients may call the model, by
+        its own name first. None: as the ring does."""
         self.ring = ring
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics = metrics
         self.shared = shared or SharedState(None, SharedStateMetrics(metrics.registry))
         self.tenant = tenant or Tenant()
+        self.names = tuple(names)
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer)
 
     def model(self, name: str | None) -> ModelInfo:
-        """The served model. Raises ApiError when ``name`` is another one, or no worker is there yet."""
+        """The served model, which no name means too. Raises ApiError when ``name`` is another one, or no
+        worker is there yet."""
         model = self.ring.model
         if model is None:
             raise ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
-        if name is not None and name != model.name:
+        if name and name not in (model.name, *self.names):
             raise ApiError(
                 404,
                 f"The model {shown(name)} does not exist; this server has {shown(model.name)}.",

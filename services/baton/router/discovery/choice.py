@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry
-
 from baton.router.config import RouterConfig
 from baton.router.discovery.api_server import ApiServer, checked, own_namespace
 from baton.router.discovery.endpoint import Discovery
@@ -12,8 +10,8 @@ from baton.router.discovery.static import StaticDiscovery
 from baton.telemetry.discovery import DiscoveryCounts
 
 
-async def discovery_for(config: RouterConfig, registry: CollectorRegistry) -> Discovery:
-    """What ``--discovery`` names; its counts go to ``registry``.
+async def discovery_for(config: RouterConfig, counts: DiscoveryCounts) -> Discovery:
+    """What ``--discovery`` names; ``counts`` are told what it does.
 
     Raises StartError when there are no credentials. Whether the API server answers is seen later: a router
     that starts while it is away must come up when it is back.
@@ -23,4 +21,4 @@ async def discovery_for(config: RouterConfig, registry: CollectorRegistry) -> Di
     connect = await checked(config.kubeconfig, config.kubernetes_context)
     namespace = config.kubernetes_namespace or own_namespace() or "default"
     api = ApiServer(connect, namespace, config.kubernetes_selector)
-    return KubernetesDiscovery(api, config.kubernetes_port, DiscoveryCounts(registry))
+    return KubernetesDiscovery(api, config.kubernetes_port, counts)

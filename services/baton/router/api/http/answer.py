@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from baton.router.api.admission import Ticket
 from baton.router.api.errors import as_api_error, invalid
@@ -22,10 +21,11 @@ from baton.router.api.http.chunks import (
     error_event,
     usage_fields,
 )
-from baton.router.api.http.disconnect import ClientGoneError, ClientWatch
+from baton.router.api.http.disconnect import ClientWatch
 from baton.router.api.http.logprobs import NOTHING, Fields, LogprobsView, Told
 from baton.router.api.http.parts import ChoiceParts
 from baton.router.api.http.schemas import GenerationFields
+from baton.router.api.http.stream import Begun, EventStream, begin
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.text.choice import Delta
 
@@ -54,43 +54,6 @@ class _Choice:
         if self.parts is not None:
             self.parts.add(delta)
             self.finish_reason = self.parts.finish_reason(delta)
-
-
-class EventStream(Response):
-    """Server-sent events made from the deltas of ``source``.
-
-    Both are closed whatever ends the stream, at once when the client leaves: ``events`` may not even
-    have started, so it cannot be the one to close its source.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes],
-        source: AsyncGenerator[tuple[int, Delta]],
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
-        del self.headers["content-length"]
-        self._events = events
-        self._source = source
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with ClientWatch(receive):
-                await self._send_all(send)
-        except ClientGoneError:
-            pass
-        finally:
-            await self._events.aclose()
-            await self._source.aclose()
-
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class Answerer:
@@ -165,23 +128,10 @@ class Answerer:
 
     async def _streamed(self, request: Request, job: Job, fields: GenerationFields) -> Response:
         """Waits for the first tokens, so that a request that cannot run fails with a status of its own."""
-        ticket = self._service.ticket(job)
-        deltas = self._service.run(job, ticket)
-        try:
-            async with ClientWatch(request.receive):
-                first = await anext(deltas)
-        except BaseException:
-            await deltas.aclose()
-            raise
-        return EventStream(self._events(job, fields, first, deltas), deltas, ticket.headers)
+        begun = await begin(self._service, request, job)
+        return EventStream(self._events(job, fields, begun), begun.deltas, begun.headers)
 
-    async def _events(
-        self,
-        job: Job,
-        fields: GenerationFields,
-        first: tuple[int, Delta],
-        deltas: AsyncGenerator[tuple[int, Delta]],
-    ) -> AsyncGenerator[bytes]:
+    async def _events(self, job: Job, fields: GenerationFields, begun: Begun) -> AsyncGenerator[bytes]:
         mode = _usage_mode(fields)
         with_token_ids = bool(fields.return_token_ids)
         writer = ChunkWriter(
@@ -219,8 +169,8 @@ class Answerer:
             return writer.delta(index, delta, usage, told.logprobs, prompt)
 
         try:
-            yield event(*first, await view.of(*first))
-            async for index, delta in deltas:
+            yield event(*begun.first, await view.of(*begun.first))
+            async for index, delta in begun.deltas:
                 told = NOTHING if delta.details is None else await view.of(index, delta)
                 data = event(index, delta, told)
                 if data:

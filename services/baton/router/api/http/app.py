@@ -6,12 +6,20 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 import baton
+from baton.router.api.catalogue import Catalogue
 from baton.router.api.http import schemas
 from baton.router.api.http.chat import ChatCompletions
 from baton.router.api.http.completions import Completions
+from baton.router.api.http.cors import Cors, add_cors
 from baton.router.api.http.envelope import RequestEnvelope
 from baton.router.api.http.failures import add_error_handlers
+from baton.router.api.http.messages.create import Messages
+from baton.router.api.http.messages.errors import ENDPOINT as MESSAGES
+from baton.router.api.http.messages.fields import CountRequest, MessageRequest
 from baton.router.api.http.openapi import DescribedApi, takes
+from baton.router.api.http.responses.create import ENDPOINT as RESPONSES
+from baton.router.api.http.responses.create import Responses
+from baton.router.api.http.responses.fields import ResponseRequest
 from baton.router.api.http.status import Status
 from baton.router.api.http.tokens import Tokens
 from baton.router.api.service import CompletionService
@@ -33,26 +41,33 @@ def create_app(
     return app_for(service)
 
 
-def app_for(service: CompletionService) -> FastAPI:
-    """The application around a completion core that may have other front ends too."""
-    app = DescribedApi(title="Baton", version=baton.__version__, summary="OpenAI-compatible inference")
-    _add_routes(app, service)
-    retry_after = service.settings.retry_after_seconds
+def app_for(*services: CompletionService, cors: Cors | None = None) -> FastAPI:
+    """The application around completion cores, one for each model, that may have other front ends too."""
+    catalogue = Catalogue(services)
+    app = DescribedApi(
+        title="Baton", version=baton.__version__, summary="Inference with the APIs of OpenAI and Anthropic"
+    )
+    _add_routes(app, catalogue)
+    retry_after = catalogue.settings.retry_after_seconds
     add_error_handlers(app, retry_after)
     app.add_middleware(
         RequestEnvelope,
-        metrics=service.metrics,
+        metrics=catalogue.metrics,
         retry_after_seconds=retry_after,
     )
+    add_cors(app, cors or Cors())
     return app
 
 
-def _add_routes(app: FastAPI, service: CompletionService) -> None:
-    completions, chat = Completions(service), ChatCompletions(service)
-    tokens, status = Tokens(service), Status(service)
+def _add_routes(app: FastAPI, catalogue: Catalogue) -> None:
+    completions, chat, responses = Completions(catalogue), ChatCompletions(catalogue), Responses(catalogue)
+    messages, tokens, status = Messages(catalogue), Tokens(catalogue), Status(catalogue)
     for path, handler, body in (
         ("/v1/completions", completions.create, schemas.CompletionRequest),
         ("/v1/chat/completions", chat.create, schemas.ChatRequest),
+        (RESPONSES, responses.create, ResponseRequest),
+        (MESSAGES, messages.create, MessageRequest),
+        (f"{MESSAGES}/count_tokens", messages.count, CountRequest),
         ("/tokenize", tokens.tokenize, schemas.TokenizeRequest),
         ("/detokenize", tokens.detokenize, schemas.DetokenizeRequest),
     ):

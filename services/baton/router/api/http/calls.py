@@ -35,6 +35,11 @@ class CallPolicy:
         self._tools = tool_format(settings.tool_call_parser, template)
         self._reasoning = reasoning_format(settings.reasoning_parser, template)
 
+    @property
+    def tells_reasoning(self) -> bool:
+        """Whether the model's reasoning is told apart from its answers."""
+        return self._reasoning is not None
+
     def use_of(self, body: ChatRequest) -> ToolUse | None:
         """The tools of a request. Raises RequestError for any that cannot be used."""
         use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, self._limits)

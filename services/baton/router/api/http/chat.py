@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``."""
+"""``POST /v1/chat/completions``, and from any chat to the job that answers it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from baton.request.messages import template_messages
 from baton.request.sampling import resolve
 from baton.request.tools import ToolUse
+from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid
 from baton.router.api.http.answer import Answerer
 from baton.router.api.http.body import read_request
@@ -26,34 +27,56 @@ from baton.router.api.urgency import resolve_urgency
 class ChatCompletions:
     """Answers chats, through the model's chat template."""
 
-    def __init__(self, service: CompletionService) -> None:
-        self._service = service
-        self._answerer = Answerer(service, chat=True)
-        self._calls = CallPolicy(service.settings, service.tokenizer)
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._settings = catalogue.settings
+        self._chats = catalogue.each(ChatJobs)
+        self._answerers = catalogue.each(lambda service: Answerer(service, chat=True))
 
     async def create(self, request: Request) -> Response:
         """Answer one chat."""
         started = time.perf_counter()
-        body = await read_request(request, ChatRequest, self._service.settings)
-        model = self._service.model(body.model)
+        body = await read_request(request, ChatRequest, self._settings)
+        request_id = f"chatcmpl-{request_id_of(request)}"
+        job = await self._chats.of(body.model).job(
+            request, body, request_id=request_id, endpoint="/v1/chat/completions", started=started
+        )
+        return await self._answerers.of(body.model).answer(request, job, body)
+
+
+class ChatJobs:
+    """Turns the chats for one model into jobs: template, tools, reasoning, form of the answer, sampling.
+
+    Every protocol that has chats makes a `ChatRequest` of them, so that all can do the same.
+    """
+
+    def __init__(self, service: CompletionService) -> None:
+        self.service = service
+        self.calls = CallPolicy(service.settings, service.tokenizer)
+
+    async def job(
+        self, request: Request, body: ChatRequest, *, request_id: str, endpoint: str, started: float
+    ) -> Job:
+        """The job that answers ``body``. Raises RequestError or ApiError, by the names of its fields."""
+        service = self.service
+        model = service.model(body.model)
         n = 1 if body.n is None else body.n
-        self._service.check_choices(n, 1)
-        use = self._calls.use_of(body)
+        service.check_choices(n, 1)
+        use = self.calls.use_of(body)
         text = self._text(body, use)
         # The template writes the special tokens itself.
-        prompt = await self._service.prompts.from_text(
+        prompt = await service.prompts.from_text(
             text, model, "messages", add_special_tokens=bool(body.add_special_tokens)
         )
-        format_ = self._calls.format_of(body, use, text)
-        structured = await structured_output(body, self._service.grammars)
+        format_ = self.calls.format_of(body, use, text)
+        structured = await structured_output(body, service.grammars)
         newer_name = body.max_completion_tokens is not None
         if newer_name:
             body.max_tokens = body.max_completion_tokens
         params = resolve(
             body,
             model,
-            self._service.settings,
-            self._service.tokenizer,
+            service.settings,
+            service.tokenizer,
             prompt_tokens=len(prompt),
             default_max_tokens=None,
             max_tokens_param="max_completion_tokens" if newer_name else "max_tokens",
@@ -63,12 +86,12 @@ class ChatCompletions:
             n=n,
             structured_output=structured,
         )
-        params = self._calls.constrained(params, use, format_)
+        params = self.calls.constrained(params, use, format_)
         if structured is None and params.structured_output is not None:
-            await self._service.grammars.check("tools", params.structured_output)
-        job = Job(
-            request_id=f"chatcmpl-{request_id_of(request)}",
-            endpoint="/v1/chat/completions",
+            await service.grammars.check("tools", params.structured_output)
+        return Job(
+            request_id=request_id,
+            endpoint=endpoint,
             started=started,
             model=model,
             prompts=[prompt],
@@ -84,10 +107,14 @@ class ChatCompletions:
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
             format=format_,
         )
-        return await self._answerer.answer(request, job, body)
+
+    async def count(self, body: ChatRequest) -> int:
+        """How many tokens the prompt of ``body`` has, even if that is more than the context."""
+        text = self._text(body, self.calls.use_of(body))
+        return len(await self.service.prompts.encode(text, "messages", add_special_tokens=False))
 
     def _text(self, body: ChatRequest, use: ToolUse | None) -> str:
-        return self._service.prompts.render(
+        return self.service.prompts.render(
             template_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             tools=None if use is None else use.definitions,

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.request.sampling import resolve
+from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.answer import Answerer
 from baton.router.api.http.body import read_request
@@ -24,14 +25,27 @@ from baton.router.types import ModelInfo
 class Completions:
     """Completes prompts given as text or token ids."""
 
-    def __init__(self, service: CompletionService) -> None:
-        self._service = service
-        self._answerer = Answerer(service, chat=False)
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._settings = catalogue.settings
+        self._jobs = catalogue.each(_CompletionJobs)
+        self._answerers = catalogue.each(lambda service: Answerer(service, chat=False))
 
     async def create(self, request: Request) -> Response:
         """Complete the prompts of one request."""
         started = time.perf_counter()
-        body = await read_request(request, CompletionRequest, self._service.settings)
+        body = await read_request(request, CompletionRequest, self._settings)
+        job = await self._jobs.of(body.model).job(request, body, started)
+        return await self._answerers.of(body.model).answer(request, job, body)
+
+
+class _CompletionJobs:
+    """Turns the requests for one model into jobs."""
+
+    def __init__(self, service: CompletionService) -> None:
+        self._service = service
+
+    async def job(self, request: Request, body: CompletionRequest, started: float) -> Job:
+        """The job that answers ``body``. Raises RequestError or ApiError, by the names of its fields."""
         model = self._service.model(body.model)
         given = _separate(body.prompt)
         n = 1 if body.n is None else body.n
@@ -59,7 +73,7 @@ class Completions:
             n=n,
             structured_output=structured,
         )
-        job = Job(
+        return Job(
             request_id=f"cmpl-{request_id_of(request)}",
             endpoint="/v1/completions",
             started=started,
@@ -77,7 +91,6 @@ class Completions:
             prompt_logprobs=body.prompt_logprobs,
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
         )
-        return await self._answerer.answer(request, job, body)
 
     async def _read(
         self, prompt: str | list[int], model: ModelInfo, param: str, body: CompletionRequest

@@ -51,7 +51,7 @@ class RequestEnvelope:
             answer = as_api_error(error, minted)
             if status:
                 raise  # too late for an answer: the server logs it and closes the connection
-            await error_response(answer, self._retry_after_seconds)(scope, receive, send_with_id)
+            await error_response(answer, scope, self._retry_after_seconds)(scope, receive, send_with_id)
         finally:
             # The route's pattern, not the path: clients must not be able to make up label values.
             endpoint = getattr(scope.get("route"), "path", "other")

@@ -1,8 +1,9 @@
-"""Errors as HTTP responses, all in OpenAI's shape."""
+"""Errors as HTTP responses, in the shape that the path's protocol has."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.router.api.errors import ApiError, RequestError, as_api_error
 from baton.router.api.http.disconnect import ClientGoneError
+from baton.router.api.http.messages import errors as anthropic
 from baton.router.types import RingError
 
 CLIENT_CLOSED_REQUEST = 499
@@ -38,27 +40,38 @@ class RefusedBody(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def error_response(error: ApiError, retry_after_seconds: int) -> Response:
-    """``error`` as a response; a client that may try again is told when."""
+def error_response(error: ApiError, scope: Scope, retry_after_seconds: int) -> Response:
+    """``error`` as a response to the request of ``scope``; told whether and when to try again."""
     headers = dict(error.headers)
-    # What is too large for a limit is so for ever.
-    if error.status in (429, 503) and error.code != "request_too_large":
+    headers["x-should-retry"] = "true" if _passes(error) else "false"
+    if error.status in (429, 503) and _passes(error):
         headers.setdefault("retry-after", str(retry_after_seconds))
-    if error.status == 413:
+    status, body = error.status, error.body
+    if anthropic.is_at(scope["path"]):
+        status = anthropic.status_of(error)
+        body = partial(anthropic.error_body, error, scope["state"]["request_id"])
+    if status == 413:
         headers["connection"] = "close"
-        return RefusedBody(error.body(), 413, headers, "application/json")
-    return Response(error.body(), error.status, headers, "application/json")
+        return RefusedBody(body(), 413, headers, "application/json")
+    return Response(body(), status, headers, "application/json")
+
+
+def _passes(error: ApiError) -> bool:
+    """Whether the same request may succeed later. What is too large for a limit is so for ever, and a request
+    that has broken something must not come back."""
+    return error.status in (429, 502, 503) and error.code != "request_too_large"
 
 
 def add_error_handlers(app: FastAPI, retry_after_seconds: int) -> None:
     """Let ``app`` answer its expected errors; what is unexpected is left to the request envelope."""
 
     async def api_error(request: Request, error: Exception) -> Response:
-        return error_response(as_api_error(error, request.scope["state"]["request_id"]), retry_after_seconds)
+        answer = as_api_error(error, request.scope["state"]["request_id"])
+        return error_response(answer, request.scope, retry_after_seconds)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = error_response(_routing_error(request, error), retry_after_seconds)
+        response = error_response(_routing_error(request, error), request.scope, retry_after_seconds)
         response.headers.update(error.headers or {})
         return response
 

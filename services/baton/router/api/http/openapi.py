@@ -6,12 +6,17 @@ import msgspec
 from fastapi import FastAPI
 
 from baton.router.api.http import schemas
+from baton.router.api.http.messages.fields import CountRequest, MessageRequest
+from baton.router.api.http.responses.fields import ResponseRequest
 
 _BODIES = (
     schemas.CompletionRequest,
     schemas.ChatRequest,
     schemas.TokenizeRequest,
     schemas.DetokenizeRequest,
+    ResponseRequest,
+    MessageRequest,
+    CountRequest,
 )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 
+from baton.router.api.http.events import ChoiceEvents
 from baton.text.choice import Delta
 from baton.tools.answer import AnswerFormat
 from baton.tools.events import (
@@ -24,28 +24,19 @@ class ChoiceParts:
     """One choice of a chat whose text is parsed."""
 
     def __init__(self, format_: AnswerFormat) -> None:
-        self._parser = format_.parser()
-        self._several = format_.several
-        self._tells_reasoning = format_.reasoning is not None and format_.tells_reasoning
+        self._choice = ChoiceEvents(format_)
         self._told = MessageBuilder()
-        self._ids: dict[int, str] = {}
-        """Of the calls that are told, by their index."""
 
     def add(self, delta: Delta) -> list[Fields]:
         """Take the next delta. Returns what it adds to a streamed message, in pieces: the text, and each call
         by itself, since OpenAI's client follows one call at a time. None: nothing yet."""
-        events = self._parser.push(delta.text)
-        if delta.finish_reason is not None:
-            events += self._parser.finish()
-        events = [event for event in events if self._is_told(event)]
+        events = self._choice.add(delta)
         self._told.add(events)
         return self._fields(events)
 
     def finish_reason(self, delta: Delta) -> str | None:
         """Why the choice ended with ``delta``, as clients of tools expect it."""
-        if delta.finish_reason == "stop" and self._told.has_calls:
-            return "tool_calls"
-        return delta.finish_reason
+        return self._choice.finish_reason(delta)
 
     def message(self) -> Fields:
         """The whole message."""
@@ -56,32 +47,18 @@ class ChoiceParts:
             "content": None if bare else message.content,
             "refusal": None,
         }
-        if self._tells_reasoning:
+        if self._choice.tells_reasoning:
             fields |= _reasoning(message.reasoning or None)
         if message.calls:
             fields["tool_calls"] = [
                 {
-                    "id": self._ids[call.index],
+                    "id": self._choice.call_id(call.index),
                     "type": "function",
                     "function": {"name": call.name, "arguments": call.arguments},
                 }
                 for call in message.calls
             ]
         return fields
-
-    def _is_told(self, event: Event) -> bool:
-        """Not reasoning that is unwanted, nor the calls after the first where there may be only one."""
-        match event:
-            case Reasoning():
-                return self._tells_reasoning
-            case CallStarted(index):
-                if not self._several and self._told.has_calls:
-                    return False
-                self._ids[index] = f"call_{uuid.uuid4().hex[:24]}"
-                return True
-            case CallArguments(index) | CallBroken(index):
-                return index in self._ids
-        return True
 
     def _fields(self, events: Iterable[Event]) -> list[Fields]:
         content, reasoning = "", ""
@@ -106,7 +83,7 @@ class ChoiceParts:
 
     def _started(self, index: int, name: str) -> Fields:
         function = {"name": name, "arguments": ""}
-        return {"index": index, "id": self._ids[index], "type": "function", "function": function}
+        return {"index": index, "id": self._choice.call_id(index), "type": "function", "function": function}
 
 
 def _reasoning(text: str | None) -> Fields:

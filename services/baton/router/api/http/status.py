@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import baton
+from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError
 from baton.router.api.service import CompletionService
 from baton.router.types import ModelInfo
@@ -18,31 +19,40 @@ from baton.router.types import ModelInfo
 class Status:
     """The read-only endpoints."""
 
-    def __init__(self, service: CompletionService) -> None:
-        self._service = service
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        """The served model; none before a worker has told of it."""
-        model = self._service.ring.model
-        entries = [] if model is None else [self._entry(model)]
+        """The served models under all their names; each once a worker has told of it."""
+        entries = [
+            self._entry(model, name)
+            for service in self._catalogue.services
+            if (model := service.ring.model) is not None
+            for name in service.names or (model.name,)
+        ]
         return _json({"object": "list", "data": entries})
 
     async def model(self, request: Request) -> Response:
         """One model by its name."""
-        return _json(self._entry(self._service.model(request.path_params["model_id"])))
+        name = request.path_params["model_id"]
+        return _json(self._entry(self._catalogue.service(name).model(name), name))
 
     async def health(self, request: Request) -> Response:
-        """200 when a request sent now could be answered, else 503 with the reason."""
-        ring = self._service.ring
-        if ring.model is None:
-            raise ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
-        if ring.stale:
-            message = "Who the workers are was not confirmed for too long: discovery cannot reach its source."
-            raise ApiError(503, message, code="discovery_stale")
-        if not ring.ready:
-            raise ApiError(503, "No worker can take a request.", code="not_ready")
-        return _json({"status": "ok"})
+        """200 when a request sent now could be answered, else 503 with the reason. Of several models, one is
+        enough; ``?model=`` asks about one of them."""
+        services = self._catalogue.services
+        if asked := request.query_params.get("model"):
+            services = (self._catalogue.service(asked),)
+        problems = {service: _unready(service) for service in services}
+        if all(problems.values()):
+            raise next(error for error in problems.values() if error is not None)
+        if len(services) == 1:
+            return _json({"status": "ok"})
+        states = {
+            service.names[0]: "ok" if error is None else error.message for service, error in problems.items()
+        }
+        return _json({"status": "ok", "models": states})
 
     async def version(self, request: Request) -> Response:
         """The server's version."""
@@ -51,11 +61,12 @@ class Status:
     async def metrics(self, request: Request) -> Response:
         """Metrics in the format that the scraper prefers."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._service.metrics.registry), headers={"content-type": content_type})
+        return Response(encode(self._catalogue.metrics.registry), headers={"content-type": content_type})
 
-    def _entry(self, model: ModelInfo) -> dict[str, object]:
+    def _entry(self, model: ModelInfo, name: str) -> dict[str, object]:
+        """``name`` may be an alias of the model's."""
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
@@ -63,6 +74,19 @@ class Status:
             "parent": None,
             "max_model_len": model.max_model_len,
         }
+
+
+def _unready(service: CompletionService) -> ApiError | None:
+    """Why requests for a model could not be answered now; None: they could."""
+    ring = service.ring
+    if ring.model is None:
+        return ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
+    if ring.stale:
+        message = "Who the workers are was not confirmed for too long: discovery cannot reach its source."
+        return ApiError(503, message, code="discovery_stale")
+    if not ring.ready:
+        return ApiError(503, "No worker can take a request.", code="not_ready")
+    return None
 
 
 def _json(document: dict[str, object]) -> Response:

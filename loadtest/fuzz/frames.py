@@ -1,0 +1,92 @@
+"""Random bytes and random messages on the gRPC methods of a router and its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import grpc
+from google.protobuf.descriptor import Descriptor
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from baton.v1 import handoff_pb2, inference_pb2, worker_pb2
+from loadtest.fuzz.account import Account
+from loadtest.fuzz.protos import frames
+
+TIMEOUT_S = 20.0
+STREAM_S = 0.5
+"""How long a stream is listened to: a worker's never ends by itself."""
+BUGS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
+"""What HTTP has as 500."""
+UNDECODABLE = "Exception deserializing request!"
+"""grpcio's own answer to bytes that are no message: INTERNAL, before any handler sees them."""
+
+
+def fuzz_router(address: str, examples: int) -> Iterator[Account]:
+    """The API for clients."""
+    for method, descriptor in (
+        ("Generate", inference_pb2.GenerateRequest.DESCRIPTOR),
+        ("ListModels", inference_pb2.ListModelsRequest.DESCRIPTOR),
+    ):
+        path = f"/baton.v1.Inference/{method}"
+        yield _fuzzed(f"router {path}", address, path, [], descriptor, examples, TIMEOUT_S)
+
+
+def fuzz_worker(name: str, address: str, examples: int) -> Iterator[Account]:
+    """The streams for routers and for other workers, begun as they should be and not."""
+    hello = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="fuzz")).SerializeToString()
+    open_ = handoff_pb2.PrefillMessage(open=handoff_pb2.LinkOpen()).SerializeToString()
+    for path, first, descriptor in (
+        ("/baton.v1.Worker/Connect", hello, worker_pb2.RouterMessage.DESCRIPTOR),
+        ("/baton.v1.Handoff/Link", open_, handoff_pb2.PrefillMessage.DESCRIPTOR),
+    ):
+        for begun in (True, False):
+            target = f"{name} {path}{', begun' if begun else ''}"
+            greeting = [first] if begun else []
+            yield _fuzzed(target, address, path, greeting, descriptor, examples, STREAM_S)
+
+
+def _fuzzed(
+    target: str,
+    address: str,
+    path: str,
+    greeting: Sequence[bytes],
+    descriptor: Descriptor,
+    examples: int,
+    timeout_s: float,
+) -> Account:
+    account = Account(target)
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(st.lists(frames(descriptor), min_size=1, max_size=1 if timeout_s == TIMEOUT_S else 6))
+    def send(sent: list[bytes]) -> None:
+        told = _told(call, [*greeting, *sent], timeout_s)
+        account.add(told.split(":")[0])
+        if any(told.startswith(code.name) for code in BUGS) and UNDECODABLE not in told:
+            account.blame(f"{told}: {[frame.hex() for frame in sent]}")
+
+    with grpc.insecure_channel(address) as channel:
+        call = channel.stream_stream(path, _as_it_is, _as_it_is)
+        send()
+    return account
+
+
+def _told(call: Callable[..., Iterator[bytes]], sent: Sequence[bytes], timeout_s: float) -> str:
+    """The status of a call, and what it says."""
+    try:
+        for _ in call(iter(sent), timeout=timeout_s):
+            pass
+    except grpc.RpcError as error:
+        assert isinstance(error, grpc.Call)
+        return f"{error.code().name}: {error.details()}"
+    return "OK"
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data

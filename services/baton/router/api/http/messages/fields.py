@@ -1,0 +1,132 @@
+"""The body of a request for a message, and what of it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from baton.router.api.errors import invalid, shown
+
+
+class Block(msgspec.Struct, kw_only=True):
+    """A part of a message: text, tool_use, tool_result or thinking."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, object] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+    is_error: bool | None = None
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One message of the conversation."""
+
+    role: Annotated[str, Meta(description="user or assistant.")]
+    content: str | list[Block]
+
+
+class MessageTool(msgspec.Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: str
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class MessageToolChoice(msgspec.Struct, kw_only=True):
+    """auto, any, tool (with its name) or none."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingOptions(msgspec.Struct, kw_only=True):
+    """Whether to reason first: enabled, adaptive or disabled."""
+
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    """A schema that the answer follows."""
+
+    type: str
+    schema: dict[str, object] | bool | None = None
+
+
+class OutputOptions(msgspec.Struct, kw_only=True):
+    """The form of the answer."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+
+class CountRequest(msgspec.Struct, kw_only=True):
+    """Count the tokens of a conversation."""
+
+    messages: list[Turn]
+    model: str | None = None
+    system: str | list[Block] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputOptions | None = None
+    container: str | dict[str, object] | None = None
+    context_management: dict[str, object] | None = None
+    mcp_servers: list[dict[str, object]] | None = None
+
+
+class MessageRequest(CountRequest, kw_only=True):
+    """Go on with a conversation."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+    inference_geo: str | None = None
+
+
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "container": "this server runs nothing for a model",
+        "context_management": "this server never edits a conversation",
+        "mcp_servers": "this server calls no tools itself",
+        "inference_geo": "this server is where it is",
+    }
+)
+
+
+def check_refused(body: CountRequest) -> None:
+    """Raise RequestError for a field that would have to be ignored to answer."""
+    for name, why in _REFUSED.items():
+        value = getattr(body, name, None)
+        if value:
+            raise invalid(name, f"{name} is not supported (got {shown(value)}): {why}.", "unsupported")
+    options = body.output_config
+    if options is not None and options.effort is not None:
+        raise invalid(
+            "output_config.effort",
+            f"output_config.effort is not supported (got {shown(options.effort)}).",
+            "unsupported",
+        )
+    if options is not None and options.format is not None and options.format.type != "json_schema":
+        raise invalid(
+            "output_config.format.type",
+            f'output_config.format.type must be "json_schema", not {shown(options.format.type)}.',
+        )
+    if isinstance(body, MessageRequest) and body.temperature is not None and body.temperature > 1:
+        raise invalid("temperature", f"temperature must be between 0 and 1, not {body.temperature!r}.")

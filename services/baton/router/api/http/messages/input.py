@@ -1,0 +1,190 @@
+"""From a request for a message to a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import orjson
+
+from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
+from baton.request.tools import Function, NamedFunction, NamedTool, Tool
+from baton.router.api.errors import invalid, shown
+from baton.router.api.http.messages.fields import (
+    Block,
+    CountRequest,
+    MessageRequest,
+    MessageTool,
+    MessageToolChoice,
+    Turn,
+)
+from baton.router.api.http.renaming import Names, message_names
+from baton.router.api.http.schemas import ChatRequest
+from baton.router.api.http.structured import JsonSchemaFormat, ResponseFormat
+from baton.text.config import Json
+
+Given = TypeVar("Given")
+
+_NAMES: Names = (
+    (r"response_format\.json_schema\.schema", "output_config.format.schema"),
+    ("response_format", "output_config.format"),
+    (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"tool_choice\.function", "tool_choice"),
+    ("stop", "stop_sequences"),
+)
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A request as a chat, and what its fields are called in the request."""
+
+    body: ChatRequest
+    names: Names
+
+
+def chat_of(body: CountRequest, template: dict[str, Json]) -> Chat:
+    """The chat that ``body`` asks to go on with, or to count; ``template`` are variables of its template.
+
+    Raises RequestError for blocks that a chat cannot hold.
+    """
+    messages = _Messages()
+    if body.system:
+        messages.add(Message(role="system", content=_texts(body.system, "system")), "system")
+    for index, turn in enumerate(body.messages):
+        messages.add_turn(turn, f"messages[{index}]")
+    if isinstance(body, MessageRequest) and body.messages and body.messages[-1].role == "assistant":
+        at = f"messages[{len(body.messages) - 1}].role"
+        raise invalid(
+            at,
+            f"{at} is assistant, but the last message must be the user's: this server does not go on with a "
+            "begun answer.",
+            "unsupported",
+        )
+    choice = body.tool_choice
+    chat = ChatRequest(
+        model=body.model,
+        messages=messages.all if body.messages else [],
+        tools=None if body.tools is None else [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools)],
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        response_format=_format(body),
+        chat_template_kwargs=dict(template) or None,
+    )
+    if isinstance(body, MessageRequest):
+        chat.max_tokens = body.max_tokens
+        chat.stop = body.stop_sequences
+        chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
+    return Chat(chat, (*message_names(messages.places), *_NAMES))
+
+
+@dataclass(slots=True)
+class _Messages:
+    """Turns as messages: what a tool returned is a message of its own."""
+
+    all: list[Message] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+    def add(self, message: Message, at: str) -> None:
+        self.all.append(message)
+        self.places.append(at)
+
+    def add_turn(self, turn: Turn, at: str) -> None:
+        if turn.role not in ("user", "assistant"):
+            raise invalid(f"{at}.role", f"{at}.role must be user or assistant, not {shown(turn.role)}.")
+        if isinstance(turn.content, str):
+            self.add(Message(role=turn.role, content=turn.content), at)
+        elif turn.role == "user":
+            self._add_user(turn.content, f"{at}.content")
+        else:
+            self._add_assistant(turn.content, f"{at}.content")
+
+    def _add_user(self, blocks: Sequence[Block], at: str) -> None:
+        texts: list[ContentPart] = []
+        for index, block in enumerate(blocks):
+            where = f"{at}[{index}]"
+            if block.type != "tool_result":
+                texts.append(_text_part(block, where, "text or tool_result"))
+                continue
+            if texts:
+                self.add(Message(role="user", content=texts), at)
+                texts = []
+            content = _texts(block.content or "", f"{where}.content")
+            call_id = _need(block.tool_use_id, f"{where}.tool_use_id")
+            self.add(Message(role="tool", content=content, tool_call_id=call_id), where)
+        if texts or not blocks:
+            self.add(Message(role="user", content=texts), at)
+
+    def _add_assistant(self, blocks: Sequence[Block], at: str) -> None:
+        turn = Message(role="assistant", content="")
+        texts: list[ContentPart] = []
+        for index, block in enumerate(blocks):
+            where = f"{at}[{index}]"
+            match block.type:
+                case "thinking":
+                    thought = _need(block.thinking, f"{where}.thinking")
+                    turn.reasoning_content = (turn.reasoning_content or "") + thought
+                case "tool_use":
+                    name = _need(block.name, f"{where}.name")
+                    arguments = orjson.dumps(_need(block.input, f"{where}.input")).decode()
+                    call = ToolCall(CalledFunction(name, arguments), _need(block.id, f"{where}.id"))
+                    turn.tool_calls = [*(turn.tool_calls or []), call]
+                case _:
+                    texts.append(_text_part(block, where, "text, thinking or tool_use"))
+        if texts:
+            turn.content = texts
+        self.add(turn, at)
+
+
+def _need(value: Given | None, at: str) -> Given:
+    if value is None:
+        raise invalid(at, f"{at} is required.", "missing_required_parameter")
+    return value
+
+
+def _texts(content: str | Sequence[Block], at: str) -> str | list[ContentPart]:
+    if isinstance(content, str):
+        return content
+    return [_text_part(block, f"{at}[{index}]", "text") for index, block in enumerate(content)]
+
+
+def _text_part(block: Block, at: str, allowed: str) -> ContentPart:
+    if block.type != "text":
+        raise invalid(
+            f"{at}.type", f"{at}.type must be {allowed} here, not {shown(block.type)}.", "unsupported"
+        )
+    return ContentPart("text", _need(block.text, f"{at}.text"))
+
+
+def _tool(tool: MessageTool, at: str) -> Tool:
+    if tool.type not in (None, "custom"):
+        raise invalid(
+            f"{at}.type",
+            f'{at}.type must be "custom", not {shown(tool.type)}: this server runs no tools itself.',
+            "unsupported",
+        )
+    schema = _need(tool.input_schema, f"{at}.input_schema")
+    return Tool("function", Function(tool.name, tool.description, schema, tool.strict))
+
+
+def _tool_choice(choice: MessageToolChoice | None) -> str | NamedTool | None:
+    if choice is None:
+        return None
+    if choice.type == "tool":
+        return NamedTool("function", NamedFunction(_need(choice.name, "tool_choice.name")))
+    if choice.type not in _CHOICES:
+        raise invalid(
+            "tool_choice.type",
+            f"tool_choice.type must be auto, any, tool or none, not {shown(choice.type)}.",
+        )
+    return _CHOICES[choice.type]
+
+
+def _format(body: CountRequest) -> ResponseFormat | None:
+    if body.output_config is None or body.output_config.format is None:
+        return None
+    schema = JsonSchemaFormat(schema=body.output_config.format.schema)
+    return ResponseFormat(type="json_schema", json_schema=schema)

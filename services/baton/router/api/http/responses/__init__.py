@@ -1,0 +1,1 @@
+"""OpenAI's responses: another shape of chats. Nothing is stored."""

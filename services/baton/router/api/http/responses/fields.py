@@ -1,0 +1,159 @@
+"""The body of a request for a response, and what of it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from baton.router.api.errors import invalid, shown
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+"""Asked for by clients that send reasoning back. It is told in the clear, so there is nothing to add."""
+
+
+class InputPart(msgspec.Struct, kw_only=True):
+    """A part of an item: input_text, output_text, reasoning_text or refusal."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(msgspec.Struct, kw_only=True):
+    """A message, function_call, function_call_output or reasoning; a message need not say its type."""
+
+    type: str | None = None
+    id: str | None = None
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+
+
+class ResponseTool(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function that the model may call."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ResponseToolChoice(msgspec.Struct, kw_only=True):
+    """The choice of one function."""
+
+    type: str
+    name: str | None = None
+
+
+class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The form of the answer: text, json_object or json_schema."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, object] | bool | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, kw_only=True):
+    """What the answer's text is like."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True):
+    """Whether to reason first."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseRequest(msgspec.Struct, kw_only=True):
+    """Answer a text, or items: messages, calls and what they returned."""
+
+    input: str | list[InputItem]
+    model: str | None = None
+    instructions: Annotated[str, Meta(description="A system message before the input.")] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: (
+        Annotated[str | ResponseToolChoice, Meta(description="none, auto, required, or one function.")] | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    metadata: dict[str, str] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, object] | None = None
+    seed: Annotated[int, Meta(description="Repeats the same answer.")] | None = None
+    priority: Annotated[int, Meta(description="Lower goes first, where workers heed it.")] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    store: Annotated[bool, Meta(description="Only false: no response is kept.")] | None = None
+    background: Annotated[bool, Meta(description="Only false.")] | None = None
+    previous_response_id: Annotated[str, Meta(description="Not supported.")] | None = None
+    conversation: str | dict[str, object] | None = None
+    prompt: dict[str, object] | None = None
+    truncation: Annotated[str, Meta(description="Only disabled.")] | None = None
+
+
+_STATELESS = "this server keeps no responses; send the whole conversation as input"
+
+_REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = MappingProxyType(
+    {
+        # Field: the values that ask for nothing, and why others are refused.
+        "store": ((False,), _STATELESS),
+        "background": ((False,), _STATELESS),
+        "previous_response_id": ((), _STATELESS),
+        "conversation": ((), _STATELESS),
+        "prompt": ((), "this server keeps no prompts; send instructions and input"),
+        "truncation": (("disabled",), "this server never drops input"),
+        "max_tool_calls": ((), "this server calls no tools by itself"),
+    }
+)
+
+
+def check_refused(body: ResponseRequest) -> None:
+    """Raise RequestError for a field that would have to be ignored to answer."""
+    for name, (neutral, why) in _REFUSED.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise invalid(name, f"{name} is not supported (got {shown(value)}): {why}.", "unsupported")
+    for index, wanted in enumerate(body.include or []):
+        if wanted not in (LOGPROBS, ENCRYPTED):
+            raise invalid(
+                f"include[{index}]",
+                f"include[{index}] must be {LOGPROBS} or {ENCRYPTED}, not {shown(wanted)}.",
+            )
+    if body.text is not None and body.text.verbosity not in (None, "medium"):
+        raise invalid(
+            "text.verbosity",
+            f'text.verbosity must be "medium", not {shown(body.text.verbosity)}.',
+            "unsupported",
+        )
+    reasoning = body.reasoning or ReasoningOptions()
+    for name in ("summary", "generate_summary"):
+        if getattr(reasoning, name) not in (None, "auto"):
+            param = f"reasoning.{name}"
+            raise invalid(
+                param,
+                f'{param} must be "auto", not {shown(getattr(reasoning, name))}: reasoning is told in full.',
+                "unsupported",
+            )
+    if body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options is only allowed when stream is true.")

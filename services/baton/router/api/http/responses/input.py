@@ -1,0 +1,219 @@
+"""From a request for a response to a chat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
+from baton.request.tools import Function, NamedFunction, NamedTool, Tool
+from baton.router.api.errors import invalid, shown
+from baton.router.api.http.renaming import Names, message_names
+from baton.router.api.http.responses.fields import (
+    LOGPROBS,
+    InputItem,
+    InputPart,
+    ResponseRequest,
+    ResponseTool,
+    ResponseToolChoice,
+    TextFormat,
+)
+from baton.router.api.http.schemas import ChatRequest
+from baton.router.api.http.structured import JsonSchemaFormat, ResponseFormat
+from baton.text.config import Json
+
+Given = TypeVar("Given")
+Texts: TypeAlias = str | list[InputPart]
+
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+_NAMES: Names = (
+    ("messages", "input"),
+    ("max_completion_tokens", "max_output_tokens"),
+    (r"response_format\.json_schema\.schema", "text.format.schema"),
+    (r"response_format\.json_schema", "text.format"),
+    ("response_format", "text.format"),
+    (r"tools\[(\d+)\]\.function", r"tools[\1]"),
+    (r"tool_choice\.function", "tool_choice"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A request as a chat, and what its fields are called in the request."""
+
+    body: ChatRequest
+    names: Names
+
+
+def chat_of(body: ResponseRequest, template: dict[str, Json]) -> Chat:
+    """The chat that ``body`` asks for; ``template`` are variables that go before its own.
+
+    Raises RequestError for items that a chat cannot hold.
+    """
+    messages = _Messages()
+    if body.instructions is not None:
+        messages.add(Message(role="system", content=body.instructions), "instructions")
+    items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    for index, item in enumerate(items):
+        messages.add_item(item, "input" if isinstance(body.input, str) else f"input[{index}]")
+    messages.close()
+    chat = ChatRequest(
+        model=body.model,
+        messages=messages.all if items else [],
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        logprobs=True if LOGPROBS in (body.include or ()) else None,
+        top_logprobs=body.top_logprobs,
+        tools=None if body.tools is None else [_tool(t, f"tools[{i}]") for i, t in enumerate(body.tools)],
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(None if body.text is None else body.text.format),
+        seed=body.seed,
+        priority=body.priority,
+        chat_template_kwargs={**template, **(body.chat_template_kwargs or {})} or None,
+    )
+    return Chat(chat, (*messages.calls, *message_names(messages.places), *_NAMES))
+
+
+@dataclass(slots=True)
+class _Messages:
+    """Items as messages: reasoning, text and calls of the assistant that follow each other are one turn."""
+
+    all: list[Message] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """The names of their calls."""
+
+    def add(self, message: Message, at: str) -> None:
+        self.all.append(message)
+        self.places.append(at)
+
+    def close(self) -> None:
+        """All items are added: a turn that was nothing but reasoning said nothing."""
+        for message in self.all:
+            if message.role == "assistant" and message.content is None and not message.tool_calls:
+                message.content = ""
+
+    def add_item(self, item: InputItem, at: str) -> None:
+        match item.type:
+            case None | "message":
+                self._add_message(item, at)
+            case "function_call":
+                self._add_call(item, at)
+            case "function_call_output":
+                _need(item.call_id, f"{at}.call_id")
+                output: Texts = _need(item.output, f"{at}.output")
+                text = _text(output, f"{at}.output")
+                self.add(Message(role="tool", content=text, tool_call_id=item.call_id), at)
+            case "reasoning":
+                # Without content it was summed up or sealed, and only its writer could read it.
+                if item.content is not None:
+                    self._turn(at, new=True).reasoning_content = _joined(item.content, f"{at}.content")
+            case "item_reference":
+                raise invalid(
+                    f"{at}.type",
+                    f"{at} refers to a stored item, but this server keeps none; send the item itself.",
+                    "unsupported",
+                )
+            case _:
+                raise invalid(
+                    f"{at}.type",
+                    f"{at}.type must be message, function_call, function_call_output or reasoning, not "
+                    f"{shown(item.type)}.",
+                    "unsupported",
+                )
+
+    def _add_message(self, item: InputItem, at: str) -> None:
+        role = _need(item.role, f"{at}.role")
+        content: Texts = _need(item.content, f"{at}.content")
+        if role == "tool":
+            raise invalid(f"{at}.role", f"{at}.role must not be tool: send a function_call_output.")
+        if role != "assistant":
+            self.add(Message(role=role, content=_text(content, f"{at}.content")), at)
+            return
+        turn = self._turn(at, new=False)
+        if turn.content is not None or turn.tool_calls:
+            turn = self._turn(at, new=True)
+        turn.content = _text(content, f"{at}.content")
+
+    def _add_call(self, item: InputItem, at: str) -> None:
+        call = ToolCall(
+            function=CalledFunction(_need(item.name, f"{at}.name"), _need(item.arguments, f"{at}.arguments")),
+            id=_need(item.call_id, f"{at}.call_id"),
+        )
+        turn = self._turn(at, new=False)
+        calls = turn.tool_calls or []
+        self.calls.append((rf"messages\[{len(self.all) - 1}\]\.tool_calls\[{len(calls)}\]\.function", at))
+        turn.tool_calls = [*calls, call]
+
+    def _turn(self, at: str, *, new: bool) -> Message:
+        """The assistant's turn that the item at ``at`` belongs to."""
+        if new or not self.all or self.all[-1].role != "assistant":
+            self.add(Message(role="assistant"), at)
+        return self.all[-1]
+
+
+def _need(value: Given | None, at: str) -> Given:
+    if value is None:
+        raise invalid(at, f"{at} is required.", "missing_required_parameter")
+    return value
+
+
+def _text(content: Texts, at: str) -> str | list[ContentPart]:
+    if isinstance(content, str):
+        return content
+    parts: list[ContentPart] = []
+    for index, part in enumerate(content):
+        where = f"{at}[{index}]"
+        if part.type == "refusal":
+            parts.append(ContentPart("text", _need(part.refusal, f"{where}.refusal")))
+        elif part.type in _TEXTS:
+            parts.append(ContentPart("text", _need(part.text, f"{where}.text")))
+        else:
+            raise invalid(
+                f"{where}.type",
+                f"{where}.type is {shown(part.type)}; only text is supported by this server yet.",
+                "unsupported",
+            )
+    return parts
+
+
+def _joined(content: Texts, at: str) -> str:
+    text = _text(content, at)
+    return text if isinstance(text, str) else "\n".join(part.text or "" for part in text)
+
+
+def _tool(tool: ResponseTool, at: str) -> Tool:
+    if tool.type != "function":
+        raise invalid(
+            f"{at}.type",
+            f'{at}.type must be "function", not {shown(tool.type)}: this server runs no tools itself.',
+            "unsupported",
+        )
+    name = _need(tool.name, f"{at}.name")
+    return Tool("function", Function(name, tool.description, tool.parameters, tool.strict))
+
+
+def _tool_choice(choice: str | ResponseToolChoice | None) -> str | NamedTool | None:
+    if not isinstance(choice, ResponseToolChoice):
+        return choice
+    if choice.type != "function":
+        raise invalid(
+            "tool_choice.type",
+            f'tool_choice.type must be "function", not {shown(choice.type)}.',
+            "unsupported",
+        )
+    return NamedTool("function", NamedFunction(_need(choice.name, "tool_choice.name")))
+
+
+def _format(asked: TextFormat | None) -> ResponseFormat | None:
+    if asked is None:
+        return None
+    if asked.type != "json_schema":
+        return ResponseFormat(type=asked.type)
+    schema = JsonSchemaFormat(
+        name=asked.name, description=asked.description, schema=asked.schema, strict=asked.strict
+    )
+    return ResponseFormat(type="json_schema", json_schema=schema)

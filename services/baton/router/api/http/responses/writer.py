@@ -1,0 +1,203 @@
+"""A response in OpenAI's shape: the object, and the events of its stream."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import msgspec
+import orjson
+
+from baton.router.api.errors import ApiError
+from baton.router.api.http.blocks import Block, Closed, GrowingAnswer, Grown, Opened, Step
+from baton.router.api.http.responses.fields import ResponseRequest
+from baton.router.api.service import Job
+
+Fields = dict[str, object]
+
+_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+_DELTAS = {
+    "reasoning": "response.reasoning_text.delta",
+    "text": "response.output_text.delta",
+    "call": "response.function_call_arguments.delta",
+}
+
+
+class ResponseWriter:
+    """Writes one response. What does not change from delta to delta is serialised once per block."""
+
+    def __init__(self, job: Job, body: ResponseRequest) -> None:
+        self.answer = GrowingAnswer(job)
+        self._common = _common(job, body)
+        self._number = itertools.count()
+        self._head = b""
+        """Of the open block's deltas, up to their sequence number."""
+
+    def document(self) -> Fields:
+        """The response that is over."""
+        return self._response(self.answer.whole())
+
+    def opening(self) -> bytes:
+        response = self._response([])
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def events(self, steps: Sequence[Step]) -> bytes:
+        told = bytearray()
+        for step in steps:
+            match step:
+                case Grown():
+                    told += self._delta(step)
+                case Opened(block):
+                    told += self._opened(block)
+                case Closed(block):
+                    told += self._closed(block)
+        return bytes(told)
+
+    def closing(self) -> bytes:
+        response = self._response(self.answer.blocks)
+        return self._event(f"response.{response['status']}", response=response)
+
+    def failure(self, error: ApiError) -> bytes:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        response = {
+            **self._response(self.answer.blocks),
+            "status": "failed",
+            "error": {"code": code, "message": error.message},
+        }
+        return self._event("response.failed", response=response)
+
+    def _response(self, blocks: Sequence[Block]) -> Fields:
+        answer = self.answer
+        complete = answer.finish_reason in ("stop", "tool_calls")
+        over = answer.finish_reason is not None
+        status = "completed" if complete else "incomplete" if over else "in_progress"
+        return {
+            **self._common,
+            "status": status,
+            "completed_at": int(time.time()) if complete else None,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "output": [
+                self._item(block, "completed" if complete or block is not blocks[-1] else "incomplete")
+                for block in blocks
+            ],
+            "usage": self._usage() if over else None,
+        }
+
+    def _usage(self) -> Fields:
+        usage = self.answer.usage
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self.answer.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+    def _item(self, block: Block, status: str) -> Fields:
+        item: Fields = {
+            "id": self._item_id(block),
+            "status": status if block.broken is None else "incomplete",
+        }
+        match block.kind:
+            case "text":
+                return {**item, "type": "message", "role": "assistant", "content": [_part(block)]}
+            case "reasoning":
+                return {**item, "type": "reasoning", "summary": [], "content": [_part(block)]}
+        return {
+            **item,
+            "type": "function_call",
+            "call_id": block.call_id,
+            "name": block.name,
+            "arguments": block.text,
+        }
+
+    def _item_id(self, block: Block) -> str:
+        minted = self.answer.job.request_id.partition("_")[2]
+        return f"{_PREFIXES[block.kind]}_{minted}{block.index:02d}"
+
+    def _opened(self, block: Block) -> bytes:
+        of: Fields = {"item_id": self._item_id(block), "output_index": block.index}
+        if block.kind != "call":
+            of["content_index"] = 0
+        kind = _DELTAS[block.kind]
+        fields = orjson.dumps({"type": kind, **of})[:-1]
+        self._head = b"event: %b\ndata: %b" % (kind.encode(), fields)
+        item = self._item(block, "in_progress")
+        if block.kind == "call":
+            return self._event("response.output_item.added", output_index=block.index, item=item)
+        item["content"] = []
+        return self._event("response.output_item.added", output_index=block.index, item=item) + self._event(
+            "response.content_part.added", **of, part=_part(block)
+        )
+
+    def _delta(self, step: Grown) -> bytes:
+        logprobs = b',"logprobs":' + orjson.dumps(step.logprobs) if step.block.kind == "text" else b""
+        return b'%b,"sequence_number":%d,"delta":%b%b}\n\n' % (
+            self._head,
+            next(self._number),
+            orjson.dumps(step.text),
+            logprobs,
+        )
+
+    def _closed(self, block: Block) -> bytes:
+        of: Fields = {"item_id": self._item_id(block), "output_index": block.index}
+        if block.kind == "call":
+            told = self._event(
+                "response.function_call_arguments.done", **of, name=block.name, arguments=block.text
+            )
+        else:
+            of["content_index"] = 0
+            told = self._text_done(block, of)
+            told += self._event("response.content_part.done", **of, part=_part(block))
+        cut = self.answer.finish_reason == "length" and block is self.answer.blocks[-1]
+        item = self._item(block, "incomplete" if cut else "completed")
+        return told + self._event("response.output_item.done", output_index=block.index, item=item)
+
+    def _text_done(self, block: Block, of: Fields) -> bytes:
+        if block.kind == "reasoning":
+            return self._event("response.reasoning_text.done", **of, text=block.text)
+        return self._event("response.output_text.done", **of, text=block.text, logprobs=block.logprobs)
+
+    def _event(self, type_: str, **fields: object) -> bytes:
+        data = orjson.dumps({"type": type_, "sequence_number": next(self._number), **fields})
+        return b"event: %b\ndata: %b\n\n" % (type_.encode(), data)
+
+
+def _part(block: Block) -> Fields:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}
+
+
+def _common(job: Job, body: ResponseRequest) -> Fields:
+    """What the response repeats of its request; the same from its first event to its last."""
+    text = body.text
+    format_ = {"type": "text"} if text is None or text.format is None else msgspec.to_builtins(text.format)
+    reasoning = body.reasoning
+    return {
+        "id": job.request_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "model": job.model.name,
+        "instructions": body.instructions,
+        "metadata": body.metadata or {},
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "background": False,
+        "store": False,
+        "service_tier": "default",
+        "temperature": job.params.temperature,
+        "top_p": job.params.top_p,
+        "top_logprobs": body.top_logprobs or 0,
+        "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
+        "tools": msgspec.to_builtins(body.tools or []),
+        "text": {"format": format_},
+        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "truncation": "disabled",
+    }

@@ -1,0 +1,67 @@
+"""Whether a model is to reason before it answers, as protocols ask and chat templates know it."""
+
+from __future__ import annotations
+
+from baton.router.api.errors import invalid, shown
+from baton.router.api.http.calls import CallPolicy
+from baton.router.api.service import CompletionService
+from baton.text.config import Json
+
+SWITCH, EFFORT = "enable_thinking", "reasoning_effort"
+"""Variables of chat templates: Qwen3's and its followers', and those of models that know grades."""
+
+USUAL_EFFORT = "medium"
+EFFORTS = ("none", "minimal", "low", USUAL_EFFORT, "high", "xhigh")
+
+
+class Thinking:
+    """What the served model's template can be told of reasoning."""
+
+    def __init__(self, service: CompletionService, calls: CallPolicy) -> None:
+        template = service.tokenizer.chat_template
+        source = "" if template is None else template.source
+        self._reasons = calls.tells_reasoning
+        self._has_switch = SWITCH in source
+        self._has_grades = EFFORT in source
+
+    def switched(self, on: bool, param: str) -> dict[str, Json]:
+        """The template's variables for a request that wants reasoning, or wants none.
+
+        Raises RequestError where the model cannot do so.
+        """
+        if on and not self._reasons:
+            raise invalid(
+                param,
+                f"{param} asks for reasoning, but this server knows no format of this model's; its router "
+                "can be told one (--reasoning-parser).",
+                "unsupported",
+            )
+        if not on and self._reasons and not self._has_switch:
+            raise invalid(
+                param,
+                f"{param} asks for no reasoning, but this model's chat template cannot turn it off.",
+                "unsupported",
+            )
+        return {SWITCH: on} if self._has_switch else {}
+
+    def usually_off(self) -> dict[str, Json]:
+        """The variables for a protocol that has no reasoning unless it is asked for."""
+        return {SWITCH: False} if self._has_switch else {}
+
+    def graded(self, effort: str, param: str) -> dict[str, Json]:
+        """The variables for one of ``EFFORTS``. Raises RequestError where the model knows no such grade."""
+        if effort not in EFFORTS:
+            raise invalid(param, f"{param} must be one of {', '.join(EFFORTS)}, not {shown(effort)}.")
+        if effort == "none":
+            return self.switched(False, param)
+        variables = self.switched(True, param)
+        if self._has_grades:
+            return {**variables, EFFORT: effort}
+        if effort != USUAL_EFFORT:
+            raise invalid(
+                param,
+                f"{param} is {shown(effort)}, but this model's chat template knows no grades: only none and "
+                f"{USUAL_EFFORT} are allowed.",
+                "unsupported",
+            )
+        return variables
