@@ -18,7 +18,12 @@ from baton import hub, logs, options
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
+from baton.router.admission.capacity import Capacity, capacity_of
+from baton.router.admission.gate import Gate
+from baton.router.admission.queue import Bounds
+from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
+from baton.router.api.http.connection import Connection
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
@@ -26,9 +31,11 @@ from baton.router.discovery.choice import discovery_for
 from baton.router.grpc_api import add_services, server_options
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
+from baton.router.security.keys import KeyFile
 from baton.router.shared.limits import Tenant
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
+from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.discovery import DiscoveryCollector
 from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.metrics import RouterMetrics
@@ -36,6 +43,8 @@ from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector
 from baton.telemetry.shared import SharedStateMetrics
 from baton.text.tokenizer import Tokenizer
+from baton.tls.channels import Dialer, add_port
+from baton.tls.http import FollowingContext
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +76,8 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         max_stop_strings=config.max_stop_strings,
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
+        max_stream_backlog=config.max_stream_backlog,
+        slow_client_seconds=config.slow_client_timeout,
     )
     metrics = RouterMetrics(CollectorRegistry())
     discovery = await discovery_for(config, metrics.registry)
@@ -79,29 +90,30 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         metrics=ResumeMetrics(metrics.registry),
         placement=config.placement,
         max_staleness_s=config.discovery_max_staleness or math.inf,
+        dialer=Dialer(config.worker_tls),
     )
     metrics.registry.register(RingCollector(ring.loads, lambda: ring.members.ejections))
     metrics.registry.register(DiscoveryCollector(lambda: discovery.staleness_s, ring.members.endpoints))
     shared = _shared_state(config, ring, metrics.registry)
-    service = CompletionService(ring, tokenizer, settings, metrics, shared, Tenant(limits=config.limits))
+    key_file = None if config.api_keys is None else KeyFile(config.api_keys, config.limits)
+    service = CompletionService(
+        ring,
+        tokenizer,
+        settings,
+        metrics,
+        shared,
+        authentication=_authentication(config, key_file),
+        gate=_gate(config, ring, shared, metrics.registry),
+    )
     metrics.registry.register(GrammarCollector("router", service.grammars.stats))
     async with contextlib.AsyncExitStack() as stack:
         listener = _listen(config)
         stack.callback(listener.close)
         grpc_address = await _serve_grpc(config, service, stack)
-        http = uvicorn.Server(
-            uvicorn.Config(
-                app_for(service),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                loop="none",
-                http="httptools",
-                timeout_graceful_shutdown=round(STOP_GRACE_S),
-                timeout_keep_alive=KEEP_ALIVE_S,
-            )
-        )
+        http = uvicorn.Server(_http_config(config, service))
         _stop_on_signals(http)
+        if key_file is not None:
+            stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
         shared.start()
         stack.push_async_callback(shared.close)
         ring.start()
@@ -127,13 +139,56 @@ def _shared_state(config: RouterConfig, ring: WorkerRing, registry: CollectorReg
     )
 
 
+def _gate(config: RouterConfig, ring: WorkerRing, shared: SharedState, registry: CollectorRegistry) -> Gate:
+    bounds = Bounds(
+        requests=config.queue_size,
+        prompt_tokens=config.queue_tokens,
+        longest_wait_s=config.max_queue_wait,
+        shared=config.api_keys is not None,
+    )
+
+    def capacity() -> Capacity | None:
+        if config.max_inflight is not None:
+            return Capacity(config.max_inflight)
+        return capacity_of(ring.workers, shared.replicas)
+
+    return Gate(bounds, capacity, AdmissionMetrics(registry))
+
+
+def _authentication(config: RouterConfig, keys: KeyFile | None) -> Authentication:
+    return Authentication(None if keys is None else keys.find, Tenant(limits=config.limits))
+
+
+def _http_config(config: RouterConfig, service: CompletionService) -> uvicorn.Config:
+    settings = uvicorn.Config(
+        app_for(service),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        loop="none",
+        http=Connection,
+        timeout_graceful_shutdown=round(STOP_GRACE_S),
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    settings.load()
+    if config.client_tls is not None:
+        settings.ssl = FollowingContext(config.client_tls)  # the server's own would keep what it read first
+    return settings
+
+
 def _listen(config: RouterConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as error:
         where = options.join_address(config.host, config.port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Of each connection: what is sent and not taken for so long ends it, a whole document too, which is
+        # the kernel's by then.
+        patience_ms = round(config.slow_client_timeout * 1e3)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+    return listener
 
 
 async def _serve_grpc(
@@ -146,7 +201,7 @@ async def _serve_grpc(
     add_services(server, service)
     where = options.join_address(config.host, config.grpc_port)
     try:
-        port = server.add_insecure_port(where)
+        port = add_port(server, where, config.client_tls)
     except RuntimeError as error:
         raise StartError(f"cannot listen on {where}: is the port in use?") from error
     await server.start()

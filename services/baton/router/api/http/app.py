@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 import baton
 from baton.router.api.http import schemas
+from baton.router.api.http.authentication import Authenticate
 from baton.router.api.http.chat import ChatCompletions
 from baton.router.api.http.completions import Completions
 from baton.router.api.http.envelope import RequestEnvelope
@@ -39,6 +40,9 @@ def app_for(service: CompletionService) -> FastAPI:
     _add_routes(app, service)
     retry_after = service.settings.retry_after_seconds
     add_error_handlers(app, retry_after)
+    app.add_middleware(
+        Authenticate, authentication=service.authentication, retry_after_seconds=retry_after
+    )
     app.add_middleware(
         RequestEnvelope,
         metrics=service.metrics,

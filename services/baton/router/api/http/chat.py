@@ -12,6 +12,7 @@ from baton.request.sampling import resolve
 from baton.request.tools import ToolUse
 from baton.router.api.errors import invalid
 from baton.router.api.http.answer import Answerer
+from baton.router.api.http.authentication import cache_salt, client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.envelope import request_id_of
@@ -35,7 +36,7 @@ class ChatCompletions:
         """Answer one chat."""
         started = time.perf_counter()
         body = await read_request(request, ChatRequest, self._service.settings)
-        model = self._service.model(body.model)
+        model = self._service.model(body.model, client_of(request))
         n = 1 if body.n is None else body.n
         self._service.check_choices(n, 1)
         use = self._calls.use_of(body)
@@ -74,9 +75,16 @@ class ChatCompletions:
             prompts=[prompt],
             params=params,
             urgency=resolve_urgency(
-                body.priority, timeout_of(request), model, started=started, timeout_param=TIMEOUT_HEADER
+                body.priority,
+                timeout_of(request),
+                model,
+                started=started,
+                timeout_param=TIMEOUT_HEADER,
+                client=client_of(request),
             ),
             n=n,
+            client=client_of(request),
+            cache_salt=cache_salt(request, body.cache_salt),
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,
             echoes=_echo(body) if body.echo else (),

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from baton.request.sampling import resolve
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.answer import Answerer
+from baton.router.api.http.authentication import cache_salt, client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.envelope import request_id_of
 from baton.router.api.http.schemas import CompletionRequest
@@ -32,7 +33,7 @@ class Completions:
         """Complete the prompts of one request."""
         started = time.perf_counter()
         body = await read_request(request, CompletionRequest, self._service.settings)
-        model = self._service.model(body.model)
+        model = self._service.model(body.model, client_of(request))
         given = _separate(body.prompt)
         n = 1 if body.n is None else body.n
         self._service.check_choices(n, len(given))
@@ -67,9 +68,16 @@ class Completions:
             prompts=prompts,
             params=params,
             urgency=resolve_urgency(
-                body.priority, timeout_of(request), model, started=started, timeout_param=TIMEOUT_HEADER
+                body.priority,
+                timeout_of(request),
+                model,
+                started=started,
+                timeout_param=TIMEOUT_HEADER,
+                client=client_of(request),
             ),
             n=n,
+            client=client_of(request),
+            cache_salt=cache_salt(request, body.cache_salt),
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,
             echoes=[await self._echo(prompt, body) for prompt in given] if body.echo else (),

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 import baton
 from baton.router.api.errors import ApiError
+from baton.router.api.http.authentication import client_of
 from baton.router.api.service import CompletionService
 from baton.router.types import ModelInfo
 
@@ -24,13 +25,14 @@ class Status:
 
     async def models(self, request: Request) -> Response:
         """The served model; none before a worker has told of it."""
-        model = self._service.ring.model
-        entries = [] if model is None else [self._entry(model)]
+        model, client = self._service.ring.model, client_of(request)
+        known = model is not None and (client is None or client.may_ask(model.name))
+        entries = [self._entry(model)] if model is not None and known else []
         return _json({"object": "list", "data": entries})
 
     async def model(self, request: Request) -> Response:
         """One model by its name."""
-        return _json(self._entry(self._service.model(request.path_params["model_id"])))
+        return _json(self._entry(self._service.model(request.path_params["model_id"], client_of(request))))
 
     async def health(self, request: Request) -> Response:
         """200 when a request sent now could be answered, else 503 with the reason."""

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from baton.request.messages import template_messages
 from baton.request.prompts import check_ids
 from baton.router.api.errors import invalid
+from baton.router.api.http.authentication import client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.schemas import DetokenizeRequest, TokenizeRequest, template_arguments
 from baton.router.api.service import CompletionService
@@ -27,7 +28,7 @@ class Tokens:
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text, or of the prompt that messages make."""
         body = await read_request(request, TokenizeRequest, self._service.settings)
-        model = self._service.model(body.model)
+        model = self._service.model(body.model, client_of(request))
         text, param, special_by_default = self._text(body)
         special = special_by_default if body.add_special_tokens is None else body.add_special_tokens
         ids = await self._service.prompts.encode(text, param, add_special_tokens=special)
@@ -44,7 +45,7 @@ class Tokens:
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens, special ones included."""
         body = await read_request(request, DetokenizeRequest, self._service.settings)
-        model = self._service.model(body.model)
+        model = self._service.model(body.model, client_of(request))
         check_ids(body.tokens, model.vocab_size, "tokens")
         if len(body.tokens) <= _MANY_TOKENS:
             text = self._service.tokenizer.decode(body.tokens, False)
