@@ -1,4 +1,4 @@
-"""The policy of admission under any order of comings and goings: bounds hold, nobody starves, shares are fair."""
+"""Admission under any order of comings and goings: bounds hold, nobody starves, shares are fair."""
 
 from __future__ import annotations
 
@@ -130,7 +130,10 @@ def test_tenants_that_always_want_more_share_by_weight(
 
     def offer(tenant: int) -> None:
         asked = Asked(
-            tenant=str(tenant), weight=weights[tenant], prompt_tokens=rng.randint(1, 2 * means[tenant]), most_outputs=400
+            tenant=str(tenant),
+            weight=weights[tenant],
+            prompt_tokens=rng.randint(1, 2 * means[tenant]),
+            most_outputs=400,
         )
         queue.offer(asked, now)
 

@@ -1,4 +1,4 @@
-"""Five times more requests than the ring can answer, on simulated time: what it answers stays, in fair shares."""
+"""Five times what the ring can answer, on simulated time: its goodput stays, in fair shares."""
 
 from __future__ import annotations
 
@@ -75,7 +75,10 @@ def test_the_queue_is_bounded_and_leaves_room_for_others() -> None:
     simulation = Simulation({"flood": Load(500.0)}, bounds=bounds)
     simulation.run(20.0)
     assert 35 <= simulation.most_waiting <= 45, "4/5 of the queue"
-    alone = Simulation({"flood": Load(500.0)}, bounds=Bounds(requests=50, prompt_tokens=10**6, longest_wait_s=1e6, shared=False))
+    alone = Simulation(
+        {"flood": Load(500.0)},
+        bounds=Bounds(requests=50, prompt_tokens=10**6, longest_wait_s=1e6, shared=False),
+    )
     alone.run(20.0)
     assert alone.most_waiting == 50
     assert set(alone.accounts["flood"].refused) == {"overall"}

@@ -48,7 +48,10 @@ def with_fields(line: str, **fields: object) -> str:
 class TestFile:
     def test_keys_lead_to_tenants(self) -> None:
         key, other = new_key(), new_key()
-        lines = [with_fields(entry_line(key, "a", "acme"), models=["m"], most_urgent=-1), entry_line(other, "b", "b")]
+        lines = [
+            with_fields(entry_line(key, "a", "acme"), models=["m"], most_urgent=-1),
+            entry_line(other, "b", "b"),
+        ]
         text = "\n".join(["tenants: {acme: {weight: 2, tokens_per_minute: 9}}", "keys:", *lines])
         keys = parse(text.encode(), DEFAULTS)
         tenant = Tenant("acme", Limits(requests_per_minute=60, tokens_per_minute=9), 2.0)
@@ -102,7 +105,7 @@ class TestFile:
             entry_line(new_key(), new_key(), "t")
 
     def test_a_router_does_not_start_without_its_keys(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="--api-keys: .*cannot be read"):
+        with pytest.raises(ConfigError, match=r"--api-keys: .*cannot be read"):
             KeyFile(str(tmp_path / "none"), DEFAULTS)
 
 
@@ -167,7 +170,10 @@ KEY, OTHER = new_key(), new_key()
 
 
 def service_of(ring: FakeRing, tokenizer: Tokenizer) -> CompletionService:
-    lines = [entry_line(KEY, "a", "acme"), with_fields(entry_line(OTHER, "b", "b"), models=["big"], most_urgent=1)]
+    lines = [
+        entry_line(KEY, "a", "acme"),
+        with_fields(entry_line(OTHER, "b", "b"), models=["big"], most_urgent=1),
+    ]
     keys = parse("\n".join(["keys:", *lines]).encode(), Limits())
     metrics = RouterMetrics(CollectorRegistry())
     authentication = Authentication(keys.find, Tenant())
@@ -187,7 +193,12 @@ async def test_strangers_are_told_how_to_ask(
     caplog.set_level(logging.DEBUG, "baton")
     guess = new_key()
     async with client_of(ring, tokenizer) as client:
-        for headers in ({}, {"authorization": f"Bearer {guess}"}, {"x-api-key": guess}, {"authorization": guess}):
+        for headers in (
+            {},
+            {"authorization": f"Bearer {guess}"},
+            {"x-api-key": guess},
+            {"authorization": guess},
+        ):
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/nothing"):
                 refused = await client.post(path, json=BODY, headers=headers)
                 error = refused.json()["error"]
@@ -256,11 +267,7 @@ async def test_an_endpoint_that_forgets_who_asks_answers_nobody(ring: FakeRing, 
 def test_salts_are_a_tenants_own() -> None:
     one, other = (Client(tenant=Tenant(name), key="k") for name in ("a", "b"))
     nobody = Client(tenant=Tenant())
-    salts = [
-        who.cache_salt(given)
-        for who in (one, other, nobody)
-        for given in (None, "s", "t")
-    ]
+    salts = [who.cache_salt(given) for who in (one, other, nobody) for given in (None, "s", "t")]
     assert len(set(salts)) == len(salts)
     assert nobody.cache_salt(None) == b""
     assert Client(tenant=Tenant("a"), key="k2").cache_salt("s") == one.cache_salt("s")

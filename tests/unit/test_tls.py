@@ -104,7 +104,7 @@ class TestHttp:
         files = authority.files("http-3", mutual=False)
         async with serving(files) as port, httpx.AsyncClient(verify=trusting(authority)) as open_before:
             assert (await open_before.get(f"https://127.0.0.1:{port}/")).text == "https"
-            Path(files.certificate).write_text("broken")
+            await asyncio.to_thread(Path(files.certificate).write_text, "broken")
             assert await get(port, trusting(authority)) == "https", "what was there before is kept"
             assert "cannot be used" in caplog.text
             replace(files, stranger.sign("http"))
@@ -174,9 +174,7 @@ class TestGrpc:
             async with Dialer(named).channel(address, ()) as channel:
                 assert await ask(channel) == ["m"]
 
-    async def test_new_files_are_for_new_connections(
-        self, authority: Authority, stranger: Authority
-    ) -> None:
+    async def test_new_files_are_for_new_connections(self, authority: Authority, stranger: Authority) -> None:
         files, caller = authority.files("grpc-3"), authority.files("caller-3")
         ca = authority.folder / "all.crt"
         shutil.copy(authority.pair.certificate, ca)

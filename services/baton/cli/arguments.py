@@ -490,7 +490,9 @@ MaxInflight = Annotated[
 ]
 QueueSize = Annotated[
     int,
-    typer.Option(help="Requests that may wait their turn; those beyond are refused.", rich_help_panel="Limits"),
+    typer.Option(
+        help="Requests that may wait their turn; those beyond are refused.", rich_help_panel="Limits"
+    ),
 ]
 QueueTokens = Annotated[
     int,

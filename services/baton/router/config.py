@@ -157,7 +157,11 @@ class RouterConfig:
     def client_tls(self) -> TlsFiles | None:
         """For HTTP and gRPC; None: they are plain."""
         return TlsFiles.given(
-            "ssl", self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs, mutual=self.ssl_client_auth == "required"
+            "ssl",
+            self.ssl_certfile,
+            self.ssl_keyfile,
+            self.ssl_ca_certs,
+            mutual=self.ssl_client_auth == "required",
         )
 
     @property

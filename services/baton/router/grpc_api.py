@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
@@ -87,10 +88,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         started = time.perf_counter()
         request_id = f"grpc-{uuid.uuid4().hex}"
         status = "499"
+        audit = self._service.audit
+        record = None if audit is None else audit.begin(request_id, endpoint=f"{SERVICE_NAME}/Generate")
         try:
             client = self._client(context)
+            if record is not None:
+                record.client = client
             job = await self._job(request, request_id, started, context.time_remaining(), client)
-            await self._answer(job, context)
+            await self._answer(replace(job, record=record), context)
             status = "200"
         except Exception as error:  # noqa: BLE001 - `as_api_error` logs what is unexpected
             answer = as_api_error(error, request_id)
@@ -98,6 +103,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             await _abort(context, answer)
         finally:
             self._service.metrics.requests.labels(f"{SERVICE_NAME}/Generate", status).inc()
+            if audit is not None and record is not None:
+                record.status = int(status)
+                audit.end(record)
 
     async def ListModels(  # noqa: N802 - the contract's name
         self, request: pb.ListModelsRequest, context: _Context
@@ -201,7 +209,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
         try:
             async with aclosing(_responses(job, deltas)) as responses:
-                await self._service.relay(pb.GenerateResponse.ByteSize).run(responses, write)
+                await self._service.relay(_size).run(responses, write)
         except SlowClientError as error:
             self._service.cut_off(job, error)
             # A status would have to wait behind the message that is not taken: the call is dropped instead.
@@ -279,6 +287,10 @@ def _timeout(remaining_s: float | None) -> float | None:
     if remaining_s is None or remaining_s > LONGEST_TIMEOUT_S:
         return None
     return max(remaining_s, 1e-3)
+
+
+def _size(response: pb.GenerateResponse) -> int:
+    return response.ByteSize()
 
 
 async def _responses(

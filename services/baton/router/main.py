@@ -26,6 +26,7 @@ from baton.router.api.http.app import app_for
 from baton.router.api.http.connection import Connection
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
+from baton.router.audit import AuditLog
 from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
 from baton.router.grpc_api import add_services, server_options
@@ -104,9 +105,12 @@ async def _serve(config: RouterConfig, tokenizer: Tokenizer) -> int:
         shared,
         authentication=_authentication(config, key_file),
         gate=_gate(config, ring, shared, metrics.registry),
+        audit=None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts),
     )
     metrics.registry.register(GrammarCollector("router", service.grammars.stats))
     async with contextlib.AsyncExitStack() as stack:
+        if service.audit is not None:
+            stack.callback(service.audit.close)
         listener = _listen(config)
         stack.callback(listener.close)
         grpc_address = await _serve_grpc(config, service, stack)

@@ -44,7 +44,9 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         return _server_side(pem.now) if pem.follow() else None
 
     return grpc.dynamic_ssl_server_credentials(
-        _server_side(pem.now), newest, require_client_authentication=files.mutual
+        _server_side(pem.now),
+        newest,  # type: ignore[arg-type]  # the hints leave out that None is "nothing new"
+        require_client_authentication=files.mutual,
     )
 
 

@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 
 
 class FollowingContext(ssl.SSLContext):
-    """Each connection is begun with what is in the files then; those that are open stay as they are. While the
-    files cannot be used, new connections get what was there before.
+    """Each connection is begun with what is in the files then; those that are open stay as they are. While
+    the files cannot be used, new connections get what was there before.
 
     Event loops wrap a connection with ``wrap_bio``, so that is where this looks. A context that is changed in
     place would still trust an authority that was taken out of the file.

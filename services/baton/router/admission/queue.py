@@ -135,7 +135,9 @@ class FairQueue:
         left = requests - self.waiting
         left_tokens = tokens - self.waiting_prompt_tokens
         if left < 1 or left_tokens < asked.prompt_tokens:
-            raise RefusedError("overall", "too many requests wait already", self._drained_s(self.waiting_tokens / 4))
+            raise RefusedError(
+                "overall", "too many requests wait already", self._drained_s(self.waiting_tokens / 4)
+            )
         tenant = self._tenants.get(asked.tenant)
         if tenant is None or not self._bounds.shared:
             return

@@ -66,7 +66,9 @@ def refused(tenant: str, error: RefusedError) -> ApiError:
     seconds = retry_after(error.retry_after_s)
     headers = {"retry-after": str(seconds)}
     if error.blame == "tenant":
-        message = f"{tenant} has more requests waiting than its share ({error.reason}). Try again in {seconds} s."
+        message = (
+            f"{tenant} has more requests waiting than its share ({error.reason}). Try again in {seconds} s."
+        )
         return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
     message = f"The server is overloaded: {error.reason}. Try again in {seconds} s."
     return ApiError(503, message, code="overloaded", headers=headers)

@@ -21,6 +21,7 @@ from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.queued import Queued, asked_of
 from baton.router.api.relay import Relay, SlowClientError
 from baton.router.api.settings import ApiSettings
+from baton.router.audit import LONGEST_PROMPT, MOST_PROMPTS, AuditLog, Following, Record
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.shared.state import SharedState
@@ -54,6 +55,8 @@ class Job:
     params: SamplingParams
     urgency: Urgency = CALM
     n: int = 1
+    record: Record | None = None
+    """Of the audit log."""
     cache_salt: bytes = b""
     """Among whom cached blocks are shared; see `Client.cache_salt`."""
     seeded: bool = False  # whether the client gave the seed
@@ -108,6 +111,7 @@ class CompletionService:
         tenant: Tenant | None = None,
         authentication: Authentication | None = None,
         gate: Gate | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
         """``tenant`` is everybody's, where no ``authentication`` says otherwise. ``gate``: None, and nobody
         waits in front of the ring."""
@@ -118,6 +122,7 @@ class CompletionService:
         self.shared = shared or SharedState(None, SharedStateMetrics(metrics.registry))
         self.authentication = authentication or Authentication(None, tenant or Tenant())
         self._gate = gate
+        self.audit = audit
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer)
 
@@ -160,17 +165,33 @@ class CompletionService:
 
         Closing the generator cancels the request everywhere. Raises ApiError (429, 503) before anything is
         done for a request that its tenant's limits are against, or that would wait for its turn too long, and
-        RingError when a choice fails, after cancelling the others. ``ticket`` tells what is left of the limits, from the first delta on.
+        RingError when a choice fails, after cancelling the others. ``ticket`` tells what is left of the
+        limits, from the first delta on.
         """
-        async with (
-            ticket or self.ticket(job) as admitted,
-            self._turn(job) as turn,
-            aclosing(self._admitted(job)) as deltas,
-        ):
-            async for index, delta in deltas:
-                admitted.generated(delta.token_ids)
-                turn.generated(len(delta.token_ids))
-                yield index, delta
+        self._note(job)
+        with Following(job.record):
+            async with (
+                ticket or self.ticket(job) as admitted,
+                self._turn(job) as turn,
+                aclosing(self._admitted(job)) as deltas,
+            ):
+                async for index, delta in deltas:
+                    admitted.generated(delta.token_ids)
+                    turn.generated(len(delta.token_ids))
+                    yield index, delta
+
+    def _note(self, job: Job) -> None:
+        """What the audit log is to tell of a job."""
+        record = job.record
+        if record is None:
+            return
+        record.model = job.model.name
+        record.prompt_tokens = sum(map(len, job.prompts))
+        if record.with_prompts:
+            record.prompts = [
+                self.tokenizer.decode(prompt[:LONGEST_PROMPT], False)[:LONGEST_PROMPT]
+                for prompt in job.prompts[:MOST_PROMPTS]
+            ]
 
     def relay(self, size: Callable[[T], int]) -> Relay[T]:
         """For one stream; ``size`` is that of what it carries, in bytes."""
@@ -181,6 +202,8 @@ class CompletionService:
         """The client of ``job`` does not read its answer: count it, and say so."""
         log.warning("request %s is cut off, its client does not read: %s", job.request_id, error)
         self.metrics.slow_clients.labels(job.endpoint).inc()
+        if job.record is not None:
+            job.record.outcome = "slow_client"
 
     def _turn(self, job: Job) -> Queued:
         client = self.authentication.answerable(job.client)
@@ -194,12 +217,17 @@ class CompletionService:
             prompt_tokens=sum(map(len, job.prompts)),
             choices=job.choices,
         )
+        record = job.record
         with meter, ExitStack() as stack:
             async with aclosing(merge(self._choices(job, stack))) as deltas:
                 async for index, delta in deltas:
                     meter.delivered(index, delta)
+                    if record is not None:
+                        record.completion_tokens += len(delta.token_ids)
                     if delta.cached_tokens and index % job.n == 0:
                         meter.cached(delta.cached_tokens)
+                        if record is not None:
+                            record.cached_tokens += delta.cached_tokens
                     yield index, delta
 
     def _choices(self, job: Job, stack: ExitStack) -> list[AsyncGenerator[Delta]]:
@@ -215,7 +243,7 @@ class CompletionService:
                 self.ring.generate(job.prompts[first // job.n], requests, job.urgency)
             )
             choices += [
-                complete(chunks, self._text(job, first // job.n, request.params, stops))
+                complete(chunks, self._text(job, first // job.n, request.params, stops), job.record)
                 for request, chunks in zip(requests, answers, strict=True)
             ]
         return choices

@@ -37,7 +37,8 @@ def resolve_urgency(
         )
     if client is not None and priority < client.most_urgent:
         raise invalid(
-            "priority", f"priority is {priority}, but this key's requests may have {client.most_urgent} at least."
+            "priority",
+            f"priority is {priority}, but this key's requests may have {client.most_urgent} at least.",
         )
     if priority and not model.takes_priorities:
         raise invalid(

@@ -138,7 +138,9 @@ def _line_of(error: Exception) -> str:
 
 def _digest(where: str, text: str) -> bytes:
     if not _HASH.fullmatch(text):  # not quoted: it may be the key itself
-        raise KeysError(f"{where}.hash must be sha256: and 64 hexadecimal digits, as `baton keys create` prints")
+        raise KeysError(
+            f"{where}.hash must be sha256: and 64 hexadecimal digits, as `baton keys create` prints"
+        )
     return bytes.fromhex(text.removeprefix("sha256:"))
 
 

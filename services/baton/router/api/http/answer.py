@@ -24,7 +24,7 @@ from baton.router.api.http.chunks import (
     usage_fields,
 )
 from baton.router.api.http.connection import Connection, connection_of
-from baton.router.api.http.disconnect import ClientGoneError, ClientWatch
+from baton.router.api.http.disconnect import ClientGoneError, ClientWatch, gone
 from baton.router.api.http.logprobs import NOTHING, Fields, LogprobsView, Told
 from baton.router.api.http.parts import ChoiceParts
 from baton.router.api.http.schemas import GenerationFields
@@ -95,12 +95,13 @@ class EventStream(Response):
             self._on_slow(error)
             if connection is not None:
                 connection.abort()
+                await gone(receive)
         finally:
             await self._events.aclose()
             await self._source.aclose()
 
     async def _send_all(self, send: Send, connection: Connection | None) -> None:
-        """As long as the client keeps up, events go straight out: nothing waits then, and nothing is timed."""
+        """As long as the client keeps up, events go straight out: nothing waits, and nothing is timed."""
 
         async def write(events: list[bytes]) -> None:
             await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
@@ -113,7 +114,9 @@ class EventStream(Response):
                 await self._relay.run(self._events, write)
                 break
             await send({"type": "http.response.body", "body": event, "more_body": True})
-        await self._relay.within_patience(send({"type": "http.response.body", "body": b"", "more_body": False}))
+        await self._relay.within_patience(
+            send({"type": "http.response.body", "body": b"", "more_body": False})
+        )
 
 
 class Answerer:

@@ -40,13 +40,12 @@ def app_for(service: CompletionService) -> FastAPI:
     _add_routes(app, service)
     retry_after = service.settings.retry_after_seconds
     add_error_handlers(app, retry_after)
-    app.add_middleware(
-        Authenticate, authentication=service.authentication, retry_after_seconds=retry_after
-    )
+    app.add_middleware(Authenticate, authentication=service.authentication, retry_after_seconds=retry_after)
     app.add_middleware(
         RequestEnvelope,
         metrics=service.metrics,
         retry_after_seconds=retry_after,
+        audit=service.audit,
     )
     return app
 

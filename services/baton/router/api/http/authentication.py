@@ -32,8 +32,8 @@ def cache_salt(request: Request, given: str | None) -> bytes:
 
 
 class Authenticate:
-    """Lets nobody in without a known key, where there are keys. Nothing of a stranger's request is read but its
-    headers. Plain ASGI, inside of the request's envelope."""
+    """Lets nobody in without a known key, where there are keys. Of a stranger's request nothing is read but
+    its headers. Plain ASGI, inside of the request's envelope."""
 
     def __init__(self, app: ASGIApp, *, authentication: Authentication, retry_after_seconds: int) -> None:
         self._app = app
