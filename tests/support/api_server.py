@@ -11,6 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from baton.router.api import ApiSettings, create_app
+from baton.router.api.http.connection import Connection
 from baton.router.types import Ring
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
@@ -29,10 +30,12 @@ async def serving(
 
 
 @asynccontextmanager
-async def serving_app(app: Starlette) -> AsyncIterator[str]:
-    """Likewise, for an application that is there already."""
+async def serving_app(app: Starlette, *, send_buffer: int | None = None) -> AsyncIterator[str]:
+    """Likewise, for an application that is there already. ``send_buffer``: of the kernel, in bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, http=Connection)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)

@@ -32,6 +32,8 @@ from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.resumes import ResumeMetrics
+from baton.tls.channels import Dialer, add_port
+from baton.tls.files import TlsFiles
 from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.drain import Drain
@@ -75,10 +77,12 @@ class LocalWorker:
         make_model: Callable[[float], SlowModel] = SlowModel,
         port: int = 0,
         kv_bytes_per_token: int = 96,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.role = role
         self.port = port
         self._kv_bytes_per_token = kv_bytes_per_token
+        self._tls = tls
         self.engine = make_engine(model=make_model(step_s))
         self.routers = Routers()
         self.incarnation = new_incarnation()
@@ -96,7 +100,7 @@ class LocalWorker:
 
     async def start(self) -> None:
         server = grpc.aio.server()
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = add_port(server, f"127.0.0.1:{self.port}", self._tls)
         self.address = f"127.0.0.1:{self.port}"
         self.wiring = self._wiring()
         crash = self.crashed.set
@@ -148,6 +152,7 @@ class LocalWorker:
                 num_layers=len(self._share.layers),
             ),
             metrics=HandoffMetrics(CollectorRegistry(), self.role),
+            dialer=Dialer(self._tls),
         )
 
     async def stop(self) -> None:
@@ -167,6 +172,7 @@ async def local_ring(
     metrics: ResumeMetrics | None = None,
     placement: PlacementOptions = SPLIT,
     discovery: Callable[[], Discovery] | None = None,
+    tls: TlsFiles | None = None,
 ) -> AsyncIterator[WorkerRing]:
     """Start the workers and a router's ring before them, and end them all. ``discovery`` is made when the
     workers have their addresses; without it they are a fixed list."""
@@ -175,7 +181,9 @@ async def local_ring(
             await worker.start()
             stack.push_async_callback(worker.stop)
         found = [worker.address for worker in workers] if discovery is None else discovery()
-        ring = WorkerRing(found, "fake", KEY, tempo, Retries(policy or RetryPolicy()), metrics, placement)
+        retries = Retries(policy or RetryPolicy())
+        dialer = Dialer(tls)
+        ring = WorkerRing(found, "fake", KEY, tempo, retries, metrics, placement, dialer=dialer)
         ring.start()
         stack.push_async_callback(ring.close)
         await until(lambda: len(ring.workers) >= len(workers) and all(c.ready for c in ring.workers))
@@ -193,9 +201,24 @@ async def answer(
     ring: WorkerRing, request_id: str, prompt: Sequence[int], max_tokens: int, urgency: Urgency = CALM
 ) -> list[int]:
     """The tokens of one greedy request. Raises RingError."""
+    tokens, _ = await salted_answer(ring, request_id, prompt, max_tokens, b"", urgency)
+    return tokens
+
+
+async def salted_answer(
+    ring: WorkerRing,
+    request_id: str,
+    prompt: Sequence[int],
+    max_tokens: int,
+    salt: bytes,
+    urgency: Urgency = CALM,
+) -> tuple[list[int], int]:
+    """Likewise, within a salt; and how many tokens of the prompt were cached."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     tokens: list[int] = []
-    with ring.generate(list(prompt), [Request(request_id, params)], urgency) as [chunks]:
+    cached = 0
+    with ring.generate(list(prompt), [Request(request_id, params, salt)], urgency) as [chunks]:
         async for chunk in chunks:
             tokens += chunk.token_ids
-    return tokens
+            cached += chunk.cached_tokens
+    return tokens, cached

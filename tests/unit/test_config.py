@@ -14,6 +14,7 @@ from baton.cli import main, ring
 from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
 from baton.router.config import RouterConfig
 from baton.worker.config import WorkerConfig
+from tests.support.certificates import Authority
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,20 @@ def parsed(monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> Any:
     return seen[0]
 
 
-def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+WORKER_TLS = ("worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
+    """Certificate, key and authority."""
+    authority = Authority.new(tmp_path_factory.mktemp("tls"))
+    pair = authority.sign("service")
+    return str(pair.certificate), str(pair.key), str(authority.pair.certificate)
+
+
+def test_worker_options_survive_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, str, str]
+) -> None:
     # Every field differs from its default, so that a field without an option is noticed.
     config = WorkerConfig(
         role="prefill",
@@ -187,6 +201,7 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         speculative_ngram_max=5,
         threads=7,
         log_level="debug",
+        **dict(zip(WORKER_TLS, (*files, "name"), strict=True)),
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
     split = {"tensor_parallel_size", "pipeline_parallel_size"}
@@ -198,7 +213,9 @@ def test_worker_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
     assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks
 
 
-def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_options_survive_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, files: tuple[str, str, str]
+) -> None:
     monkeypatch.setenv("BATON_CLUSTER_KEY", "hush")
     config = RouterConfig(
         workers=("a:1", "[::1]:2"),
@@ -232,6 +249,20 @@ def test_router_options_survive_the_command_line(monkeypatch: pytest.MonkeyPatch
         no_prefill="queue",
         no_decode="fail",
         log_level="error",
+        api_keys="/k",
+        ssl_certfile=files[0],
+        ssl_keyfile=files[1],
+        ssl_ca_certs=files[2],
+        ssl_client_auth="required",
+        audit_log="-",
+        log_prompts=True,
+        max_inflight=5,
+        queue_size=6,
+        queue_tokens=7,
+        max_queue_wait=8.0,
+        max_stream_backlog=1 << 20 | 1,
+        slow_client_timeout=9.0,
+        **dict(zip(WORKER_TLS, (*files, "name"), strict=True)),
     )
     found = RouterConfig(
         discovery="kubernetes",

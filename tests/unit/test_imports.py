@@ -32,6 +32,8 @@ BELOW = {
     "options",
     "ready",
     "logs",
+    "tls",
+    "watched",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

@@ -447,6 +447,124 @@ ClusterKey = Annotated[
     ),
 ]
 
+_SECURITY = "Security"
+ApiKeys = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="API keys (YAML or JSON; see `baton keys create`), read again when they change. "
+        "Default: everybody may ask.",
+        rich_help_panel=_SECURITY,
+    ),
+]
+SslCertfile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Certificate chain (PEM) for TLS on HTTP and gRPC, read again when it changes.",
+        rich_help_panel=_SECURITY,
+    ),
+]
+SslKeyfile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Its private key (PEM).", rich_help_panel=_SECURITY)
+]
+SslCaCerts = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Who signs clients' certificates (PEM).", rich_help_panel=_SECURITY),
+]
+SslClientAuth = Annotated[
+    str,
+    typer.Option(
+        help="none, or required: only clients with a certificate of --ssl-ca-certs connect (mTLS).",
+        rich_help_panel=_SECURITY,
+    ),
+]
+WorkerTlsCertfile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Certificate chain (PEM) of this service for mTLS between router and workers, and between "
+        "workers. Read again for each connection.",
+        rich_help_panel=_SECURITY,
+    ),
+]
+WorkerTlsKeyfile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Its private key (PEM).", rich_help_panel=_SECURITY)
+]
+WorkerTlsCaCerts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Who signs the certificates of all services (PEM).", rich_help_panel=_SECURITY
+    ),
+]
+WorkerTlsServerName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The name that workers' certificates have. Default: the host they are called by.",
+        rich_help_panel=_SECURITY,
+    ),
+]
+AuditLog = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|-",
+        help="One line of JSON for each request, without its words; - for standard error.",
+        rich_help_panel=_SECURITY,
+    ),
+]
+LogPrompts = Annotated[
+    bool,
+    typer.Option(
+        "--log-prompts",
+        help="Write prompts to the audit log too, up to 4096 characters each.",
+        rich_help_panel=_SECURITY,
+    ),
+]
+MaxInflight = Annotated[
+    int | None,
+    typer.Option(
+        help="Answers that may be under way at once; others wait their turn, in fair shares of the tenants. "
+        "Default: what the workers say they run at once, and a quarter more.",
+        rich_help_panel="Limits",
+    ),
+]
+QueueSize = Annotated[
+    int,
+    typer.Option(
+        help="Requests that may wait their turn; those beyond are refused.", rich_help_panel="Limits"
+    ),
+]
+QueueTokens = Annotated[
+    int,
+    typer.Option(help="Prompt tokens of all requests that wait their turn.", rich_help_panel="Limits"),
+]
+MaxQueueWait = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="A request that would wait its turn for longer is refused at once.",
+        rich_help_panel="Limits",
+    ),
+]
+MaxStreamBacklog = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="What a client may leave unread of a stream; beyond it the stream is cut.",
+        rich_help_panel="Limits",
+    ),
+]
+SlowClientTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="A client that reads nothing for so long while something is there for it is cut off.",
+        rich_help_panel="Limits",
+    ),
+]
+
 MaxBodyBytes = Annotated[
     int,
     typer.Option(parser=_size, metavar="SIZE", help="Largest request body.", rich_help_panel="Limits"),

@@ -16,6 +16,7 @@ from baton import __version__
 from baton.cli import arguments as arg
 from baton.cli.bench import bench
 from baton.cli.given import given
+from baton.cli.keys import keys
 from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice
 from baton.router.config import RouterConfig
 from baton.worker.config import RoleName, WorkerConfig
@@ -161,6 +162,10 @@ def _worker_command(role: RoleName, what: str) -> None:
         verify_handoff: arg.VerifyHandoff = False,
         handoff_patience: arg.HandoffPatience = _WORKER.handoff_patience,
         cluster_key: arg.ClusterKey = "",
+        worker_tls_certfile: arg.WorkerTlsCertfile = None,
+        worker_tls_keyfile: arg.WorkerTlsKeyfile = None,
+        worker_tls_ca_certs: arg.WorkerTlsCaCerts = None,
+        worker_tls_server_name: arg.WorkerTlsServerName = None,
         block_size: arg.BlockSize = _WORKER.block_size,
         num_blocks: arg.NumBlocks = None,
         kv_cache_memory: arg.KvCacheMemory = None,
@@ -286,6 +291,23 @@ def router(
     limit_tokens_per_minute: arg.LimitTokensPerMinute = None,
     limit_concurrent_requests: arg.LimitConcurrentRequests = None,
     limit_tokens_per_day: arg.LimitTokensPerDay = None,
+    api_keys: arg.ApiKeys = None,
+    ssl_certfile: arg.SslCertfile = None,
+    ssl_keyfile: arg.SslKeyfile = None,
+    ssl_ca_certs: arg.SslCaCerts = None,
+    ssl_client_auth: arg.SslClientAuth = _ROUTER.ssl_client_auth,
+    worker_tls_certfile: arg.WorkerTlsCertfile = None,
+    worker_tls_keyfile: arg.WorkerTlsKeyfile = None,
+    worker_tls_ca_certs: arg.WorkerTlsCaCerts = None,
+    worker_tls_server_name: arg.WorkerTlsServerName = None,
+    audit_log: arg.AuditLog = None,
+    log_prompts: arg.LogPrompts = False,
+    max_inflight: arg.MaxInflight = None,
+    queue_size: arg.QueueSize = _ROUTER.queue_size,
+    queue_tokens: arg.QueueTokens = _ROUTER.queue_tokens,
+    max_queue_wait: arg.MaxQueueWait = _ROUTER.max_queue_wait,
+    max_stream_backlog: arg.MaxStreamBacklog = _ROUTER.max_stream_backlog,
+    slow_client_timeout: arg.SlowClientTimeout = _ROUTER.slow_client_timeout,
     model: arg.Model = _ROUTER.model,
     served_model_name: arg.ServedModelNames = None,
     models: arg.Models = None,
@@ -379,3 +401,4 @@ def version() -> None:
 
 
 commands.add_typer(bench, rich_help_panel="Use")
+commands.add_typer(keys, rich_help_panel="Use")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.connector import wire
 from baton.connector.choice import first_common
@@ -10,6 +10,7 @@ from baton.connector.identity import first_mismatch
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share, Tie, objection, ties
 from baton.telemetry.handoff import HandoffMetrics
+from baton.tls.channels import Dialer
 from baton.v1 import handoff_pb2 as pb
 
 
@@ -28,6 +29,8 @@ class Wiring:
     """Have the checksum of every transfer compared (rule 10)."""
     patience_s: float = 120.0
     """How long decode waits for a sign of life of one handoff on a healthy link."""
+    dialer: Dialer = field(default_factory=Dialer)
+    """How prefill calls decode."""
 
     @property
     def whole(self) -> Share:

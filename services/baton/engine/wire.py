@@ -32,6 +32,7 @@ def sequence_from(message: worker_pb2.Submit | handoff_pb2.Ask) -> Sequence:
         output_ids=output_ids,
         params=params,
         owner=owner,
+        cache_salt=message.cache_salt,
         urgency=Urgency.from_proto(message.urgency, time.monotonic()),
         first_token=first_token,
         forks=tuple(

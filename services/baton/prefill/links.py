@@ -94,7 +94,7 @@ class DecodePeer:
     async def open(self, greeting: pb.LinkOpen) -> LinkId:
         """Dial and greet. Raises LinkRefusedError, or one of UNREACHABLE when there is nobody or no answer
         within OPEN_S."""
-        channel = grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        channel = self._wiring.dialer.channel(self.address, CHANNEL_OPTIONS)
         try:
             async with asyncio.timeout(OPEN_S):
                 stream = pb_grpc.HandoffStub(channel).Link(self._outgoing())

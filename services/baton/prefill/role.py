@@ -348,6 +348,7 @@ class PrefillRole:
             handle=request.handle,
             urgency=sequence.urgency.to_proto(time.monotonic()),
             forks=forks_to_proto(sequence),
+            cache_salt=sequence.cache_salt,
         )
         return pb.PrefillMessage(ask=ask)
 

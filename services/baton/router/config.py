@@ -19,6 +19,7 @@ from baton.router.placement import (
 )
 from baton.router.shared.limits import Limits
 from baton.router.shared.redis_store import check_url
+from baton.tls.files import CLIENT_AUTHS, ClientAuth, TlsFiles
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
 DISCOVERIES = ("static", "kubernetes")
@@ -54,6 +55,23 @@ class RouterConfig:
     limit_tokens_per_minute: int | None = None
     limit_concurrent_requests: int | None = None
     limit_tokens_per_day: int | None = None
+    api_keys: str | None = None  # the file
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_client_auth: ClientAuth = "none"
+    worker_tls_certfile: str | None = None
+    worker_tls_keyfile: str | None = None
+    worker_tls_ca_certs: str | None = None
+    worker_tls_server_name: str | None = None
+    audit_log: str | None = None  # "-": standard error
+    log_prompts: bool = False
+    max_inflight: int | None = None  # answers; None: by what workers say
+    queue_size: int = 1024  # requests
+    queue_tokens: int = 4_000_000
+    max_queue_wait: float = 60.0  # seconds
+    max_stream_backlog: int = 1024 * 1024  # bytes
+    slow_client_timeout: float = 30.0  # seconds
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
     allowed_origins: tuple[str, ...] = ()
     allow_credentials: bool = False
@@ -85,6 +103,8 @@ class RouterConfig:
         if len(set(self.workers)) < len(self.workers):
             raise ConfigError("worker", "the same address is given twice")
         self._check_shared_state()
+        self._check_security()
+        self._check_admission()
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         if self.port and self.port == self.grpc_port:
@@ -142,9 +162,47 @@ class RouterConfig:
             if limit is not None:
                 check_range(f"limit_{name}", limit, 1, 10**12)
 
+    def _check_security(self) -> None:
+        check_choice("ssl_client_auth", self.ssl_client_auth, CLIENT_AUTHS)
+        _ = self.client_tls, self.worker_tls
+        if self.log_prompts and self.audit_log is None:
+            raise ConfigError("log_prompts", "needs --audit-log")
+
+    def _check_admission(self) -> None:
+        if self.max_inflight is not None:
+            check_range("max_inflight", self.max_inflight, 1, 10**6)
+        check_range("queue_size", self.queue_size, 1, 10**6)
+        check_range("max_queue_wait", self.max_queue_wait, 0, 3600)
+        check_range("queue_tokens", self.queue_tokens, 1, 10**9)
+        check_range("max_stream_backlog", self.max_stream_backlog, 64 * 1024)
+        check_range("slow_client_timeout", self.slow_client_timeout, 0.1, 3600)
+
+    @property
+    def client_tls(self) -> TlsFiles | None:
+        """For HTTP and gRPC; None: they are plain."""
+        return TlsFiles.given(
+            "ssl",
+            self.ssl_certfile,
+            self.ssl_keyfile,
+            self.ssl_ca_certs,
+            mutual=self.ssl_client_auth == "required",
+        )
+
+    @property
+    def worker_tls(self) -> TlsFiles | None:
+        """Between the services; None: it is plain."""
+        return TlsFiles.given(
+            "worker_tls",
+            self.worker_tls_certfile,
+            self.worker_tls_keyfile,
+            self.worker_tls_ca_certs,
+            mutual=True,
+            server_name=self.worker_tls_server_name,
+        )
+
     @property
     def limits(self) -> Limits:
-        """Of whoever asks: there is one tenant."""
+        """Of whoever asks where there are no keys, and of tenants that have no others."""
         return Limits(
             requests_per_minute=self.limit_requests_per_minute,
             tokens_per_minute=self.limit_tokens_per_minute,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
 from types import MappingProxyType
 from typing import NoReturn, TypeAlias
 
@@ -18,9 +20,11 @@ from baton.request.sampling import SamplingFields, resolve
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError, as_api_error, invalid
 from baton.router.api.prompts import Echo
+from baton.router.api.relay import SlowClientError
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
 from baton.router.api.urgency import LONGEST_TIMEOUT_S, resolve_urgency
+from baton.router.security.client import Client
 from baton.router.types import ModelInfo
 from baton.structured_output import StructuredOutput
 from baton.text.choice import Delta
@@ -87,10 +91,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         started = time.perf_counter()
         request_id = f"grpc-{uuid.uuid4().hex}"
         status = "499"
+        audit = self._catalogue.audit
+        record = None if audit is None else audit.begin(request_id, endpoint=f"{SERVICE_NAME}/Generate")
         try:
+            client = self._client(context)
+            if record is not None:
+                record.client = client
             calls = self._calls.of(request.model)
-            job = await calls.job(request, request_id, started, context.time_remaining())
-            await calls.answer(job, context)
+            job = await calls.job(request, request_id, started, context.time_remaining(), client)
+            await calls.answer(replace(job, record=record), context)
             status = "200"
         except Exception as error:  # noqa: BLE001 - `as_api_error` logs what is unexpected
             answer = as_api_error(error, request_id)
@@ -98,18 +107,32 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             await _abort(context, answer)
         finally:
             self._catalogue.metrics.requests.labels(f"{SERVICE_NAME}/Generate", status).inc()
+            if audit is not None and record is not None:
+                record.status = int(status)
+                audit.end(record)
 
     async def ListModels(  # noqa: N802 - the contract's name
         self, request: pb.ListModelsRequest, context: _Context
     ) -> pb.ListModelsResponse:
-        """The served models under all their names; each once a worker has told of it."""
+        """The served models that the client may ask, under all their names; each once a worker has told of
+        it."""
+        try:
+            client = self._client(context)
+        except ApiError as error:
+            await _abort(context, error)
         names = [
             name
             for service in self._catalogue.services
-            if (model := service.ring.model) is not None
+            if (model := service.ring.model) is not None and service.serves(client)
             for name in service.names or (model.name,)
         ]
         return pb.ListModelsResponse(models=names)
+
+    def _client(self, context: _Context) -> Client:
+        """Who calls, by the metadata ``authorization`` or ``x-api-key``."""
+        metadata = dict(context.invocation_metadata() or ())
+        given = (metadata.get("authorization"), metadata.get("x-api-key"))
+        return self._catalogue.authentication.client(*(v if isinstance(v, str) else None for v in given))
 
 
 class _Calls:
@@ -119,10 +142,15 @@ class _Calls:
         self._service = service
 
     async def job(
-        self, request: pb.GenerateRequest, request_id: str, started: float, remaining_s: float | None
+        self,
+        request: pb.GenerateRequest,
+        request_id: str,
+        started: float,
+        remaining_s: float | None,
+        client: Client,
     ) -> Job:
         """``remaining_s``: until the call's deadline, if it has one."""
-        model = self._service.model(request.model or None)
+        model = self._service.model(request.model or None, client)
         structured = StructuredOutput.from_proto(request.params.structured_output)
         if structured is not None:
             await self._service.grammars.check("structured_output", structured)
@@ -146,7 +174,11 @@ class _Calls:
             model=model,
             prompts=[prompt],
             params=params,
-            urgency=resolve_urgency(request.priority, _timeout(remaining_s), model, started=started),
+            urgency=resolve_urgency(
+                request.priority or None, _timeout(remaining_s), model, started=started, client=client
+            ),
+            client=client,
+            cache_salt=client.cache_salt(None),
             seeded=asked.HasField("seed"),
             echoes=[await self._echo(request, prompt)] if request.echo else (),
         )
@@ -178,17 +210,25 @@ class _Calls:
         raise invalid("prompt", "Give either text or token_ids.", "missing_required_parameter")
 
     async def answer(self, job: Job, context: _Context) -> None:
-        usage = Usage.of(job)
         ticket = self._service.ticket(job)
         deltas = self._service.run(job, ticket)
         told = False
+
+        async def write(responses: list[pb.GenerateResponse]) -> None:
+            nonlocal told
+            if not told and ticket.headers:
+                await context.send_initial_metadata(tuple(ticket.headers.items()))
+            told = True
+            for response in responses:
+                await context.write(response)
+
         try:
-            async for index, delta in deltas:
-                if not told and ticket.headers:
-                    await context.send_initial_metadata(tuple(ticket.headers.items()))
-                told = True
-                usage.add(job, index, delta)
-                await context.write(_response(job.request_id, delta, usage))
+            async with aclosing(_responses(job, deltas)) as responses:
+                await self._service.relay(_size).run(responses, write)
+        except SlowClientError as error:
+            self._service.cut_off(job, error)
+            # A status would have to wait behind the message that is not taken: the call is dropped instead.
+            raise asyncio.CancelledError from None
         finally:
             await deltas.aclose()
 
@@ -262,6 +302,19 @@ def _timeout(remaining_s: float | None) -> float | None:
     if remaining_s is None or remaining_s > LONGEST_TIMEOUT_S:
         return None
     return max(remaining_s, 1e-3)
+
+
+def _size(response: pb.GenerateResponse) -> int:
+    return response.ByteSize()
+
+
+async def _responses(
+    job: Job, deltas: AsyncGenerator[tuple[int, Delta]]
+) -> AsyncGenerator[pb.GenerateResponse]:
+    usage = Usage.of(job)
+    async for index, delta in deltas:
+        usage.add(job, index, delta)
+        yield _response(job.request_id, delta, usage)
 
 
 def _response(request_id: str, delta: Delta, usage: Usage) -> pb.GenerateResponse:

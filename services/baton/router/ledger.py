@@ -48,7 +48,7 @@ class Entry:
         self.output_ids.extend(token_ids)
         self.finished = finish is not None
         details = _new_details(delta.details, repeated, first) if delta.HasField("details") else None
-        return TokenChunk(token_ids, finish, delta.cached_tokens if first else 0, details)
+        return TokenChunk(token_ids, finish, delta.cached_tokens if first else 0, details, self.attempt)
 
 
 def failure(delta: worker_pb2.TokenDelta) -> RingError:

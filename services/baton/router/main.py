@@ -19,19 +19,27 @@ from baton import hub, logs, options
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
+from baton.router.admission.capacity import Capacity, capacity_of
+from baton.router.admission.gate import Gate
+from baton.router.admission.queue import Bounds
+from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
+from baton.router.api.http.connection import Connection
 from baton.router.api.http.cors import Cors
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
+from baton.router.audit import AuditLog
 from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
 from baton.router.grpc_api import add_services, server_options
 from baton.router.models import each_model
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
+from baton.router.security.keys import KeyFile
 from baton.router.shared.limits import Tenant
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
+from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
 from baton.telemetry.metrics import RouterMetrics
@@ -39,6 +47,8 @@ from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.shared import SharedStateMetrics
 from baton.text.tokenizer import Tokenizer
+from baton.tls.channels import Dialer, add_port
+from baton.tls.http import FollowingContext
 
 log = logging.getLogger(__name__)
 
@@ -72,30 +82,35 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
     configs = [each for each, _ in models]
     rings = await _rings(configs, metrics.registry)
     shared = _shared_state(config, rings, metrics.registry)
+    key_file = None if config.api_keys is None else KeyFile(config.api_keys, config.limits)
+    authentication = _authentication(config, key_file)
+    audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
+    admission = AdmissionMetrics(metrics.registry)
     services = [
         CompletionService(
-            ring, tokenizer, _settings(each), metrics, shared, Tenant(limits=config.limits), each.model_names
+            ring,
+            tokenizer,
+            _settings(each),
+            metrics,
+            shared,
+            names=each.model_names,
+            authentication=authentication,
+            gate=_gate(config, ring, shared, admission),
+            audit=audit,
         )
         for ring, (each, tokenizer) in zip(rings, models, strict=True)
     ]
     metrics.registry.register(GrammarCollector("router", lambda: _grammar_stats(services)))
     async with contextlib.AsyncExitStack() as stack:
+        if audit is not None:
+            stack.callback(audit.close)
         listener = _listen(config)
         stack.callback(listener.close)
         grpc_address = await _serve_grpc(config, services, stack)
-        http = uvicorn.Server(
-            uvicorn.Config(
-                app_for(*services, cors=_cors(config)),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                loop="none",
-                http="httptools",
-                timeout_graceful_shutdown=round(STOP_GRACE_S),
-                timeout_keep_alive=KEEP_ALIVE_S,
-            )
-        )
+        http = uvicorn.Server(_http_config(config, services))
         _stop_on_signals(http)
+        if key_file is not None:
+            stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
         shared.start()
         stack.push_async_callback(shared.close)
         for ring in rings:
@@ -130,6 +145,7 @@ async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -
             metrics=resumes,
             placement=config.placement,
             max_staleness_s=config.discovery_max_staleness or math.inf,
+            dialer=Dialer(config.worker_tls),
         )
         for config in configs
     ]
@@ -159,6 +175,8 @@ def _settings(config: RouterConfig) -> ApiSettings:
         max_stop_strings=config.max_stop_strings,
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
+        max_stream_backlog=config.max_stream_backlog,
+        slow_client_seconds=config.slow_client_timeout,
     )
 
 
@@ -186,13 +204,56 @@ def _shared_state(
     return SharedState(store, SharedStateMetrics(registry), mine=mine, elsewhere=elsewhere)
 
 
+def _gate(config: RouterConfig, ring: WorkerRing, shared: SharedState, metrics: AdmissionMetrics) -> Gate:
+    bounds = Bounds(
+        requests=config.queue_size,
+        prompt_tokens=config.queue_tokens,
+        longest_wait_s=config.max_queue_wait,
+        shared=config.api_keys is not None,
+    )
+
+    def capacity() -> Capacity | None:
+        if config.max_inflight is not None:
+            return Capacity(config.max_inflight)
+        return capacity_of(ring.workers, shared.replicas)
+
+    return Gate(bounds, capacity, metrics)
+
+
+def _authentication(config: RouterConfig, keys: KeyFile | None) -> Authentication:
+    return Authentication(None if keys is None else keys.find, Tenant(limits=config.limits))
+
+
+def _http_config(config: RouterConfig, services: Sequence[CompletionService]) -> uvicorn.Config:
+    settings = uvicorn.Config(
+        app_for(*services, cors=_cors(config)),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        loop="none",
+        http=Connection,
+        timeout_graceful_shutdown=round(STOP_GRACE_S),
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
+    settings.load()
+    if config.client_tls is not None:
+        settings.ssl = FollowingContext(config.client_tls)  # the server's own would keep what it read first
+    return settings
+
+
 def _listen(config: RouterConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as error:
         where = options.join_address(config.host, config.port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Of each connection: what is sent and not taken for so long ends it, a whole document too, which is
+        # the kernel's by then.
+        patience_ms = round(config.slow_client_timeout * 1e3)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
+    return listener
 
 
 async def _serve_grpc(
@@ -205,7 +266,7 @@ async def _serve_grpc(
     add_services(server, *services)
     where = options.join_address(config.host, config.grpc_port)
     try:
-        port = server.add_insecure_port(where)
+        port = add_port(server, where, config.client_tls)
     except RuntimeError as error:
         raise StartError(f"cannot listen on {where}: is the port in use?") from error
     await server.start()

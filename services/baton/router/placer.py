@@ -41,14 +41,16 @@ class Placer:
         reports: Iterable[WorkerReport],
         *,
         shares: bool = True,
+        salt: bytes = b"",
     ) -> Decision | None:
-        """None: nobody can answer. ``shares``: the prompt may come from prefix caches."""
+        """None: nobody can answer. ``shares``: the prompt may come from prefix caches, where it is kept under
+        ``salt``."""
         reports = list(reports)
         usual = self._usual
         standings = self._standings_of(reports)
         if self._usual is not usual:  # some of them were made before it was another
             standings = self._standings_of(reports)
-        cached = self._prefixes.cached(token_ids) if shares else {}
+        cached = self._prefixes.cached(token_ids, salt) if shares else {}
         decision = choose(Prompt(len(token_ids), cached), standings, self._options)
         if decision is not None and log.isEnabledFor(logging.DEBUG):
             log.debug("request %s is placed: %s", request_id, decision)

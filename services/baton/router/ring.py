@@ -33,6 +33,7 @@ from baton.router.waiting import FullError, WaitingRoom
 from baton.router.workers import WorkerClient
 from baton.telemetry.resumes import Cause, Reason, ResumeMetrics
 from baton.telemetry.ring import WorkerView
+from baton.tls.channels import Dialer
 from baton.urgency import CALM, Urgency
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
@@ -74,10 +75,12 @@ class WorkerRing:
         metrics: ResumeMetrics | None = None,
         placement: PlacementOptions | None = None,
         max_staleness_s: float = math.inf,
+        dialer: Dialer | None = None,
     ) -> None:
         """``discovery``: how the workers are known, or their addresses. The ring is not ready when that was
         not confirmed for longer than ``max_staleness_s``. ``retries``, ``metrics`` and ``placement``: None
-        for the default policy, for metrics that nobody reads, and for the default options."""
+        for the default policy, for metrics that nobody reads, and for the default options. ``dialer``: None
+        for plain connections."""
         self._model_name = model_name
         self._last_view: ModelInfo | None = None
         """Of the workers, when one was last found."""
@@ -102,7 +105,9 @@ class WorkerRing:
         self._tasks: list[asyncio.Task[None]] = []
         self.discovery = StaticDiscovery(discovery) if isinstance(discovery, Sequence) else discovery
         router_id = secrets.token_hex(8)
-        self.members = Members(lambda address: WorkerClient(address, router_id, self, tempo, self.members))
+        self.members = Members(
+            lambda address: WorkerClient(address, router_id, self, tempo, self.members, dialer)
+        )
         self.members.set(self.discovery.known)
 
     @property
@@ -219,6 +224,7 @@ class WorkerRing:
             token_ids + delivered if delivered else token_ids,
             [worker.report() for worker in by_address.values()],
             shares=shares,
+            salt=first.request.cache_salt,
         )
         if decision is None:
             return None
@@ -473,6 +479,7 @@ class WorkerRing:
             output_ids=first.entry.output_ids,
             params=first.request.params.to_proto(),
             urgency=group.urgency.to_proto(time.monotonic()),
+            cache_salt=first.request.cache_salt,
             forks=[
                 pb.Fork(
                     request_id=answer.request.request_id,

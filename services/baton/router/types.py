@@ -32,6 +32,8 @@ class Request:
 
     request_id: str
     params: SamplingParams
+    cache_salt: bytes = b""
+    """Cached blocks are shared within one salt only; the same for all answers to a prompt."""
 
 
 class RingError(Exception):

@@ -16,6 +16,7 @@ from baton.router.compatibility import group_of, knows_role, role_of
 from baton.router.placement import Role, WorkerReport
 from baton.router.sent import Sent
 from baton.router.step_times import StepTimes
+from baton.tls.channels import Dialer
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
@@ -85,6 +86,7 @@ class WorkerClient:
         watcher: Watcher,
         tempo: Tempo = TEMPO,
         judge: Judge | None = None,
+        dialer: Dialer | None = None,
     ) -> None:
         self.address = address
         self.name = address
@@ -102,6 +104,7 @@ class WorkerClient:
         self._watcher = watcher
         self._tempo = tempo
         self._judge = judge
+        self._dialer = dialer or Dialer()
         self._pulse = Pulse(tempo)
         self._times = StepTimes()
         self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
@@ -242,13 +245,17 @@ class WorkerClient:
 
     async def _keep_stream(self) -> None:
         pause = FIRST_RETRY_S
+        distrust = ""
         while not self.retired:
             try:
                 await self._stream_once()
                 log.info("the stream of worker %s has ended", self.address)
             except (grpc.aio.AioRpcError, TimeoutError) as error:
                 reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
-                log.log(logging.WARNING if self.ready else logging.DEBUG, "%s: %s", self.address, reason)
+                # One that does not listen yet is no news. One whose certificate is refused stays so.
+                news = self.ready or (reason != distrust and "handshake failed" in str(reason).lower())
+                log.log(logging.WARNING if news else logging.DEBUG, "%s: %s", self.address, reason)
+                distrust = reason or ""
             except Exception:  # it would look ready for ever
                 log.exception("what worker %s said could not be taken in: its stream is closed", self.address)
             finally:
@@ -274,7 +281,7 @@ class WorkerClient:
         self._named = None
         self._times = StepTimes()
         self.drained = False
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        async with self._dialer.channel(self.address, CHANNEL_OPTIONS) as channel:
             outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
             stream: Stream = pb_grpc.WorkerStub(channel).Connect(_outgoing(outbound))
             async with asyncio.timeout(GREETING_S):

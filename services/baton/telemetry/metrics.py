@@ -28,6 +28,12 @@ class RouterMetrics:
             ("endpoint", "finish_reason"),
             registry=registry,
         )
+        self.slow_clients = Counter(
+            "baton_slow_clients",
+            "Streams that were cut off because their client did not read.",
+            ("endpoint",),
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "baton_requests_in_flight",
             "Requests that are generating now.",

@@ -26,6 +26,8 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     details: TokenDetails | None = None
+    attempt: int = 0
+    """Which brought them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,8 +391,11 @@ class Ask(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     URGENCY_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     handle: _builtins.bytes
+    cache_salt: _builtins.bytes
+    """as in Submit"""
     @_builtins.property
     def name(self) -> Global___Name: ...
     @_builtins.property
@@ -416,10 +419,11 @@ class Ask(_message.Message):
         handle: _builtins.bytes = ...,
         urgency: _inference_pb2.Urgency | None = ...,
         forks: _abc.Iterable[_worker_pb2.Fork] | None = ...,
+        cache_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "params", b"params", "urgency", b"urgency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forks", b"forks", "handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "router_id", b"router_id", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "forks", b"forks", "handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "router_id", b"router_id", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -332,8 +332,11 @@ class Submit(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     URGENCY_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     attempt: _builtins.int
+    cache_salt: _builtins.bytes
+    """cached blocks are shared within one salt (one tenant) only; empty: the common one"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -365,10 +368,11 @@ class Submit(_message.Message):
         decode: Global___DecodeTarget | None = ...,
         urgency: _inference_pb2.Urgency | None = ...,
         forks: _abc.Iterable[Global___Fork] | None = ...,
+        cache_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "params", b"params", "urgency", b"urgency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "decode", b"decode", "forks", b"forks", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode", b"decode", "forks", b"forks", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "urgency", b"urgency"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

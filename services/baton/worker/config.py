@@ -10,6 +10,7 @@ from baton import options
 from baton.models.quantization import QUANTIZATIONS, Quantization
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
 from baton.speculation.config import METHODS, MOST_NGRAM, MOST_TOKENS, WITH_MODEL, Method
+from baton.tls.files import TlsFiles
 
 RoleName = Literal["prefill", "decode", "both"]
 LoadFormat = Literal["auto", "dummy"]
@@ -71,6 +72,10 @@ class WorkerConfig:
     pipeline_parallel_size: int = 1
     threads: int | None = None
     drain_timeout: int | None = None  # seconds; None: as long as what is open takes
+    worker_tls_certfile: str | None = None
+    worker_tls_keyfile: str | None = None
+    worker_tls_ca_certs: str | None = None
+    worker_tls_server_name: str | None = None
     cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
     log_level: str = "info"
 
@@ -90,6 +95,7 @@ class WorkerConfig:
         self._check_sizes()
         self._check_speculation()
         self._check_parallelism()
+        _ = self.tls
 
     def _check_ports(self) -> None:
         check_range("port", self.port, 0, 65535)
@@ -134,6 +140,18 @@ class WorkerConfig:
             raise ConfigError(
                 option, f"must be 1 with --speculative-method {method}; allowed: none, ngram, draft"
             )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """Between the services; None: it is plain."""
+        return TlsFiles.given(
+            "worker_tls",
+            self.worker_tls_certfile,
+            self.worker_tls_keyfile,
+            self.worker_tls_ca_certs,
+            mutual=True,
+            server_name=self.worker_tls_server_name,
+        )
 
     @property
     def world(self) -> int:

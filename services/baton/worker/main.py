@@ -32,6 +32,7 @@ from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.startup import StartClock, StartCollector
 from baton.telemetry.worker import WorkerCollector, serve_metrics
+from baton.tls.channels import Dialer, add_port
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import WorkerConfig
 from baton.worker.drain import Drain
@@ -226,6 +227,7 @@ class Worker:
             metrics=HandoffMetrics(registry, self._config.role),
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
+            dialer=Dialer(self._config.tls),
         )
 
     async def _listen(self, ends: Ends) -> dict[str, list[str]]:
@@ -242,7 +244,7 @@ class Worker:
     def _bind(self, server: grpc.aio.Server) -> int:
         wanted = options.join_address(self._config.host, self._config.port)
         try:
-            return server.add_insecure_port(wanted)
+            return add_port(server, wanted, self._config.tls)
         except RuntimeError as error:
             raise StartError(f"cannot listen on {wanted}: is the port in use?") from error
 

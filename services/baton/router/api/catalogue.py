@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from baton.router.api.authentication import Authentication
 from baton.router.api.errors import ApiError, shown
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
+from baton.router.audit import AuditLog
 from baton.telemetry.metrics import RouterMetrics
 
 Handler = TypeVar("Handler")
@@ -29,6 +31,15 @@ class Catalogue:
     def settings(self) -> ApiSettings:
         """Of what comes before it is known which model is meant: the same for all."""
         return self.services[0].settings
+
+    @property
+    def authentication(self) -> Authentication:
+        """Who may ask: the same for all."""
+        return self.services[0].authentication
+
+    @property
+    def audit(self) -> AuditLog | None:
+        return self.services[0].audit
 
     @property
     def metrics(self) -> RouterMetrics:

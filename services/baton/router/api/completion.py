@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from baton.router.audit import Record
 from baton.router.types import RingError, TokenChunk
 from baton.text.choice import ChoiceText, Delta
 
 
-async def complete(chunks: AsyncGenerator[TokenChunk], text: ChoiceText) -> AsyncGenerator[Delta]:
-    """Run one choice to its end. Closing the generator cancels it on the workers.
+async def complete(
+    chunks: AsyncGenerator[TokenChunk], text: ChoiceText, record: Record | None = None
+) -> AsyncGenerator[Delta]:
+    """Run one choice to its end. Closing the generator cancels it on the workers. ``record`` hears of attempts.
 
     Raises RingError when the ring does, or when it stops without saying why.
     """
     async with aclosing(chunks):
         async for chunk in chunks:
+            if record is not None:
+                record.attempted(chunk.attempt)
             delta = text.add(chunk)
             if delta.finish_reason is not None:
                 break

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from baton.request.sampling import for_choice
+from baton.router.admission.gate import Gate
 from baton.router.api.admission import Ticket
+from baton.router.api.authentication import Authentication, not_allowed
 from baton.router.api.choices import merge
 from baton.router.api.completion import complete
 from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.grammars import GrammarCheck
 from baton.router.api.meter import RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
+from baton.router.api.queued import Queued, asked_of
+from baton.router.api.relay import Relay, SlowClientError
 from baton.router.api.settings import ApiSettings
+from baton.router.audit import LONGEST_PROMPT, MOST_PROMPTS, AuditLog, Following, Record
+from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.shared.state import SharedState
 from baton.router.types import ModelInfo, Request, Ring
@@ -26,6 +34,10 @@ from baton.text.stop import StopMatcher, StopStrings
 from baton.text.tokenizer import Tokenizer
 from baton.tools.answer import AnswerFormat
 from baton.urgency import CALM, Urgency
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +55,10 @@ class Job:
     params: SamplingParams
     urgency: Urgency = CALM
     n: int = 1
+    record: Record | None = None
+    """Of the audit log."""
+    cache_salt: bytes = b""
+    """Among whom cached blocks are shared; see `Client.cache_salt`."""
     seeded: bool = False  # whether the client gave the seed
     skip_special_tokens: bool = True
     echoes: Sequence[Echo] = ()
@@ -53,8 +69,8 @@ class Job:
     """As the client asked; ``params`` may have more, for the echo."""
     tokens_as_ids: bool = False
     """Log-probabilities name tokens by their ids."""
-    tenant: Tenant | None = None
-    """Whose limits it counts for; None: the service's own."""
+    client: Client | None = None
+    """Who asks; None: whoever may where there are no keys."""
     format: AnswerFormat | None = None
     """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
@@ -94,25 +110,40 @@ class CompletionService:
         shared: SharedState | None = None,
         tenant: Tenant | None = None,
         names: Sequence[str] = (),
+        authentication: Authentication | None = None,
+        gate: Gate | None = None,
+        audit: AuditLog | None = None,
     ) -> None:
-        """``tenant`` is whoever a job names no other for; ``names`` are what clients may call the model, by
-        its own name first. None: as the ring does."""
+        """``tenant`` is everybody's, where no ``authentication`` says otherwise. ``names`` are what clients
+        may call the model, by its own name first; none: as the ring does. ``gate``: None, and nobody waits in
+        front of the ring."""
         self.ring = ring
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics = metrics
         self.shared = shared or SharedState(None, SharedStateMetrics(metrics.registry))
-        self.tenant = tenant or Tenant()
         self.names = tuple(names)
+        self.authentication = authentication or Authentication(None, tenant or Tenant())
+        self._gate = gate
+        self.audit = audit
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer)
 
-    def model(self, name: str | None) -> ModelInfo:
-        """The served model, which no name means too. Raises ApiError when ``name`` is another one, or no
+    def serves(self, client: Client | None) -> bool:
+        """Whether ``client`` may ask the model, by whichever of its names its key says so."""
+        model = self.ring.model
+        names = self.names or (() if model is None else (model.name,))
+        return client is None or any(map(client.may_ask, names))
+
+    def model(self, name: str | None, client: Client | None = None) -> ModelInfo:
+        """The served model, which no name means too. Raises ApiError when ``name`` is another one, ``client``
+        may not ask it, or no
         worker is there yet."""
         model = self.ring.model
         if model is None:
             raise ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
+        if not self.serves(client):
+            raise not_allowed(name or model.name)
         if name and name not in (model.name, *self.names):
             raise ApiError(
                 404,
@@ -134,20 +165,61 @@ class CompletionService:
             )
 
     def ticket(self, job: Job) -> Ticket:
-        """For one run of ``job``."""
-        return Ticket(self.shared, job.tenant or self.tenant, job)
+        """For one run of ``job``. Raises ApiError when nobody stands for it, or its client may not ask its
+        model: whatever an endpoint has looked at, nothing is computed for a stranger."""
+        client = self.authentication.answerable(job.client)
+        if not self.serves(client):
+            raise not_allowed(job.model.name)
+        return Ticket(self.shared, client.tenant, job)
 
     async def run(self, job: Job, ticket: Ticket | None = None) -> AsyncGenerator[tuple[int, Delta]]:
         """The deltas of all choices of ``job``, each with its choice's index, as they come.
 
-        Closing the generator cancels the request everywhere. Raises ApiError (429) before anything is done
-        for a request that its tenant's limits are against, and RingError when a choice fails, after
-        cancelling the others. ``ticket`` tells what is left of the limits, from the first delta on.
+        Closing the generator cancels the request everywhere. Raises ApiError (429, 503) before anything is
+        done for a request that its tenant's limits are against, or that would wait for its turn too long, and
+        RingError when a choice fails, after cancelling the others. ``ticket`` tells what is left of the
+        limits, from the first delta on.
         """
-        async with ticket or self.ticket(job) as admitted, aclosing(self._admitted(job)) as deltas:
-            async for index, delta in deltas:
-                admitted.generated(delta.token_ids)
-                yield index, delta
+        self._note(job)
+        with Following(job.record):
+            async with (
+                ticket or self.ticket(job) as admitted,
+                self._turn(job) as turn,
+                aclosing(self._admitted(job)) as deltas,
+            ):
+                async for index, delta in deltas:
+                    admitted.generated(delta.token_ids)
+                    turn.generated(len(delta.token_ids))
+                    yield index, delta
+
+    def _note(self, job: Job) -> None:
+        """What the audit log is to tell of a job."""
+        record = job.record
+        if record is None:
+            return
+        record.model = job.model.name
+        record.prompt_tokens = sum(map(len, job.prompts))
+        if record.with_prompts:
+            record.prompts = [
+                self.tokenizer.decode(prompt[:LONGEST_PROMPT], False)[:LONGEST_PROMPT]
+                for prompt in job.prompts[:MOST_PROMPTS]
+            ]
+
+    def relay(self, size: Callable[[T], int]) -> Relay[T]:
+        """For one stream; ``size`` is that of what it carries, in bytes."""
+        settings = self.settings
+        return Relay(size, most_bytes=settings.max_stream_backlog, patience_s=settings.slow_client_seconds)
+
+    def cut_off(self, job: Job, error: SlowClientError) -> None:
+        """The client of ``job`` does not read its answer: count it, and say so."""
+        log.warning("request %s is cut off, its client does not read: %s", job.request_id, error)
+        self.metrics.slow_clients.labels(job.endpoint).inc()
+        if job.record is not None:
+            job.record.outcome = "slow_client"
+
+    def _turn(self, job: Job) -> Queued:
+        client = self.authentication.answerable(job.client)
+        return Queued(self._gate, asked_of(job, client.tenant))
 
     async def _admitted(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
         meter = RequestMeter(
@@ -157,12 +229,17 @@ class CompletionService:
             prompt_tokens=sum(map(len, job.prompts)),
             choices=job.choices,
         )
+        record = job.record
         with meter, ExitStack() as stack:
             async with aclosing(merge(self._choices(job, stack))) as deltas:
                 async for index, delta in deltas:
                     meter.delivered(index, delta)
+                    if record is not None:
+                        record.completion_tokens += len(delta.token_ids)
                     if delta.cached_tokens and index % job.n == 0:
                         meter.cached(delta.cached_tokens)
+                        if record is not None:
+                            record.cached_tokens += delta.cached_tokens
                     yield index, delta
 
     def _choices(self, job: Job, stack: ExitStack) -> list[AsyncGenerator[Delta]]:
@@ -171,14 +248,14 @@ class CompletionService:
         choices: list[AsyncGenerator[Delta]] = []
         for first in range(0, job.choices, job.n):
             requests = [
-                Request(f"{job.request_id}-{index}", self._params(job, index))
+                Request(f"{job.request_id}-{index}", self._params(job, index), job.cache_salt)
                 for index in range(first, first + job.n)
             ]
             answers = stack.enter_context(
                 self.ring.generate(job.prompts[first // job.n], requests, job.urgency)
             )
             choices += [
-                complete(chunks, self._text(job, first // job.n, request.params, stops))
+                complete(chunks, self._text(job, first // job.n, request.params, stops), job.record)
                 for request, chunks in zip(requests, answers, strict=True)
             ]
         return choices

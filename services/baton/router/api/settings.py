@@ -23,6 +23,10 @@ class ApiSettings(SamplingLimits):
     """For ``/v1/completions``, as OpenAI has it; a chat may fill the context."""
     retry_after_seconds: int = 1
     """What a client is told to wait for when the ring is full or not ready."""
+    max_stream_backlog: int = 1024 * 1024
+    """Bytes of a stream that wait for a client that reads too slowly; with more it is cut off."""
+    slow_client_seconds: float = 30.0
+    """Likewise when nothing is read for so long."""
     ignore_unknown_fields: bool = False
     """Ignore request fields that no version of the API knows. By default they are refused, as OpenAI does: a
     misspelled setting that is silently ignored gives a wrong answer."""

@@ -6,6 +6,7 @@ import math
 import time
 
 from baton.router.api.errors import invalid, shown
+from baton.router.security.client import Client
 from baton.router.types import ModelInfo
 from baton.urgency import MOST_PRIORITY, Urgency
 
@@ -19,6 +20,7 @@ def resolve_urgency(
     *,
     started: float,
     timeout_param: str = "timeout",
+    client: Client | None = None,
 ) -> Urgency:
     """Check what is given and set the clock: ``started`` is when the request arrived, by
     ``time.perf_counter``.
@@ -26,11 +28,17 @@ def resolve_urgency(
     Raises ApiError for values out of range, and, as vLLM does, for a priority where the workers do not
     schedule by priority.
     """
-    priority = 0 if priority is None else priority
+    if priority is None:
+        priority = 0 if client is None else max(0, client.most_urgent)
     if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
         raise invalid(
             "priority",
             f"priority must be between {-MOST_PRIORITY} and {MOST_PRIORITY}, not {shown(priority)}.",
+        )
+    if client is not None and priority < client.most_urgent:
+        raise invalid(
+            "priority",
+            f"priority is {priority}, but this key's requests may have {client.most_urgent} at least.",
         )
     if priority and not model.takes_priorities:
         raise invalid(

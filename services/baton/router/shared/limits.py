@@ -39,6 +39,8 @@ class Tenant:
 
     name: str = "default"
     limits: Limits = Limits()
+    weight: float = 1.0
+    """Its share of what there is, against other tenants that want some too."""
 
 
 @dataclass(frozen=True, slots=True)

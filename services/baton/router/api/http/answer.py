@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import orjson
 from starlette.requests import Request
@@ -129,7 +130,13 @@ class Answerer:
     async def _streamed(self, request: Request, job: Job, fields: GenerationFields) -> Response:
         """Waits for the first tokens, so that a request that cannot run fails with a status of its own."""
         begun = await begin(self._service, request, job)
-        return EventStream(self._events(job, fields, begun), begun.deltas, begun.headers)
+        return EventStream(
+            self._events(job, fields, begun),
+            begun.deltas,
+            begun.headers,
+            self._service.relay(len),
+            partial(self._service.cut_off, job),
+        )
 
     async def _events(self, job: Job, fields: GenerationFields, begun: Begun) -> AsyncGenerator[bytes]:
         mode = _usage_mode(fields)

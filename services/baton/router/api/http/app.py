@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 import baton
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.http import schemas
+from baton.router.api.http.authentication import Authenticate
 from baton.router.api.http.chat import ChatCompletions
 from baton.router.api.http.completions import Completions
 from baton.router.api.http.cors import Cors, add_cors
@@ -50,10 +51,12 @@ def app_for(*services: CompletionService, cors: Cors | None = None) -> FastAPI:
     _add_routes(app, catalogue)
     retry_after = catalogue.settings.retry_after_seconds
     add_error_handlers(app, retry_after)
+    app.add_middleware(Authenticate, authentication=catalogue.authentication, retry_after_seconds=retry_after)
     app.add_middleware(
         RequestEnvelope,
         metrics=catalogue.metrics,
         retry_after_seconds=retry_after,
+        audit=catalogue.audit,
     )
     add_cors(app, cors or Cors())
     return app

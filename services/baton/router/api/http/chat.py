@@ -13,9 +13,10 @@ from baton.request.tools import ToolUse
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid
 from baton.router.api.http.answer import Answerer
+from baton.router.api.http.authentication import cache_salt, client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.calls import CallPolicy
-from baton.router.api.http.envelope import request_id_of
+from baton.router.api.http.envelope import record_of, request_id_of
 from baton.router.api.http.schemas import ChatRequest, template_arguments
 from baton.router.api.http.structured import structured_output
 from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
@@ -58,7 +59,7 @@ class ChatJobs:
     ) -> Job:
         """The job that answers ``body``. Raises RequestError or ApiError, by the names of its fields."""
         service = self.service
-        model = service.model(body.model)
+        model = service.model(body.model, client_of(request))
         n = 1 if body.n is None else body.n
         service.check_choices(n, 1)
         use = self.calls.use_of(body)
@@ -97,9 +98,17 @@ class ChatJobs:
             prompts=[prompt],
             params=params,
             urgency=resolve_urgency(
-                body.priority, timeout_of(request), model, started=started, timeout_param=TIMEOUT_HEADER
+                body.priority,
+                timeout_of(request),
+                model,
+                started=started,
+                timeout_param=TIMEOUT_HEADER,
+                client=client_of(request),
             ),
             n=n,
+            client=client_of(request),
+            record=record_of(request),
+            cache_salt=cache_salt(request, body.cache_salt),
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,
             echoes=_echo(body) if body.echo else (),

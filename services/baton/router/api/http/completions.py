@@ -11,8 +11,9 @@ from baton.request.sampling import resolve
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.answer import Answerer
+from baton.router.api.http.authentication import cache_salt, client_of
 from baton.router.api.http.body import read_request
-from baton.router.api.http.envelope import request_id_of
+from baton.router.api.http.envelope import record_of, request_id_of
 from baton.router.api.http.schemas import CompletionRequest
 from baton.router.api.http.structured import structured_output
 from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
@@ -46,7 +47,7 @@ class _CompletionJobs:
 
     async def job(self, request: Request, body: CompletionRequest, started: float) -> Job:
         """The job that answers ``body``. Raises RequestError or ApiError, by the names of its fields."""
-        model = self._service.model(body.model)
+        model = self._service.model(body.model, client_of(request))
         given = _separate(body.prompt)
         n = 1 if body.n is None else body.n
         self._service.check_choices(n, len(given))
@@ -81,9 +82,17 @@ class _CompletionJobs:
             prompts=prompts,
             params=params,
             urgency=resolve_urgency(
-                body.priority, timeout_of(request), model, started=started, timeout_param=TIMEOUT_HEADER
+                body.priority,
+                timeout_of(request),
+                model,
+                started=started,
+                timeout_param=TIMEOUT_HEADER,
+                client=client_of(request),
             ),
             n=n,
+            client=client_of(request),
+            record=record_of(request),
+            cache_salt=cache_salt(request, body.cache_salt),
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,
             echoes=[await self._echo(prompt, body) for prompt in given] if body.echo else (),

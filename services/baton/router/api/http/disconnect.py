@@ -12,6 +12,12 @@ class ClientGoneError(Exception):
     """The client closed its connection before it was answered."""
 
 
+async def gone(receive: Receive) -> None:
+    """Returns when the client has left. The request's body must have been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 class ClientWatch:
     """Cancels what runs inside of it as soon as the client leaves, and raises ClientGoneError instead.
 
@@ -41,7 +47,6 @@ class ClientWatch:
             raise ClientGoneError from None
 
     async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await gone(self._receive)
         self._gone = True
         self._task.cancel()

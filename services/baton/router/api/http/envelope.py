@@ -9,7 +9,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.router.api.errors import as_api_error
+from baton.router.api.http.authentication import OPEN
 from baton.router.api.http.failures import error_response
+from baton.router.audit import AuditLog, Record
 from baton.telemetry.metrics import RouterMetrics
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -21,13 +23,27 @@ def request_id_of(request: Request) -> str:
     return minted
 
 
+def record_of(request: Request) -> Record | None:
+    """What the audit log is to tell of ``request``; None: there is no log."""
+    record: Record | None = request.scope["state"].get("record")
+    return record
+
+
 class RequestEnvelope:
     """The outermost middleware. Plain ASGI: it must cost next to nothing for each streamed event."""
 
-    def __init__(self, app: ASGIApp, *, metrics: RouterMetrics, retry_after_seconds: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        metrics: RouterMetrics,
+        retry_after_seconds: int,
+        audit: AuditLog | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._retry_after_seconds = retry_after_seconds
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -35,7 +51,9 @@ class RequestEnvelope:
             return
         minted = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = minted
-        header = (b"x-request-id", _client_id(scope) or minted.encode())
+        given = _client_id(scope)
+        header = (b"x-request-id", given or minted.encode())
+        record = self._record(scope, minted, given)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -56,6 +74,18 @@ class RequestEnvelope:
             # The route's pattern, not the path: clients must not be able to make up label values.
             endpoint = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(endpoint, str(status or 499)).inc()
+            if record is not None and self._audit is not None:
+                record.endpoint, record.status = endpoint, status or 499
+                record.client = scope["state"].get("client")
+                self._audit.end(record)
+
+    def _record(self, scope: Scope, minted: str, given: bytes | None) -> Record | None:
+        """For the audit log, which tells nothing of probes."""
+        if self._audit is None or scope["path"] in OPEN:
+            return None
+        record = self._audit.begin(minted, None if given is None else given.decode("latin-1"))
+        scope["state"]["record"] = record
+        return record
 
 
 def _client_id(scope: Scope) -> bytes | None:

@@ -33,6 +33,9 @@ class GenerationFields(StructuredFields, kw_only=True):
     return_tokens_as_token_ids: (
         Annotated[bool, Meta(description="Name tokens token_id:N in log-probabilities.")] | None
     ) = None
+    cache_salt: (
+        Annotated[str, Meta(description="Share cached prompts only with requests of the same salt.")] | None
+    ) = None
     priority: Annotated[int, Meta(description="Lower goes first, where workers heed it.")] | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Protocol
 
 import orjson
@@ -47,7 +48,13 @@ async def answer_single(
     view = LogprobsView(service.tokenizer, job, chat=True)
     if stream:
         begun = await begin(service, request, job)
-        return EventStream(_events(job, begun, view, writer), begun.deltas, begun.headers)
+        return EventStream(
+            _events(job, begun, view, writer),
+            begun.deltas,
+            begun.headers,
+            service.relay(len),
+            partial(service.cut_off, job),
+        )
     ticket = service.ticket(job)
     async with ClientWatch(request.receive), aclosing(service.run(job, ticket)) as deltas:
         async for index, delta in deltas:

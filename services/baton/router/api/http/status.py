@@ -12,6 +12,7 @@ from starlette.responses import Response
 import baton
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError
+from baton.router.api.http.authentication import client_of
 from baton.router.api.service import CompletionService
 from baton.router.types import ModelInfo
 
@@ -24,11 +25,13 @@ class Status:
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        """The served models under all their names; each once a worker has told of it."""
+        """The served models that the client may ask, under all their names; each once a worker has told of
+        it."""
+        client = client_of(request)
         entries = [
             self._entry(model, name)
             for service in self._catalogue.services
-            if (model := service.ring.model) is not None
+            if (model := service.ring.model) is not None and service.serves(client)
             for name in service.names or (model.name,)
         ]
         return _json({"object": "list", "data": entries})
@@ -36,7 +39,7 @@ class Status:
     async def model(self, request: Request) -> Response:
         """One model by its name."""
         name = request.path_params["model_id"]
-        return _json(self._entry(self._catalogue.service(name).model(name), name))
+        return _json(self._entry(self._catalogue.service(name).model(name, client_of(request)), name))
 
     async def health(self, request: Request) -> Response:
         """200 when a request sent now could be answered, else 503 with the reason. Of several models, one is

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.router.api.http.disconnect import ClientGoneError, ClientWatch
+from baton.router.api.http.connection import Connection, connection_of
+from baton.router.api.http.disconnect import ClientGoneError, ClientWatch, gone
+from baton.router.api.relay import Relay, SlowClientError
 from baton.router.api.service import CompletionService, Job
 from baton.text.choice import Delta
 
@@ -52,24 +54,47 @@ class EventStream(Response):
         events: AsyncGenerator[bytes],
         source: AsyncGenerator[tuple[int, Delta]],
         headers: Mapping[str, str],
+        relay: Relay[bytes],
+        on_slow: Callable[[SlowClientError], None],
     ) -> None:
+        """``relay`` takes over once the client does not keep up. ``on_slow`` hears of one that is cut off."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
         self._source = source
+        self._relay = relay
+        self._on_slow = on_slow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = connection_of(scope)
         try:
             async with ClientWatch(receive):
-                await self._send_all(send)
+                await self._send_all(send, connection)
         except ClientGoneError:
             pass
+        except SlowClientError as error:
+            self._on_slow(error)
+            if connection is not None:
+                connection.abort()
+                await gone(receive)
         finally:
             await self._events.aclose()
             await self._source.aclose()
 
-    async def _send_all(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send_all(self, send: Send, connection: Connection | None) -> None:
+        """As long as the client keeps up, events go straight out: nothing waits, and nothing is timed."""
+
+        async def write(events: list[bytes]) -> None:
+            await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        await self._relay.within_patience(send(start))
         async for event in self._events:
+            if connection is None or connection.paused:
+                self._relay.add(event)
+                await self._relay.run(self._events, write)
+                break
             await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._relay.within_patience(
+            send({"type": "http.response.body", "body": b"", "more_body": False})
+        )

@@ -12,6 +12,7 @@ from baton.request.messages import template_messages
 from baton.request.prompts import check_ids
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid
+from baton.router.api.http.authentication import client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.schemas import DetokenizeRequest, TokenizeRequest, template_arguments
 from baton.router.api.service import CompletionService
@@ -29,7 +30,7 @@ class Tokens:
         """The tokens of a text, or of the prompt that messages make."""
         body = await read_request(request, TokenizeRequest, self._catalogue.settings)
         service = self._catalogue.service(body.model)
-        model = service.model(body.model)
+        model = service.model(body.model, client_of(request))
         text, param, special_by_default = _text(body, service)
         special = special_by_default if body.add_special_tokens is None else body.add_special_tokens
         ids = await service.prompts.encode(text, param, add_special_tokens=special)
@@ -47,7 +48,7 @@ class Tokens:
         """The text of tokens, special ones included."""
         body = await read_request(request, DetokenizeRequest, self._catalogue.settings)
         service = self._catalogue.service(body.model)
-        model = service.model(body.model)
+        model = service.model(body.model, client_of(request))
         check_ids(body.tokens, model.vocab_size, "tokens")
         if len(body.tokens) <= _MANY_TOKENS:
             text = service.tokenizer.decode(body.tokens, False)

@@ -31,7 +31,6 @@ NOT_YET: Mapping[str, tuple[Json, ...]] = MappingProxyType(
     {
         # Field: the values, besides null, that ask for nothing.
         "audio": (),
-        "cache_salt": (),
         "chat_template": (),
         "continue_final_message": (False,),
         "documents": ([],),

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid, shown
+from baton.router.api.http.authentication import client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.chat import ChatJobs
 from baton.router.api.http.envelope import request_id_of
@@ -51,7 +52,7 @@ class Messages:
         """How many tokens the prompt of a conversation has. It may be longer than the context."""
         body = await read_request(request, CountRequest, self._settings)
         check_refused(body)
-        count = await self._jobs.of(body.model).count(body)
+        count = await self._jobs.of(body.model).count(request, body)
         return Response(orjson.dumps({"input_tokens": count}), media_type="application/json")
 
 
@@ -75,10 +76,10 @@ class _MessageJobs:
                 started=started,
             )
 
-    async def count(self, body: CountRequest) -> int:
+    async def count(self, request: Request, body: CountRequest) -> int:
         chat = chat_of(body, self._template(body.thinking))
         with renaming(chat.names):
-            self.service.model(body.model)
+            self.service.model(body.model, client_of(request))
             return await self._chats.count(chat.body)
 
     def _template(self, thinking: ThinkingOptions | None) -> dict[str, Json]:

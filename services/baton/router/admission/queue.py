@@ -1,0 +1,285 @@
+"""The policy: who is let in next, and who is refused at once. Pure: no I/O, no clock.
+
+Tenants share by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each has a tag, which grows by
+the tokens it uses over its weight, and the least tag goes next. A tenant that comes back begins where the
+others are, so nobody saves up. Tokens are estimated when a request comes and put right when it has ended.
+
+How much of the queue one tenant may fill follows from what is free of it (dynamic thresholds, Choudhury and
+Hahne, 1998): one that floods it leaves room for those that come later.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.router.admission.capacity import Capacity
+from baton.router.admission.pace import Pace
+
+MOST_OF_FREE = 4.0
+"""A tenant alone may fill 4/5 of the queue, and each of n tenants 4 parts in 4n + 1."""
+
+SURE = 0.7
+"""A wait is only begun that is estimated to take no more of what it may: to be refused at once is better than
+to wait for nothing."""
+CAUTION = 2.0
+"""Of the time that an answer of usual length takes, as many take longer."""
+
+Blame = Literal["tenant", "overall"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Of all that wait."""
+
+    requests: int
+    prompt_tokens: int
+    longest_wait_s: float
+    shared: bool = True
+    """Tenants have parts of the queue; otherwise there is one, which may fill it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that wants to be let in."""
+
+    tenant: str
+    weight: float = 1.0
+    answers: int = 1
+    prompt_tokens: int
+    most_outputs: int
+    """Tokens that all its answers may have together."""
+    turn: float = 0.0
+    """Among the requests of its tenant: the least goes first."""
+    deadline: float | None = None
+    """When it ends, answered or not."""
+
+
+class RefusedError(Exception):
+    """It is not to wait. ``blame``: whether its tenant wants more than its share, or all want too much."""
+
+    def __init__(self, blame: Blame, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.blame: Blame = blame
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request that waits or is open."""
+
+    asked: Asked
+    tokens: int
+    """Of prompt and answers, as estimated."""
+    since: float
+    begun: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    weight: float
+    tag: float
+    waiting: list[tuple[float, int, Entry]] = field(default_factory=list)
+    """A heap. Those that gave up stay until they come to its top."""
+    count: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    open: int = 0
+
+
+class FairQueue:
+    """All requests of one router that wait or are open."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.pace = Pace()
+        self._bounds = bounds
+        self._tenants: dict[str, _Tenant] = {}
+        self._gone: set[Entry] = set()
+        self._numbers = itertools.count()
+        self._virtual = 0.0
+        self.waiting = 0
+        self.waiting_prompt_tokens = 0
+        self.open_requests = 0
+        self.open_answers = 0
+        self.open_tokens = 0
+
+    # --- coming
+
+    def offer(self, asked: Asked, now: float) -> Entry:
+        """Take a request in: :meth:`admit` says when it is its turn. Raises RefusedError."""
+        entry = Entry(asked, self._estimate(asked), now)
+        if self.waiting:  # otherwise it is its turn, or soon will be
+            self._check_room(asked)
+            self._check_wait(entry, now)
+        tenant = self._tenants.get(asked.tenant)
+        if tenant is None:
+            tenant = self._tenants[asked.tenant] = _Tenant(asked.weight, self._virtual)
+        tenant.weight = asked.weight
+        if not tenant.count:
+            tenant.tag = max(tenant.tag, self._virtual)
+        heapq.heappush(tenant.waiting, (asked.turn, next(self._numbers), entry))
+        self._count(tenant, entry, +1)
+        self.pace.waiting(True, now)
+        return entry
+
+    def _estimate(self, asked: Asked) -> int:
+        outputs = min(asked.most_outputs, math.ceil(self.pace.outputs * asked.answers))
+        return asked.prompt_tokens + outputs
+
+    def _check_room(self, asked: Asked) -> None:
+        requests, tokens = self._bounds.requests, self._bounds.prompt_tokens
+        left = requests - self.waiting
+        left_tokens = tokens - self.waiting_prompt_tokens
+        if left < 1 or left_tokens < asked.prompt_tokens:
+            raise RefusedError(
+                "overall", "too many requests wait already", self._drained_s(self.waiting_tokens / 4)
+            )
+        tenant = self._tenants.get(asked.tenant)
+        if tenant is None or not self._bounds.shared:
+            return
+        part = MOST_OF_FREE * asked.weight / self._mean_weight(asked)
+        over = tenant.count + 1 > part * left
+        over_tokens = tenant.count and tenant.prompt_tokens + asked.prompt_tokens > part * left_tokens
+        if over or over_tokens:
+            reason = "as many requests of this tenant wait as its share of the queue has room for"
+            raise RefusedError("tenant", reason, self._drained_s(tenant.tokens / 4))
+
+    def _mean_weight(self, asked: Asked) -> float:
+        weights = [t.weight for name, t in self._tenants.items() if t.count and name != asked.tenant]
+        return (sum(weights) + asked.weight) / (len(weights) + 1)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return sum(tenant.tokens for tenant in self._tenants.values())
+
+    def _drained_s(self, tokens: float) -> float:
+        rate = self.pace.per_second(self.open_requests)
+        return 1.0 if rate is None else tokens / rate
+
+    # --- estimates
+
+    def _check_wait(self, entry: Entry, now: float) -> None:
+        asked = entry.asked
+        may_wait = self._bounds.longest_wait_s
+        if asked.deadline is not None:
+            may_wait = min(may_wait, asked.deadline - now - CAUTION * self.pace.takes_s(entry.tokens))
+        wait = self.wait_s(entry)
+        if wait is None or wait <= SURE * may_wait:
+            return
+        rest = max(0.0, wait - max(0.0, may_wait))
+        if may_wait < 0:
+            raise RefusedError("overall", "it could not be answered before its deadline", rest)
+        tenant = self._tenants.get(asked.tenant)
+        own = self._bounds.shared and tenant is not None and tenant.count
+        blame: Blame = "tenant" if own and (self._behind_s(entry, 0) or 0.0) <= SURE * may_wait else "overall"
+        raise RefusedError(blame, f"it would wait for {wait:.1f} s, and may wait for {may_wait:.1f} s", rest)
+
+    def wait_s(self, entry: Entry) -> float | None:
+        """How long a request that comes now would wait; None: not known yet."""
+        tenant = self._tenants.get(entry.asked.tenant)
+        if tenant is None:
+            return self._behind_s(entry, 0)
+        before = sum(each.tokens for turn, _, each in tenant.waiting if turn <= entry.asked.turn)
+        return self._behind_s(entry, before)
+
+    def _behind_s(self, entry: Entry, own: int) -> float | None:
+        """``own``: tokens that its tenant has before it. The others get their shares until those are through."""
+        rate = self.pace.per_second(self.open_requests)
+        if rate is None:
+            return None
+        asked = entry.asked
+        reach = own + entry.tokens
+        others = (
+            min(tenant.tokens, reach * tenant.weight / asked.weight)
+            for name, tenant in self._tenants.items()
+            if name != asked.tenant
+        )
+        return (own + sum(others)) / rate
+
+    # --- going
+
+    def admit(self, capacity: Capacity, now: float) -> list[Entry]:
+        """Those whose turn it is now: they are open from here on."""
+        admitted: list[Entry] = []
+        while True:
+            tenant = self._next()
+            if tenant is None or not self._fits(tenant.waiting[0][2], capacity):
+                break
+            entry = heapq.heappop(tenant.waiting)[2]
+            self._count(tenant, entry, -1)
+            self._virtual = max(self._virtual, tenant.tag)
+            tenant.tag += entry.tokens / tenant.weight
+            tenant.open += 1
+            self.open_requests += 1
+            self.open_answers += entry.asked.answers
+            self.open_tokens += entry.tokens
+            entry.begun = now
+            admitted.append(entry)
+        self.pace.waiting(bool(self.waiting), now)
+        return admitted
+
+    def _next(self) -> _Tenant | None:
+        for tenant in self._tenants.values():
+            while tenant.waiting and tenant.waiting[0][2] in self._gone:
+                self._gone.discard(heapq.heappop(tenant.waiting)[2])
+        return min((t for t in self._tenants.values() if t.count), key=lambda t: t.tag, default=None)
+
+    def _fits(self, entry: Entry, capacity: Capacity) -> bool:
+        """What is too large for all there is goes alone."""
+        if not self.open_answers:
+            return True
+        if self.open_answers + entry.asked.answers > capacity.seats:
+            return False
+        if capacity.tokens is None or self.open_tokens + entry.tokens <= capacity.tokens:
+            return True
+        return 2 * entry.tokens <= capacity.spare
+
+    def give_up(self, entry: Entry, now: float) -> None:
+        """Nobody waits for this one any more, and it was not let in."""
+        tenant = self._tenants[entry.asked.tenant]
+        self._gone.add(entry)
+        self._count(tenant, entry, -1)
+        if len(self._gone) > 64 and len(self._gone) > self.waiting:
+            for each in self._tenants.values():
+                each.waiting = [item for item in each.waiting if item[2] not in self._gone]
+                heapq.heapify(each.waiting)
+            self._gone.clear()
+        self._forget(entry.asked.tenant)
+        self.pace.waiting(bool(self.waiting), now)
+
+    def end(self, entry: Entry, outputs: int, completed: bool, now: float) -> None:
+        """An open request is over, with so many tokens in its answers. What it has used counts, not what it
+        was taken for; what ends early says nothing of what is usual."""
+        tenant = self._tenants[entry.asked.tenant]
+        assert entry.begun is not None
+        used = entry.asked.prompt_tokens + outputs
+        tenant.tag += (used - entry.tokens) / tenant.weight
+        tenant.open -= 1
+        self.open_requests -= 1
+        self.open_answers -= entry.asked.answers
+        self.open_tokens -= entry.tokens
+        if completed:
+            self.pace.ended(used, outputs, entry.asked.answers, now - entry.begun, now)
+        self._forget(entry.asked.tenant)
+
+    def _forget(self, name: str) -> None:
+        """A tenant that has nothing here, and is not ahead of the others either. When all have nothing, all
+        begin anew."""
+        if not (self.waiting or self.open_requests):
+            self._tenants.clear()
+            self._gone.clear()
+            return
+        tenant = self._tenants[name]
+        if not (tenant.count or tenant.open or tenant.waiting) and tenant.tag <= self._virtual:
+            del self._tenants[name]
+
+    def _count(self, tenant: _Tenant, entry: Entry, sign: int) -> None:
+        tenant.count += sign
+        tenant.tokens += sign * entry.tokens
+        tenant.prompt_tokens += sign * entry.asked.prompt_tokens
+        self.waiting += sign
+        self.waiting_prompt_tokens += sign * entry.asked.prompt_tokens

@@ -1,0 +1,90 @@
+"""Handing a stream on to a client that may be slower than it, with a bound on what waits in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+PIECE_BYTES = 64 * 1024
+"""What is written at once, unless a single item is larger."""
+
+
+class SlowClientError(Exception):
+    """A client does not read what it has asked for."""
+
+
+class Relay(Generic[T]):
+    """Reads a stream as fast as it comes, and writes it as fast as the client takes it."""
+
+    def __init__(self, size: Callable[[T], int], *, most_bytes: int, patience_s: float) -> None:
+        """``size``: of an item, in bytes. More than ``most_bytes`` wait for nobody, and no write takes longer
+        than ``patience_s``."""
+        self._size = size
+        self._most_bytes = most_bytes
+        self._patience_s = patience_s
+        self._items: deque[T] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._error: Exception | None = None
+        """Of the source: raised when all before it is written."""
+
+    async def run(self, source: AsyncGenerator[T], write: Callable[[list[T]], Awaitable[None]]) -> None:
+        """Until the source has ended and everything is written. Raises SlowClientError when a bound is
+        reached, and what the source or ``write`` raise; the source is the caller's to close."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._read(source))
+                await self._write_all(write)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def within_patience(self, writing: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await writing
+        except TimeoutError:
+            raise SlowClientError(f"nothing was read for {self._patience_s:g} s") from None
+
+    def add(self, item: T) -> None:
+        self._items.append(item)
+        self._bytes += self._size(item)
+        self._changed.set()
+
+    async def _read(self, source: AsyncGenerator[T]) -> None:
+        try:
+            async for item in source:
+                self.add(item)
+                if self._bytes > self._most_bytes:
+                    raise SlowClientError(f"{self._bytes} bytes are unread")
+        except SlowClientError:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised by the writer
+            self._error = error
+        finally:
+            self._ended = True
+            self._changed.set()
+
+    async def _write_all(self, write: Callable[[list[T]], Awaitable[None]]) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._items:
+                await self.within_patience(write(self._piece()))
+            if self._ended:
+                if self._error is not None:
+                    raise self._error
+                return
+
+    def _piece(self) -> list[T]:
+        piece: list[T] = []
+        size = 0
+        while self._items and (not piece or size + self._size(self._items[0]) <= PIECE_BYTES):
+            piece.append(self._items.popleft())
+            size += self._size(piece[-1])
+        self._bytes -= size
+        return piece

@@ -1,0 +1,69 @@
+"""Metrics of the queue in front of the ring, read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+WAIT_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionView:
+    """As it is now."""
+
+    waiting: int
+    waiting_prompt_tokens: int
+    open_answers: int
+    open_tokens: int
+    seats: int
+
+
+class AdmissionMetrics:
+    """What happens to requests before they reach the ring."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._views: list[Callable[[], AdmissionView]] = []
+        registry.register(_Gauges(self._views))
+        self.refused = Counter(
+            "baton_admission_refused",
+            "Requests refused at once, or after waiting: tenant (more than its share), overall, timeout.",
+            ("tenant", "reason"),
+            registry=registry,
+        )
+        self.admitted_tokens = Counter(
+            "baton_admission_tokens",
+            "Tokens of prompts and answers that were let in, by tenant.",
+            ("tenant",),
+            registry=registry,
+        )
+        self.wait = Histogram(
+            "baton_admission_wait_seconds",
+            "How long requests that were let in had waited for their turn.",
+            registry=registry,
+            buckets=WAIT_BUCKETS,
+        )
+
+    def watch(self, view: Callable[[], AdmissionView]) -> None:
+        """Tell from now on how a queue is; several are added up."""
+        self._views.append(view)
+
+
+class _Gauges(Collector):
+    def __init__(self, views: Sequence[Callable[[], AdmissionView]]) -> None:
+        self._views = views
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        views = [view() for view in self._views]
+        for name, text, values in (
+            ("waiting_requests", "Requests that wait for their turn.", [v.waiting for v in views]),
+            ("waiting_prompt_tokens", "Their prompts' tokens.", [v.waiting_prompt_tokens for v in views]),
+            ("open_answers", "Answers under way in the ring.", [v.open_answers for v in views]),
+            ("open_tokens", "Their tokens, as estimated.", [v.open_tokens for v in views]),
+            ("seats", "Answers that may be under way at once; 0: not known.", [v.seats for v in views]),
+        ):
+            yield GaugeMetricFamily(f"baton_admission_{name}", text, sum(values))

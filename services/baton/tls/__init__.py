@@ -1,0 +1,1 @@
+"""TLS of all services: which files, and credentials that follow them when they change."""

@@ -1,0 +1,82 @@
+"""gRPC's credentials, which follow their files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import grpc
+
+from baton.options import ConfigError
+from baton.tls.files import Pem, TlsFiles
+
+log = logging.getLogger(__name__)
+
+ChannelOptions = Sequence[tuple[str, int | str]]
+
+
+class _FollowingPem:
+    """What was in the files when they could be used last."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._watch = files.watch()
+        self.now = files.read()
+
+    def follow(self) -> bool:
+        """Whether there is something new."""
+        if not self._watch.changed():
+            return False
+        try:
+            self.now = self._files.read()
+        except ConfigError as error:
+            log.error("certificates have changed and cannot be used, those before are kept: %s", error)
+            return False
+        log.info("%s is read again", self._files.certificate)
+        return True
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """For a port; gRPC asks for each connection whether there is something new."""
+    pem = _FollowingPem(files)
+
+    def newest() -> grpc.ServerCertificateConfiguration | None:
+        return _server_side(pem.now) if pem.follow() else None
+
+    return grpc.dynamic_ssl_server_credentials(
+        _server_side(pem.now),
+        newest,  # type: ignore[arg-type]  # the hints leave out that None is "nothing new"
+        require_client_authentication=files.mutual,
+    )
+
+
+def _server_side(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)
+
+
+def add_port(server: grpc.aio.Server, address: str, files: TlsFiles | None) -> int:
+    """Listen on ``address``, with TLS if there are files for it. Raises RuntimeError, as gRPC does."""
+    if files is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, server_credentials(files))
+
+
+class Dialer:
+    """Makes the channels of one service to others."""
+
+    def __init__(self, files: TlsFiles | None = None) -> None:
+        """None: they are plain."""
+        self._files = files
+        self._pem = None if files is None else _FollowingPem(files)
+
+    def channel(self, address: str, options: ChannelOptions) -> grpc.aio.Channel:
+        """A new one, with what is in the files now."""
+        if self._pem is None or self._files is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        self._pem.follow()
+        pem = self._pem.now
+        credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+        named = self._files.server_name
+        if named is not None:
+            options = [*options, ("grpc.ssl_target_name_override", named)]
+        return grpc.aio.secure_channel(address, credentials, options=options)

@@ -1,0 +1,49 @@
+"""A server's TLS context that follows its files."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+
+from baton.options import ConfigError
+from baton.tls.files import TlsFiles
+
+log = logging.getLogger(__name__)
+
+
+class FollowingContext(ssl.SSLContext):
+    """Each connection is begun with what is in the files then; those that are open stay as they are. While
+    the files cannot be used, new connections get what was there before.
+
+    Event loops wrap a connection with ``wrap_bio``, so that is where this looks. A context that is changed in
+    place would still trust an authority that was taken out of the file.
+    """
+
+    def __new__(cls, files: TlsFiles) -> FollowingContext:
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._watch = files.watch()
+        self._now = files.context()
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        self._follow()
+        return self._now.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+    def _follow(self) -> None:
+        if not self._watch.changed():
+            return
+        try:
+            self._now = self._files.context()
+        except ConfigError as error:
+            log.error("certificates have changed and cannot be used, those before are kept: %s", error)
+        else:
+            log.info("%s is read again", self._files.certificate)

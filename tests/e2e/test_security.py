@@ -1,0 +1,75 @@
+"""Keys, mTLS between all services and the audit log, in a ring of real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.router.security.keys import entry_line, new_key
+from tests.support.certificates import Authority
+from tests.support.ring import Ring, running_ring
+
+ALICE, BOB = new_key(), new_key()
+PROMPT = "Baton is a server for large language models, and this is a prompt of some length. " * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("security")
+
+
+@pytest.fixture(scope="module")
+def ring(folder: Path) -> Iterator[Ring]:
+    files = Authority.new(folder).files("service", hosts="DNS:baton.internal")
+    tls = [
+        *("--worker-tls-certfile", files.certificate, "--worker-tls-keyfile", files.key),
+        *("--worker-tls-ca-certs", str(files.ca), "--worker-tls-server-name", "baton.internal"),
+    ]
+    keys = folder / "keys.yaml"
+    keys.write_text("\n".join(["keys:", entry_line(ALICE, "alice", "a"), entry_line(BOB, "bob", "b")]))
+    router = [*tls, "--api-keys", str(keys), "--audit-log", str(folder / "audit")]
+    with running_ring(folder / "ring", options=tls, router_options=router) as started:
+        yield started
+
+
+async def ask(client: httpx.AsyncClient, key: str) -> httpx.Response:
+    body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    return await client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+
+async def test_tenants_are_answered_apart_over_mtls(ring: Ring, folder: Path) -> None:
+    async with httpx.AsyncClient(base_url=ring.url, timeout=60) as client:
+        cached = []
+        for key in (ALICE, ALICE, BOB):
+            response = await ask(client, key)
+            assert response.status_code == 200, response.text
+            cached.append(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert cached[0] == cached[2] == 0 < cached[1]
+        assert (await ask(client, new_key())).status_code == 401
+    handed_on = sum(
+        v for k, v in ring.of_role("decode")[0].metrics().items() if k.startswith("baton_handoff")
+    )
+    assert handed_on > 0
+    lines = [json.loads(line) for line in (folder / "audit").read_text().splitlines()]
+    assert [(line["tenant"], line["status"]) for line in lines] == [
+        ("a", 200), ("a", 200), ("b", 200), (None, 401)
+    ]  # fmt: skip
+    logs = "".join(path.read_text() for path in (folder / "ring").glob("*.log"))
+    assert ALICE not in logs and "large language" not in logs + str(lines)
+
+
+async def test_a_key_that_is_taken_out_of_the_file_ends(ring: Ring, folder: Path) -> None:
+    (folder / "new").write_text(f"keys:\n{entry_line(BOB, 'bob', 'b')}")
+    (folder / "new").rename(folder / "keys.yaml")
+    async with httpx.AsyncClient(base_url=ring.url, timeout=60) as client:
+        for _ in range(50):
+            if (await ask(client, ALICE)).status_code == 401:
+                break
+            await asyncio.sleep(0.2)
+        assert (await ask(client, ALICE)).status_code == 401
+        assert (await ask(client, BOB)).status_code == 200

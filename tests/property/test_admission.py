@@ -1,0 +1,183 @@
+"""Admission under any order of comings and goings: bounds hold, nobody starves, shares are fair."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from baton.router.admission.capacity import Capacity
+from baton.router.admission.queue import Asked, Bounds, Entry, FairQueue, RefusedError
+
+BOUNDS = Bounds(requests=12, prompt_tokens=500, longest_wait_s=5.0)
+SEATS = 4
+TOKENS = 1000
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = FairQueue(BOUNDS)
+        self.now = 0.0
+        self.capacity = Capacity(SEATS, TOKENS)
+        self.waiting: list[Entry] = []
+        self.open: list[Entry] = []
+
+    def admit(self) -> None:
+        for entry in self.queue.admit(self.capacity, self.now):
+            self.waiting.remove(entry)
+            self.open.append(entry)
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        prompt=st.integers(1, 200),
+        most=st.integers(1, 400),
+        answers=st.integers(1, 6),
+        priority=st.integers(-2, 2),
+        deadline=st.none() | st.floats(0.1, 20.0),
+    )
+    def come(
+        self, tenant: str, prompt: int, most: int, answers: int, priority: int, deadline: float | None
+    ) -> None:
+        asked = Asked(
+            tenant=tenant,
+            weight={"a": 1.0, "b": 2.0, "c": 0.5}[tenant],
+            answers=answers,
+            prompt_tokens=prompt,
+            most_outputs=most,
+            turn=self.now + priority,
+            deadline=None if deadline is None else self.now + deadline,
+        )
+        try:
+            self.waiting.append(self.queue.offer(asked, self.now))
+        except RefusedError as error:
+            assert self.waiting, "refused while nobody waits"
+            assert error.blame in ("tenant", "overall") and error.retry_after_s >= 0
+        self.admit()
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), outputs=st.integers(0, 500), completed=st.booleans())
+    def end(self, data: st.DataObject, outputs: int, completed: bool) -> None:
+        entry = data.draw(st.sampled_from(self.open))
+        self.open.remove(entry)
+        self.queue.end(entry, outputs, completed, self.now)
+        self.admit()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        entry = data.draw(st.sampled_from(self.waiting))
+        self.waiting.remove(entry)
+        self.queue.give_up(entry, self.now)
+        self.admit()
+
+    @rule(seconds=st.floats(0.001, 3.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @invariant()
+    def counts_are_true(self) -> None:
+        queue = self.queue
+        assert queue.waiting == len(self.waiting)
+        assert queue.waiting_prompt_tokens == sum(e.asked.prompt_tokens for e in self.waiting)
+        assert queue.waiting_tokens == sum(e.tokens for e in self.waiting)
+        assert queue.open_requests == len(self.open)
+        assert queue.open_answers == sum(e.asked.answers for e in self.open)
+        assert queue.open_tokens == sum(e.tokens for e in self.open)
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        # One more may wait than the bounds say: the first, which nobody was before.
+        assert len(self.waiting) <= BOUNDS.requests
+        assert len(self.open) <= 1 or sum(e.asked.answers for e in self.open) <= SEATS
+        assert len(self.open) <= 1 or sum(e.tokens for e in self.open) <= TOKENS
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        assert self.open or not self.waiting
+
+    def teardown(self) -> None:
+        """Whoever waits gets its turn, if only others end."""
+        for _ in range(len(self.waiting) + len(self.open)):
+            if self.open:
+                self.queue.end(self.open.pop(0), 1, True, self.now)
+                self.admit()
+        assert not self.waiting and not self.open
+        assert not self.queue._tenants and not self.queue._gone
+
+
+TestAdmission = AdmissionMachine.TestCase
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(
+    weights=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=5),
+    means=st.lists(st.integers(5, 400), min_size=5, max_size=5),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=30, deadline=None)
+def test_tenants_that_always_want_more_share_by_weight(
+    weights: list[float], means: list[int], seed: int
+) -> None:
+    rng = random.Random(seed)
+    queue = FairQueue(Bounds(requests=10**6, prompt_tokens=10**9, longest_wait_s=1e9))
+    used = [0.0] * len(weights)
+    now = 0.0
+    open_: list[Entry] = []
+
+    def offer(tenant: int) -> None:
+        asked = Asked(
+            tenant=str(tenant),
+            weight=weights[tenant],
+            prompt_tokens=rng.randint(1, 2 * means[tenant]),
+            most_outputs=400,
+        )
+        queue.offer(asked, now)
+
+    for tenant in range(len(weights)):
+        for _ in range(8):
+            offer(tenant)
+    capacity = Capacity(8)
+    for _ in range(6000):
+        now += 0.01
+        for entry in queue.admit(capacity, now):
+            open_.append(entry)
+            offer(int(entry.asked.tenant))
+        entry = open_.pop(rng.randrange(len(open_)))
+        outputs = min(400, round(rng.expovariate(1 / means[int(entry.asked.tenant)])))
+        queue.end(entry, outputs, True, now)
+        used[int(entry.asked.tenant)] += entry.asked.prompt_tokens + outputs
+    total = sum(used)
+    for tenant, weight in enumerate(weights):
+        due = weight / sum(weights)
+        assert used[tenant] / total == pytest.approx(due, rel=0.1)
+
+
+def test_within_a_tenant_the_least_turn_goes_first_and_others_are_not_delayed_by_it() -> None:
+    queue = FairQueue(BOUNDS)
+    for tenant, turns in (("a", (3.0, 1.0, 2.0)), ("b", (9.0,))):
+        for turn in turns:
+            queue.offer(Asked(tenant=tenant, prompt_tokens=10, most_outputs=10, turn=turn), 0.0)
+    order = []
+    while queue.waiting:
+        [entry] = queue.admit(Capacity(1), 0.0)
+        order.append((entry.asked.tenant, entry.asked.turn))
+        queue.end(entry, 10, True, 0.0)
+    assert order == [("a", 1.0), ("b", 9.0), ("a", 2.0), ("a", 3.0)]
+
+
+def test_an_early_deadline_is_refused_once_it_is_known_how_long_others_take() -> None:
+    queue = FairQueue(Bounds(requests=100, prompt_tokens=10**6, longest_wait_s=100.0))
+    first = queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 0.0)
+    queue.admit(Capacity(1), 0.0)
+    queue.end(first, 10, True, 4.0)
+    for _ in range(3):
+        queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 4.0)
+        queue.admit(Capacity(1), 4.0)
+    with pytest.raises(RefusedError) as refused:
+        queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=7.0), 4.0)
+    assert refused.value.retry_after_s > 0
+    queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=60.0), 4.0)

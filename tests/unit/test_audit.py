@@ -1,0 +1,177 @@
+"""The audit log: a line for each request, and no words of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.options import ConfigError
+from baton.router.api import ApiSettings
+from baton.router.api.authentication import Authentication
+from baton.router.api.http.app import app_for
+from baton.router.api.service import CompletionService
+from baton.router.audit import AuditLog
+from baton.router.grpc_api import add_services
+from baton.router.ledger import Entry
+from baton.router.security.client import Client
+from baton.router.shared.limits import Tenant
+from baton.router.types import RingError
+from baton.telemetry.metrics import RouterMetrics
+from baton.text.tokenizer import Tokenizer
+from baton.v1 import inference_pb2 as pb
+from baton.v1 import inference_pb2_grpc, worker_pb2
+from tests.support.api_server import serving_app, until
+from tests.support.fake_ring import FakeRing
+from tests.support.tiny_tokenizers import byte_level_tokenizer
+
+SECRET = "the fox"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return byte_level_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def ring() -> FakeRing:
+    return FakeRing(lambda call: [10, 11, 12], cached_tokens=2)
+
+
+def service_of(ring: FakeRing, tokenizer: Tokenizer, audit: AuditLog) -> CompletionService:
+    clients = {"k": Client(tenant=Tenant("acme"), key="ci")}
+    metrics = RouterMetrics(CollectorRegistry())
+    authentication = Authentication(clients.get, Tenant())
+    return CompletionService(
+        ring, tokenizer, ApiSettings(), metrics, authentication=authentication, audit=audit
+    )
+
+
+@asynccontextmanager
+async def serving(
+    ring: FakeRing, tokenizer: Tokenizer, path: Path, *, prompts: bool = False
+) -> AsyncIterator[httpx.AsyncClient]:
+    audit = AuditLog(str(path), prompts=prompts)
+    app = app_for(service_of(ring, tokenizer, audit))
+    headers = {"x-api-key": "k"}
+    async with (
+        serving_app(app) as url,
+        httpx.AsyncClient(base_url=url, timeout=30, headers=headers) as client,
+    ):
+        yield client
+    audit.close()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_each_request_has_its_line(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "baton")
+    path = tmp_path / "audit"
+    body = {"prompt": SECRET, "max_tokens": 4}
+    async with serving(ring, tokenizer, path) as client:
+        answered = await client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+        assert answered.status_code == 200
+        assert (await client.post("/v1/completions", json={**body, "stream": True})).status_code == 200
+        assert (await client.post("/v1/completions", json={**body, "max_tokens": -1})).status_code == 400
+        assert (
+            await client.post("/v1/completions", json=body, headers={"x-api-key": "no"})
+        ).status_code == 401
+        assert (await client.get("/health")).status_code == 200
+    whole, streamed, bad, stranger = lines(path)
+    usage = answered.json()["usage"]
+    assert whole == whole | {
+        "client_request_id": "mine",
+        "tenant": "acme",
+        "key": "ci",
+        "model": "tiny",
+        "endpoint": "/v1/completions",
+        "status": 200,
+        "outcome": "completed",
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": 4,
+        "cached_tokens": 2,
+        "attempts": 1,
+    }
+    assert answered.json()["id"].endswith(whole["request_id"]) and whole["ms"] > 0 and "T" in whole["time"]
+    assert streamed["outcome"] == "completed" and streamed["completion_tokens"] == 4
+    assert (bad["status"], bad["outcome"], bad["tenant"]) == (400, None, "acme")
+    assert (stranger["status"], stranger["tenant"], stranger["key"]) == (401, None, None)
+    assert "fox" not in path.read_text() and "fox" not in caplog.text
+    assert path.stat().st_mode & 0o077 == 0, "nobody else may read it"
+
+
+async def test_prompts_are_written_when_asked_for(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    async with serving(ring, tokenizer, tmp_path / "audit", prompts=True) as client:
+        body = {"prompt": [SECRET, "other"], "max_tokens": 2}
+        assert (await client.post("/v1/completions", json=body)).status_code == 200
+    [line] = lines(tmp_path / "audit")
+    assert line["prompts"] == [SECRET, "other"]
+
+
+async def test_how_an_answer_ended_is_told(ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    ring.delay = 0.02
+    async with serving(ring, tokenizer, path) as client:
+        body = {"prompt": [5], "max_tokens": 100, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            await anext(response.aiter_bytes())
+        await until(lambda: len(path.read_text().splitlines()) == 1)
+        ring.error, ring.fail_after = RingError(502, "worker_lost", "it died"), 2
+        await client.post("/v1/completions", json=body)
+    left, failed = lines(path)
+    assert left["outcome"] == "cancelled" and 0 < left["completion_tokens"] < 100
+    assert failed["outcome"] == "worker_lost" and failed["status"] == 200, "it had begun to stream"
+
+
+async def test_grpc_has_lines_too(ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "audit"
+    server = grpc.aio.server()
+    add_services(server, service_of(ring, tokenizer, AuditLog(str(path))))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    asked = pb.GenerateRequest(text=SECRET, params=pb.SamplingParams(max_tokens=2))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        assert [r async for r in stub.Generate(asked, metadata=(("x-api-key", "k"),))]
+        with pytest.raises(grpc.aio.AioRpcError):
+            _ = [r async for r in stub.Generate(asked)]
+    await server.stop(0)
+    known, stranger = lines(path)
+    assert (known["tenant"], known["status"], known["completion_tokens"]) == ("acme", 200, 2)
+    assert (stranger["tenant"], stranger["status"]) == (None, 401)
+
+
+async def test_a_file_that_was_moved_away_is_opened_again(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "audit"
+    async with serving(ring, tokenizer, path) as client:
+        await client.get("/v1/models")
+        await asyncio.to_thread(path.rename, tmp_path / "audit.1")
+        await client.get("/v1/models")
+    assert len(lines(path)) == len(lines(tmp_path / "audit.1")) == 1
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--audit-log"):
+        AuditLog(str(tmp_path / "none" / "audit"))
+
+
+def test_chunks_tell_their_attempt() -> None:
+    chunk = Entry(attempt=2).accept(worker_pb2.TokenDelta(attempt=2, token_ids=[5]))
+    assert not isinstance(chunk, RingError) and chunk is not None and chunk.attempt == 2
