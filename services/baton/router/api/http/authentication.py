@@ -46,7 +46,7 @@ class Authenticate:
             try:
                 client = self._authentication.client(headers.get("authorization"), headers.get("x-api-key"))
             except ApiError as error:
-                await error_response(error, self._retry_after_seconds, scope)(scope, receive, send)
+                await error_response(error, scope, self._retry_after_seconds)(scope, receive, send)
                 return
             scope["state"]["client"] = client
         await self._app(scope, receive, send)
