@@ -147,7 +147,7 @@ def main() -> int:
         options = ("--profile", str(tmp / "profile.json"), "--max-num-seqs", str(SEATS))
         with (
             fleet.workers(tmp, chosen.workers, *options) as workers,
-            fronts.baton(tmp, workers, "--api-keys", str(file)) as front,
+            fronts.baton(tmp, workers, "--api-keys", str(file), "--max-queue-wait", "1.5") as front,
         ):
             os.sched_setaffinity(0, {fleet.OTHERS_CORE})
             return int(not measure(front.urls[0], tenants, chosen, console))
