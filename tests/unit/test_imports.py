@@ -32,6 +32,7 @@ BELOW = {
     "options",
     "ready",
     "logs",
+    "decoding",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

@@ -23,6 +23,7 @@ from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
+from baton.decoding import DecodingInterceptor
 from baton.engine.config import EngineConfig
 from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
@@ -216,7 +217,7 @@ class Worker:
             ends = await make_ends(engine.runner, config.connector, config.host, self._crash)
         stack.push_async_callback(ends.close)
         routers = Routers()
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server = grpc.aio.server(interceptors=[DecodingInterceptor()], options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
         compatibility = self._compatibility(ends.whole)
