@@ -9,48 +9,49 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[object, object]"
 Decode: TypeAlias = Callable[[bytes], object]
+Request: TypeAlias = bytes | AsyncIterator[bytes]
 
 
-class DecodingInterceptor(grpc.aio.ServerInterceptor):
+class DecodingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Decodes what comes in, in place of grpcio."""
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
+    ) -> Handler:
         """The method's handler, which is given messages as before."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        decode = handler.request_deserializer
+        decode = cast(Decode, handler.request_deserializer)
         make, behaviour = _parts(handler)
-        decoded = _decoded_all if handler.request_streaming else _decoded_one
         if inspect.isasyncgenfunction(behaviour):
+            generating = cast(Callable[[object, Context], AsyncGenerator[object]], behaviour)
 
-            async def generate(request: object, context: Context) -> AsyncGenerator[object]:
-                async with aclosing(behaviour(await decoded(request, decode, context), context)) as answers:
+            async def generate(request: Request, context: Context) -> AsyncGenerator[object]:
+                async with aclosing(generating(await _read(request, decode, context), context)) as answers:
                     async for answer in answers:
                         yield answer
 
             return make(generate, None, handler.response_serializer)
+        responding = cast(Callable[[object, Context], Awaitable[object]], behaviour)
 
-        async def respond(request: object, context: Context) -> object:
-            return await behaviour(await decoded(request, decode, context), context)
+        async def respond(request: Request, context: Context) -> object:
+            return await responding(await _read(request, decode, context), context)
 
         return make(respond, None, handler.response_serializer)
 
 
-def _parts(
-    handler: grpc.RpcMethodHandler,
-) -> tuple[Callable[..., grpc.RpcMethodHandler], Callable[..., object]]:
+def _parts(handler: Handler) -> tuple[Callable[..., Handler], object]:
     """What makes a handler of this kind, and what this one does."""
     for make, behaviour in (
         (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
@@ -59,11 +60,20 @@ def _parts(
         (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
     ):
         if behaviour is not None:
-            return make, behaviour
+            return cast(Callable[..., Handler], make), behaviour
     raise AssertionError("a handler does something")
 
 
-async def _decoded_one(request: bytes, decode: Decode, context: Context) -> object:
+async def _read(request: Request, decode: Decode, context: Context) -> object:
+    """The message, or the messages as they come."""
+    return (
+        await _one(request, decode, context)
+        if isinstance(request, bytes)
+        else _each(request, decode, context)
+    )
+
+
+async def _one(request: bytes, decode: Decode, context: Context) -> object:
     try:
         return decode(request)
     except DecodeError as error:
@@ -71,12 +81,6 @@ async def _decoded_one(request: bytes, decode: Decode, context: Context) -> obje
         raise AssertionError("abort always raises") from None
 
 
-async def _decoded_all(
-    requests: AsyncIterator[bytes], decode: Decode, context: Context
-) -> AsyncIterator[object]:
-    return _each(requests, decode, context)
-
-
-async def _each(requests: AsyncIterator[bytes], decode: Decode, context: Context) -> AsyncIterator[object]:
+async def _each(requests: AsyncIterator[bytes], decode: Decode, context: Context) -> AsyncGenerator[object]:
     async for request in requests:
-        yield await _decoded_one(request, decode, context)
+        yield await _one(request, decode, context)
