@@ -25,6 +25,8 @@ from loadtest.fuzz.frames import fuzz_router, fuzz_worker
 from loadtest.fuzz.http import fuzz_http
 from tests.support.ring import Ring, running_ring
 
+GONE = "ExecuteBatchError raised in core"
+"""grpcio's own words on a client that had gone when it was told how its call ended."""
 CONTEXT = 256
 """Tokens: whatever is asked for, an answer is short."""
 
@@ -79,7 +81,11 @@ def tracebacks(ring: Ring) -> Account:
     account = Account("logs")
     for service in (ring.router, *ring.workers):
         lines = service.log.read_text().splitlines()
-        found = [index for index, line in enumerate(lines) if line.startswith("Traceback")]
+        found = [
+            index
+            for index, line in enumerate(lines)
+            if line.startswith("Traceback") and GONE not in lines[index - 1]
+        ]
         account.outcomes[f"{service.name}: tracebacks"] = len(found)
         for index in found[:3]:
             account.blame(f"{service.name}:\n" + "\n".join(lines[max(0, index - 1) : index + 25]))

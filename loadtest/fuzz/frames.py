@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import grpc
@@ -9,7 +11,11 @@ from google.protobuf.descriptor import Descriptor
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from baton.connector.identity import PROTOCOL
+from baton.hub import resolve_model
 from baton.v1 import handoff_pb2, inference_pb2, worker_pb2
+from baton.v1.worker_pb2_grpc import WorkerStub
+from baton_kernels.paged import LAYOUT
 from loadtest.fuzz.account import Account
 from loadtest.fuzz.protos import frames
 
@@ -34,16 +40,43 @@ def fuzz_router(address: str, examples: int) -> Iterator[Account]:
 
 def fuzz_worker(name: str, address: str, examples: int) -> Iterator[Account]:
     """The streams for routers and for other workers, begun as they should be and not."""
-    hello = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="fuzz")).SerializeToString()
-    open_ = handoff_pb2.PrefillMessage(open=handoff_pb2.LinkOpen()).SerializeToString()
+    hello = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="fuzz"))
+    open_ = handoff_pb2.PrefillMessage(open=link_open(address, hello))
     for path, first, descriptor in (
-        ("/baton.v1.Worker/Connect", hello, worker_pb2.RouterMessage.DESCRIPTOR),
-        ("/baton.v1.Handoff/Link", open_, handoff_pb2.PrefillMessage.DESCRIPTOR),
+        ("/baton.v1.Worker/Connect", hello.SerializeToString(), worker_pb2.RouterMessage.DESCRIPTOR),
+        ("/baton.v1.Handoff/Link", open_.SerializeToString(), handoff_pb2.PrefillMessage.DESCRIPTOR),
     ):
         for begun in (True, False):
             target = f"{name} {path}{', begun' if begun else ''}"
             greeting = [first] if begun else []
             yield _fuzzed(target, address, path, greeting, descriptor, examples, STREAM_S)
+
+
+def link_open(address: str, hello: worker_pb2.RouterMessage) -> handoff_pb2.LinkOpen:
+    """What a decode worker with the demo model in float32 at ``address`` agrees to."""
+    with grpc.insecure_channel(address) as channel:
+        stream = WorkerStub(channel).Connect(iter([hello]), timeout=TIMEOUT_S)
+        told = next(iter(stream)).hello
+        stream.cancel()
+    config = json.loads((resolve_model("demo") / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    return handoff_pb2.LinkOpen(
+        prefill_incarnation="fuzz",
+        decode_incarnation=told.incarnation,
+        connectors=["tcp"],
+        prefill_address="127.0.0.1:1",
+        compatibility=handoff_pb2.Compatibility(
+            protocol=PROTOCOL,
+            model=told.model,
+            revision=told.revision,
+            kv_dtype="float32",
+            layout=LAYOUT,
+            num_kv_heads=config.get("num_key_value_heads", heads),
+            num_layers=config["num_hidden_layers"],
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            block_size=told.block_size,
+        ),
+    )
 
 
 def _fuzzed(
@@ -80,12 +113,19 @@ def _fuzzed(
 def _told(call: Callable[..., Iterator[bytes]], sent: Sequence[bytes], timeout_s: float) -> str:
     """The status of a call, and what it says."""
     try:
-        for _ in call(iter(sent), timeout=timeout_s):
+        # A stream is kept open until it has been listened to: its end would end what it asked for.
+        requests = _then_wait(sent, timeout_s) if timeout_s == STREAM_S else iter(sent)
+        for _ in call(requests, timeout=timeout_s):
             pass
     except grpc.RpcError as error:
         assert isinstance(error, grpc.Call)
         return f"{error.code().name}: {error.details()}"
     return "OK"
+
+
+def _then_wait(sent: Sequence[bytes], seconds: float) -> Iterator[bytes]:
+    yield from sent
+    time.sleep(seconds)
 
 
 def _as_it_is(data: bytes) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
 from loadtest.fuzz.account import Account
@@ -27,8 +28,32 @@ def fuzz_http(url: str, examples: int) -> Iterator[Account]:
             except Exception as error:  # noqa: BLE001 - an operation without input has no wrong input
                 account.outcomes[f"no {mode.value} case: {type(error).__name__}"] += 1
                 continue
+            if mode is GenerationMode.POSITIVE:
+                cases = _nearer(cases)
             _send_all(cases, account, -(-examples // 2))
         yield account
+
+
+KEPT = frozenset({"prompt", "messages", "input", "tokens", "max_tokens"})
+USER = [{"role": "user", "content": "What is Baton?"}]
+
+
+@st.composite
+def _nearer(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> Case:
+    """A case with fewer fields, for the model that there is and few tokens: the more there is to refuse, the
+    less is tried."""
+    case = draw(cases)
+    if not isinstance(case.body, dict):
+        return case
+    for name in list(case.body):
+        if name == "model" or (name not in KEPT and draw(st.integers(0, 3))):
+            del case.body[name]
+    if "messages" in case.body and draw(st.booleans()):
+        case.body["messages"] = USER
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
+        if isinstance(case.body.get(name), int):
+            case.body[name] = 1 + case.body[name] % 16
+    return case
 
 
 def _send_all(cases: object, account: Account, examples: int) -> None:

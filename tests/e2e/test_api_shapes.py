@@ -42,9 +42,8 @@ async def test_a_response_is_a_chat(demo_ring: Ring) -> None:
 async def test_a_message_is_a_chat(demo_ring: Ring) -> None:
     async with AsyncAnthropic(base_url=demo_ring.url, api_key="none", max_retries=0) as client:
         turns: list = [{"role": "user", "content": QUESTION}]  # type: ignore[type-arg]
-        whole = await client.messages.create(
-            model="demo", max_tokens=64, messages=turns, extra_body={"temperature": 0}
-        )
+        ask: dict = {"model": "demo", "max_tokens": 64, "messages": turns}  # type: ignore[type-arg]
+        whole = await client.messages.create(**ask, extra_body={"temperature": 0})
         async with client.messages.stream(**ask, extra_body={"temperature": 0}) as stream:
             pieces = [text async for text in stream.text_stream]
             streamed = await stream.get_final_message()

@@ -34,6 +34,7 @@ BELOW = {
     "logs",
     "tls",
     "watched",
+    "decoding",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

@@ -200,7 +200,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be LinkOpen")
             return
-        terms = agree(self._wiring, first.open)
+        if not self.data_addresses:
+            terms: Terms | pb.LinkRefuse = pb.LinkRefuse(reason="this worker takes no handoffs")
+        else:
+            terms = agree(self._wiring, first.open)
         if isinstance(terms, pb.LinkRefuse):
             log.warning("refused prefill at %s: %s", first.open.prefill_address, terms.reason)
             yield pb.DecodeMessage(refuse=terms)

@@ -16,6 +16,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Gauge
 
 from baton import hub, logs, options
+from baton.decoding import DecodingInterceptor
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
@@ -262,7 +263,10 @@ async def _serve_grpc(
     if config.grpc_port < 0:
         return None
     # A second router on a port in use must fail to start, not share it.
-    server = grpc.aio.server(options=[*server_options(services[0].settings), ("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(
+        interceptors=[DecodingInterceptor()],
+        options=[*server_options(services[0].settings), ("grpc.so_reuseport", 0)],
+    )
     add_services(server, *services)
     where = options.join_address(config.host, config.grpc_port)
     try:

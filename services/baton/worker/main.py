@@ -24,6 +24,7 @@ from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
+from baton.decoding import DecodingInterceptor
 from baton.engine.engine import Engine
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
@@ -165,7 +166,7 @@ class Worker:
             ends = await self._served.make_ends(self._crash)
         stack.push_async_callback(ends.close)
         routers = self.routers
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server = grpc.aio.server(interceptors=[DecodingInterceptor()], options=_SERVER_OPTIONS)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
         compatibility = self._compatibility(ends.whole)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from fastapi import FastAPI
 
 from baton.router.api.http import schemas
 from baton.router.api.http.messages.fields import CountRequest, MessageRequest
 from baton.router.api.http.responses.fields import ResponseRequest
+from baton.router.api.http.unsupported import HARMLESS
 
 _BODIES = (
     schemas.CompletionRequest,
@@ -33,6 +36,13 @@ def _any_json(type_: type) -> dict[str, object]:
     return {"description": "Any JSON value."}
 
 
+def _close(schema: dict[str, Any]) -> None:
+    """Say of a body's schema that other fields are refused, but for those that never matter."""
+    for name in sorted(HARMLESS):
+        schema["properties"].setdefault(name, {"description": "Taken, and not acted on."})
+    schema["additionalProperties"] = False
+
+
 class DescribedApi(FastAPI):
     """An application whose OpenAPI document also holds the schemas of msgspec bodies."""
 
@@ -43,5 +53,7 @@ class DescribedApi(FastAPI):
             _, components = msgspec.json.schema_components(
                 _BODIES, ref_template="#/components/schemas/{name}", schema_hook=_any_json
             )
+            for body in _BODIES:
+                _close(components[body.__name__])
             document.setdefault("components", {}).setdefault("schemas", {}).update(components)
         return self.openapi_schema or {}

@@ -104,8 +104,7 @@ class _Messages:
                 self._add_call(item, at)
             case "function_call_output":
                 _need(item.call_id, f"{at}.call_id")
-                output: Texts = _need(item.output, f"{at}.output")
-                text = _text(output, f"{at}.output")
+                text = _text(item.output, f"{at}.output")
                 self.add(Message(role="tool", content=text, tool_call_id=item.call_id), at)
             case "reasoning":
                 # Without content it was summed up or sealed, and only its writer could read it.
@@ -127,16 +126,15 @@ class _Messages:
 
     def _add_message(self, item: InputItem, at: str) -> None:
         role = _need(item.role, f"{at}.role")
-        content: Texts = _need(item.content, f"{at}.content")
         if role == "tool":
             raise invalid(f"{at}.role", f"{at}.role must not be tool: send a function_call_output.")
         if role != "assistant":
-            self.add(Message(role=role, content=_text(content, f"{at}.content")), at)
+            self.add(Message(role=role, content=_text(item.content, f"{at}.content")), at)
             return
         turn = self._turn(at, new=False)
         if turn.content is not None or turn.tool_calls:
             turn = self._turn(at, new=True)
-        turn.content = _text(content, f"{at}.content")
+        turn.content = _text(item.content, f"{at}.content")
 
     def _add_call(self, item: InputItem, at: str) -> None:
         call = ToolCall(
@@ -161,7 +159,9 @@ def _need(value: Given | None, at: str) -> Given:
     return value
 
 
-def _text(content: Texts, at: str) -> str | list[ContentPart]:
+def _text(content: Texts | None, at: str) -> str | list[ContentPart]:
+    if content is None:
+        raise invalid(at, f"{at} is required.", "missing_required_parameter")
     if isinstance(content, str):
         return content
     parts: list[ContentPart] = []
