@@ -94,6 +94,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             client = self._client(context)
             if record is not None:
                 record.client = client
+            self._service.check_room(client)
             job = await self._job(request, request_id, started, context.time_remaining(), client)
             await self._answer(replace(job, record=record), context)
             status = "200"

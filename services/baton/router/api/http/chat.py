@@ -35,6 +35,7 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response:
         """Answer one chat."""
         started = time.perf_counter()
+        self._service.check_room(client_of(request))
         body = await read_request(request, ChatRequest, self._service.settings)
         model = self._service.model(body.model, client_of(request))
         n = 1 if body.n is None else body.n

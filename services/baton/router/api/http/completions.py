@@ -32,6 +32,7 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """Complete the prompts of one request."""
         started = time.perf_counter()
+        self._service.check_room(client_of(request))
         body = await read_request(request, CompletionRequest, self._service.settings)
         model = self._service.model(body.model, client_of(request))
         given = _separate(body.prompt)
