@@ -110,6 +110,7 @@ async def test_two_hundred_queued_handoffs_need_no_memory_beside_the_pools(
         options=options,
         prefill_options=pool_of(prefill_block),
         decode_options=pool_of(decode_block),
+        router_options=("--max-inflight", str(2 * REQUESTS)),  # they are to queue on the workers
     ) as ring:
         async with RingClient(ring.url, "wide") as client:
             # Without a queue: every page of the pools is touched, and a step takes what it needs.

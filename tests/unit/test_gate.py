@@ -165,6 +165,8 @@ async def test_refusals_come_at_once_and_say_when_to_try_again(tokenizer: Tokeni
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert seconds < 0.15  # of a machine that does other things too
+        unread = await client.post("/v1/completions", content=b"{" * 1000, headers={"x-api-key": "a"})
+        assert unread.status_code == 429, "nothing of it was read"
         other = asyncio.create_task(ask("b", stream=True))
         await until(lambda: gate.view().waiting == 5)
         full, _ = await ask("b")

@@ -97,6 +97,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             client = self._client(context)
             if record is not None:
                 record.client = client
+            self._catalogue.check_room(client)
             calls = self._calls.of(request.model)
             job = await calls.job(request, request_id, started, context.time_remaining(), client)
             await calls.answer(replace(job, record=record), context)

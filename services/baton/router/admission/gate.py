@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from baton.router.admission.capacity import Capacity
@@ -50,14 +51,24 @@ class Gate:
         """For one request, as an async context manager around its answers."""
         return Turn(self, asked)
 
-    async def enter(self, asked: Asked) -> Entry:
-        """Wait until it is let in. Raises RefusedError, now if it would wait for too long, and RingError when
-        its deadline has passed."""
+    def check(self, asked: Asked) -> None:
+        """Raises RefusedError if it would be refused now."""
+        with self._counting(asked):
+            self._queue.check(asked, time.monotonic())
+
+    @contextmanager
+    def _counting(self, asked: Asked) -> Iterator[None]:
         try:
-            entry = self._queue.offer(asked, time.monotonic())
+            yield
         except RefusedError as error:
             self._metrics.refused.labels(asked.tenant, error.blame).inc()
             raise
+
+    async def enter(self, asked: Asked) -> Entry:
+        """Wait until it is let in. Raises RefusedError, now if it would wait for too long, and RingError when
+        its deadline has passed."""
+        with self._counting(asked):
+            entry = self._queue.offer(asked, time.monotonic())
         self._admit()
         if entry.begun is None:
             await self._wait(entry)

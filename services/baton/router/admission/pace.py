@@ -42,7 +42,7 @@ class Pace:
         self._since = now
 
     def ended(self, tokens: int, outputs: int, answers: int, seconds: float, now: float) -> None:
-        """A request has ended that took ``seconds`` for so many tokens, ``outputs`` of them in its answers."""
+        """A request has ended that took ``seconds`` for so many tokens, ``outputs`` of them its answers'."""
         if self._since is not None:
             self._pass(now)
             self._tokens += tokens

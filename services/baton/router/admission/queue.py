@@ -28,6 +28,10 @@ to wait for nothing."""
 CAUTION = 2.0
 """Of the time that an answer of usual length takes, as many take longer."""
 
+MOST_SHARED = 4
+"""Times the tokens that there are blocks for, where prompts share them. What is on its way to a worker is in
+no report of its room."""
+
 Blame = Literal["tenant", "overall"]
 
 
@@ -111,10 +115,7 @@ class FairQueue:
 
     def offer(self, asked: Asked, now: float) -> Entry:
         """Take a request in: :meth:`admit` says when it is its turn. Raises RefusedError."""
-        entry = Entry(asked, self._estimate(asked), now)
-        if self.waiting:  # otherwise it is its turn, or soon will be
-            self._check_room(asked)
-            self._check_wait(entry, now)
+        entry = self.check(asked, now)
         tenant = self._tenants.get(asked.tenant)
         if tenant is None:
             tenant = self._tenants[asked.tenant] = _Tenant(asked.weight, self._virtual)
@@ -124,6 +125,14 @@ class FairQueue:
         heapq.heappush(tenant.waiting, (asked.turn, next(self._numbers), entry))
         self._count(tenant, entry, +1)
         self.pace.waiting(True, now)
+        return entry
+
+    def check(self, asked: Asked, now: float) -> Entry:
+        """What :meth:`offer` would take in. Raises RefusedError."""
+        entry = Entry(asked, self._estimate(asked), now)
+        if self.waiting:  # otherwise it is its turn, or soon will be
+            self._check_room(asked)
+            self._check_wait(entry, now)
         return entry
 
     def _estimate(self, asked: Asked) -> int:
@@ -187,7 +196,7 @@ class FairQueue:
         return self._behind_s(entry, before)
 
     def _behind_s(self, entry: Entry, own: int) -> float | None:
-        """``own``: tokens that its tenant has before it. The others get their shares until those are through."""
+        """``own``: tokens that its tenant has before it; the others get their shares until it is through."""
         rate = self.pace.per_second(self.open_requests)
         if rate is None:
             return None
@@ -236,7 +245,8 @@ class FairQueue:
             return False
         if capacity.tokens is None or self.open_tokens + entry.tokens <= capacity.tokens:
             return True
-        return 2 * entry.tokens <= capacity.spare
+        within = self.open_tokens + entry.tokens <= MOST_SHARED * capacity.tokens
+        return within and 2 * entry.tokens <= capacity.spare
 
     def give_up(self, entry: Entry, now: float) -> None:
         """Nobody waits for this one any more, and it was not let in."""

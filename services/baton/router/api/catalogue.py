@@ -10,6 +10,7 @@ from baton.router.api.errors import ApiError, shown
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.audit import AuditLog
+from baton.router.security.client import Client
 from baton.telemetry.metrics import RouterMetrics
 
 Handler = TypeVar("Handler")
@@ -44,6 +45,12 @@ class Catalogue:
     @property
     def metrics(self) -> RouterMetrics:
         return self.services[0].metrics
+
+    def check_room(self, client: Client | None) -> None:
+        """Raises ApiError for a request that would be refused whatever it asks, before it is read. Of several
+        models, it has to be read first."""
+        if len(self.services) == 1:
+            self.services[0].check_room(client)
 
     def service(self, name: str | None) -> CompletionService:
         """The model that ``name`` is a name of; no name, or an empty one, means the first, as in vLLM.

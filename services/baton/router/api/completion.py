@@ -13,7 +13,8 @@ from baton.text.choice import ChoiceText, Delta
 async def complete(
     chunks: AsyncGenerator[TokenChunk], text: ChoiceText, record: Record | None = None
 ) -> AsyncGenerator[Delta]:
-    """Run one choice to its end. Closing the generator cancels it on the workers. ``record`` hears of attempts.
+    """Run one choice to its end. Closing the generator cancels it on the workers. ``record`` hears which
+    attempts brought tokens.
 
     Raises RingError when the ring does, or when it stops without saying why.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,17 @@ def asked_of(job: Job, tenant: Tenant) -> Asked:
         turn=job.urgency.since + PRIORITY_S * job.urgency.priority,
         deadline=job.urgency.deadline,
     )
+
+
+def check_room(gate: Gate, tenant: Tenant) -> None:
+    """Raises ApiError if the least that ``tenant`` could ask would be refused now."""
+    least = Asked(
+        tenant=tenant.name, weight=tenant.weight, prompt_tokens=1, most_outputs=1, turn=time.monotonic()
+    )
+    try:
+        gate.check(least)
+    except RefusedError as error:
+        raise refused(tenant.name, error) from None
 
 
 class Queued:

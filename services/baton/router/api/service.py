@@ -18,7 +18,7 @@ from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.grammars import GrammarCheck
 from baton.router.api.meter import RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
-from baton.router.api.queued import Queued, asked_of
+from baton.router.api.queued import Queued, asked_of, check_room
 from baton.router.api.relay import Relay, SlowClientError
 from baton.router.api.settings import ApiSettings
 from baton.router.audit import LONGEST_PROMPT, MOST_PROMPTS, AuditLog, Following, Record
@@ -152,6 +152,13 @@ class CompletionService:
                 code="model_not_found",
             )
         return model
+
+    def check_room(self, client: Client | None) -> None:
+        """Raises ApiError for a request that would be refused whatever it asks, before it is read. Where
+        workers heed priorities, it has to be read first."""
+        model = self.ring.model
+        if self._gate is not None and not (model is not None and model.takes_priorities):
+            check_room(self._gate, self.authentication.answerable(client).tenant)
 
     def check_choices(self, n: int, prompts: int) -> None:
         """Raise RequestError when a request asks for too many answers."""

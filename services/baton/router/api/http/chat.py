@@ -29,6 +29,7 @@ class ChatCompletions:
     """Answers chats, through the model's chat template."""
 
     def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._settings = catalogue.settings
         self._chats = catalogue.each(ChatJobs)
         self._answerers = catalogue.each(lambda service: Answerer(service, chat=True))
@@ -36,6 +37,7 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response:
         """Answer one chat."""
         started = time.perf_counter()
+        self._catalogue.check_room(client_of(request))
         body = await read_request(request, ChatRequest, self._settings)
         request_id = f"chatcmpl-{request_id_of(request)}"
         job = await self._chats.of(body.model).job(

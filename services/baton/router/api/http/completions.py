@@ -27,6 +27,7 @@ class Completions:
     """Completes prompts given as text or token ids."""
 
     def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._settings = catalogue.settings
         self._jobs = catalogue.each(_CompletionJobs)
         self._answerers = catalogue.each(lambda service: Answerer(service, chat=False))
@@ -34,6 +35,7 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """Complete the prompts of one request."""
         started = time.perf_counter()
+        self._catalogue.check_room(client_of(request))
         body = await read_request(request, CompletionRequest, self._settings)
         job = await self._jobs.of(body.model).job(request, body, started)
         return await self._answerers.of(body.model).answer(request, job, body)

@@ -36,12 +36,14 @@ class Messages:
     """Goes on with conversations, and counts their tokens."""
 
     def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._settings = catalogue.settings
         self._jobs = catalogue.each(_MessageJobs)
 
     async def create(self, request: Request) -> Response:
         """Answer one request."""
         started = time.perf_counter()
+        self._catalogue.check_room(client_of(request))
         body = await read_request(request, MessageRequest, self._settings)
         check_refused(body)
         jobs = self._jobs.of(body.model)

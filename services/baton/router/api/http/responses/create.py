@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.router.api.catalogue import Catalogue
+from baton.router.api.http.authentication import client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.chat import ChatJobs
 from baton.router.api.http.envelope import request_id_of
@@ -26,12 +27,14 @@ class Responses:
     """Answers requests for responses. Each is answered from itself alone: nothing is kept."""
 
     def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
         self._settings = catalogue.settings
         self._jobs = catalogue.each(_ResponseJobs)
 
     async def create(self, request: Request) -> Response:
         """Answer one request."""
         started = time.perf_counter()
+        self._catalogue.check_room(client_of(request))
         body = await read_request(request, ResponseRequest, self._settings)
         check_refused(body)
         jobs = self._jobs.of(body.model)
