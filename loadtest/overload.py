@@ -22,10 +22,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvloop
-from baton.router.security.keys import entry_line, new_key
 from rich.console import Console
 from rich.table import Table
 
+from baton.router.security.keys import entry_line, new_key
 from loadtest.conditions import conditions
 from loadtest.routers import fleet, fronts
 from loadtest.routers.arrivals import Arrivals, Outcome, Tenant

@@ -41,7 +41,7 @@ async def test_a_handoff_carries_the_salt() -> None:
 
 
 async def test_placement_looks_for_the_prompt_under_its_salt() -> None:
-    workers = [LocalWorker("both"), LocalWorker("both")]
+    workers = [LocalWorker("both", step_s=0.03), LocalWorker("both", step_s=0.03)]
     async with local_ring(workers) as ring:
         await salted_answer(ring, "1", PROMPT, 3, b"a")
         prefixes = ring._placer._prefixes
