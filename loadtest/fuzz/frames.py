@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import grpc
 from google.protobuf.descriptor import Descriptor
@@ -19,6 +20,7 @@ from baton_kernels.paged import LAYOUT
 from loadtest.fuzz.account import Account
 from loadtest.fuzz.protos import frames
 
+StreamCall: TypeAlias = "grpc.StreamStreamMultiCallable[bytes, bytes]"
 TIMEOUT_S = 20.0
 STREAM_S = 0.5
 """How long a stream is listened to: a worker's never ends by itself."""
@@ -57,7 +59,7 @@ def link_open(address: str, hello: worker_pb2.RouterMessage) -> handoff_pb2.Link
     with grpc.insecure_channel(address) as channel:
         stream = WorkerStub(channel).Connect(iter([hello]), timeout=TIMEOUT_S)
         told = next(iter(stream)).hello
-        stream.cancel()
+        stream.cancel()  # type: ignore[no-untyped-call]
     config = json.loads((resolve_model("demo") / "config.json").read_text())
     heads = config["num_attention_heads"]
     return handoff_pb2.LinkOpen(
@@ -110,7 +112,7 @@ def _fuzzed(
     return account
 
 
-def _told(call: Callable[..., Iterator[bytes]], sent: Sequence[bytes], timeout_s: float) -> str:
+def _told(call: StreamCall, sent: Sequence[bytes], timeout_s: float) -> str:
     """The status of a call, and what it says."""
     try:
         # A stream is kept open until it has been listened to: its end would end what it asked for.
