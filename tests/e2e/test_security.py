@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +45,13 @@ async def ask(client: httpx.AsyncClient, key: str) -> httpx.Response:
     return await client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
 
 
+def generate(url: str, key: str) -> subprocess.CompletedProcess[str]:
+    """What the command line says."""
+    command = [sys.executable, "-m", "baton", "generate", "hello", "--url", url, "--max-tokens", "3"]
+    environment = {**os.environ, "OPENAI_API_KEY": key}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
 async def test_tenants_are_answered_apart_over_mtls(ring: Ring, folder: Path) -> None:
     async with httpx.AsyncClient(base_url=ring.url, timeout=60) as client:
         cached = []
@@ -51,13 +61,15 @@ async def test_tenants_are_answered_apart_over_mtls(ring: Ring, folder: Path) ->
             cached.append(response.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
         assert cached[0] == cached[2] == 0 < cached[1]
         assert (await ask(client, new_key())).status_code == 401
+    said = await asyncio.to_thread(generate, ring.url, BOB)
+    assert said.returncode == 0 and said.stdout.strip(), said.stderr
     handed_on = sum(
         v for k, v in ring.of_role("decode")[0].metrics().items() if k.startswith("baton_handoff")
     )
     assert handed_on > 0
     lines = [json.loads(line) for line in (folder / "audit").read_text().splitlines()]
     assert [(line["tenant"], line["status"]) for line in lines] == [
-        ("a", 200), ("a", 200), ("b", 200), (None, 401)
+        ("a", 200), ("a", 200), ("b", 200), (None, 401), ("b", 200), ("b", 200)
     ]  # fmt: skip
     logs = "".join(path.read_text() for path in (folder / "ring").glob("*.log"))
     assert ALICE not in logs and "large language" not in logs + str(lines)

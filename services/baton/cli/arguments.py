@@ -650,6 +650,14 @@ ExitWithParent = Annotated[
 ]
 
 Url = Annotated[str, typer.Option(help="Address of the ring's HTTP API.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="OPENAI_API_KEY",
+        show_default=False,
+        help="The key that the ring knows, if it wants one. Better given in the environment.",
+    ),
+]
 Chat = Annotated[
     bool,
     typer.Option(

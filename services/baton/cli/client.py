@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -53,16 +53,18 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def ask(url: str, question: Question) -> Iterator[Piece]:
+def ask(url: str, question: Question, api_key: str | None = None) -> Iterator[Piece]:
     """Stream the answer. Raises UserError when nothing answers, the ring refuses or the stream breaks."""
     base = _split(url)
     try:
-        model = question.model or _first_model(base)
+        headers = {"Content-Type": "application/json"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
+        model = question.model or _first_model(base, headers)
         connection = _connection(base, _CONNECT_SECONDS)
         connection.connect()
         connection.sock.settimeout(_ANSWER_SECONDS)
         path = "/v1/chat/completions" if question.chat else "/v1/completions"
-        headers = {"Content-Type": "application/json"}
         connection.request("POST", base.path + path, orjson.dumps(_body(question, model)), headers)
         response = connection.getresponse()
         if response.status != 200:
@@ -112,9 +114,9 @@ def _body(question: Question, model: str) -> dict[str, Any]:
     return body
 
 
-def _first_model(base: SplitResult) -> str:
+def _first_model(base: SplitResult, headers: Mapping[str, str]) -> str:
     connection = _connection(base, _CONNECT_SECONDS)
-    connection.request("GET", base.path + "/v1/models")
+    connection.request("GET", base.path + "/v1/models", headers=dict(headers))
     response = connection.getresponse()
     body = response.read()
     if response.status != 200:

@@ -382,6 +382,7 @@ def generate(
     max_tokens: arg.MaxTokens = None,
     temperature: arg.Temperature = None,
     seed: arg.Seed = None,
+    api_key: arg.ApiKey = None,
 ) -> None:
     """Ask a running ring and stream its answer to standard output."""
     from baton.cli.client import Question, ask
@@ -389,7 +390,7 @@ def generate(
     question = Question(
         prompt=prompt, chat=chat, model=model, max_tokens=max_tokens, temperature=temperature, seed=seed
     )
-    for piece in ask(url, question):
+    for piece in ask(url, question, api_key):
         print(piece.text, end="", flush=True)
     print()
 
