@@ -248,10 +248,11 @@ class WorkerRing:
     async def _chunks(self, answer: Answer) -> AsyncGenerator[TokenChunk]:
         if not answer.group.begun:
             self._start(answer.group)
+        wait = answer.arrived.get if answer.group.urgency.deadline is None else partial(self._next, answer)
         try:
             finished = False
             while not finished:
-                arrived = await self._next(answer)
+                arrived = await wait()
                 if isinstance(arrived, RingError):
                     raise arrived
                 finished = arrived.finish_reason is not None
@@ -262,8 +263,7 @@ class WorkerRing:
     async def _next(self, answer: Answer) -> TokenChunk | RingError:
         """What comes next. If the deadline has passed and no worker says so, all answers end here."""
         deadline = answer.group.urgency.deadline
-        if deadline is None:
-            return await answer.arrived.get()
+        assert deadline is not None
         try:
             async with asyncio.timeout(deadline - time.monotonic() + WORKER_TELLS_S):
                 return await answer.arrived.get()

@@ -13,24 +13,26 @@ _QUEUED_PER_CHOICE = 2
 """How far choices run ahead of a slow client, on top of what the ring itself buffers."""
 
 
+Choice = AsyncGenerator[tuple[int, Delta]]
+
+
 @dataclass(frozen=True, slots=True)
 class _Ended:
     error: Exception | None
 
 
-async def merge(choices: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[tuple[int, Delta]]:
-    """Run ``choices`` concurrently; each delta comes with its choice's index.
+def merge(choices: Sequence[Choice]) -> Choice:
+    """Run ``choices``, whose deltas come with their choice's index, concurrently.
 
     The first choice to fail ends all of them with its error. Closing the generator closes them all, and does
     not return before they are closed.
     """
-    if len(choices) == 1:  # the common case needs no tasks and no queue
-        async with aclosing(choices[0]) as deltas:
-            async for delta in deltas:
-                yield 0, delta
-        return
+    return choices[0] if len(choices) == 1 else _merged(choices)
+
+
+async def _merged(choices: Sequence[Choice]) -> Choice:
     queue: asyncio.Queue[tuple[int, Delta] | _Ended] = asyncio.Queue(_QUEUED_PER_CHOICE * len(choices))
-    tasks = [asyncio.create_task(_pump(index, choice, queue)) for index, choice in enumerate(choices)]
+    tasks = [asyncio.create_task(_pump(choice, queue)) for choice in choices]
     try:
         running = len(tasks)
         while running:
@@ -47,14 +49,12 @@ async def merge(choices: Sequence[AsyncGenerator[Delta]]) -> AsyncGenerator[tupl
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pump(
-    index: int, choice: AsyncGenerator[Delta], queue: asyncio.Queue[tuple[int, Delta] | _Ended]
-) -> None:
+async def _pump(choice: Choice, queue: asyncio.Queue[tuple[int, Delta] | _Ended]) -> None:
     error: Exception | None = None
     try:
         async with aclosing(choice) as deltas:
             async for delta in deltas:
-                await queue.put((index, delta))
+                await queue.put(delta)
     except Exception as caught:  # noqa: BLE001 - raised again by `merge`, in its consumer
         error = caught
     await queue.put(_Ended(error))

@@ -11,10 +11,10 @@ from baton.text.choice import ChoiceText, Delta
 
 
 async def complete(
-    chunks: AsyncGenerator[TokenChunk], text: ChoiceText, record: Record | None = None
-) -> AsyncGenerator[Delta]:
-    """Run one choice to its end. Closing the generator cancels it on the workers. ``record`` hears which
-    attempts brought tokens.
+    index: int, chunks: AsyncGenerator[TokenChunk], text: ChoiceText, record: Record | None = None
+) -> AsyncGenerator[tuple[int, Delta]]:
+    """Run one choice to its end; each delta comes with the choice's ``index``. Closing the generator cancels
+    it on the workers. ``record`` hears which attempts brought tokens.
 
     Raises RingError when the ring does, or when it stops without saying why.
     """
@@ -25,8 +25,8 @@ async def complete(
             delta = text.add(chunk)
             if delta.finish_reason is not None:
                 break
-            yield delta
+            yield index, delta
         else:
             raise RingError(502, "incomplete_answer", "The workers ended the answer before it was complete.")
     # Only now, with the ring's request closed: a worker must not go on while a slow client reads the end.
-    yield delta
+    yield index, delta

@@ -6,13 +6,14 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeVar
 
 from baton.request.sampling import for_choice
 from baton.router.admission.gate import Gate
 from baton.router.api.admission import Ticket
 from baton.router.api.authentication import Authentication, not_allowed
-from baton.router.api.choices import merge
+from baton.router.api.choices import Choice, merge
 from baton.router.api.completion import complete
 from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.grammars import GrammarCheck
@@ -189,15 +190,16 @@ class CompletionService:
         """
         self._note(job)
         with Following(job.record):
-            async with (
-                ticket or self.ticket(job) as admitted,
-                self._turn(job) as turn,
-                aclosing(self._admitted(job)) as deltas,
-            ):
-                async for index, delta in deltas:
-                    admitted.generated(delta.token_ids)
-                    turn.generated(len(delta.token_ids))
-                    yield index, delta
+            async with ticket or self.ticket(job) as admitted, self._turn(job) as turn:
+                with self._meter(job) as meter, ExitStack() as stack:
+                    async with aclosing(merge(self._choices(job, stack))) as deltas:
+                        async for index, delta in deltas:  # for every token: as little as may be
+                            admitted.generated(delta.token_ids)
+                            turn.generated(len(delta.token_ids))
+                            meter.delivered(index, delta)
+                            if job.record is not None or delta.cached_tokens:
+                                _note_delta(job, index, delta, meter)
+                            yield index, delta
 
     def _note(self, job: Job) -> None:
         """What the audit log is to tell of a job."""
@@ -228,31 +230,19 @@ class CompletionService:
         client = self.authentication.answerable(job.client)
         return Queued(self._gate, asked_of(job, client.tenant))
 
-    async def _admitted(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
-        meter = RequestMeter(
+    def _meter(self, job: Job) -> RequestMeter:
+        return RequestMeter(
             self.metrics,
             job.endpoint,
             started=job.started,
             prompt_tokens=sum(map(len, job.prompts)),
             choices=job.choices,
         )
-        record = job.record
-        with meter, ExitStack() as stack:
-            async with aclosing(merge(self._choices(job, stack))) as deltas:
-                async for index, delta in deltas:
-                    meter.delivered(index, delta)
-                    if record is not None:
-                        record.completion_tokens += len(delta.token_ids)
-                    if delta.cached_tokens and index % job.n == 0:
-                        meter.cached(delta.cached_tokens)
-                        if record is not None:
-                            record.cached_tokens += delta.cached_tokens
-                    yield index, delta
 
-    def _choices(self, job: Job, stack: ExitStack) -> list[AsyncGenerator[Delta]]:
+    def _choices(self, job: Job, stack: ExitStack) -> list[Choice]:
         """All choices of ``job``, for as long as ``stack`` is open."""
         stops = StopStrings(job.params.stop) if job.params.stop else None
-        choices: list[AsyncGenerator[Delta]] = []
+        choices: list[Choice] = []
         for first in range(0, job.choices, job.n):
             requests = [
                 Request(f"{job.request_id}-{index}", self._params(job, index), job.cache_salt)
@@ -262,8 +252,8 @@ class CompletionService:
                 self.ring.generate(job.prompts[first // job.n], requests, job.urgency)
             )
             choices += [
-                complete(chunks, self._text(job, first // job.n, request.params, stops), job.record)
-                for request, chunks in zip(requests, answers, strict=True)
+                complete(index, chunks, self._text(job, first // job.n, request.params, stops), job.record)
+                for index, request, chunks in zip(count(first), requests, answers, strict=False)
             ]
         return choices
 
@@ -285,3 +275,13 @@ class CompletionService:
             echo=job.echoes[prompt].text if job.echoes else "",
             only_echo=job.only_echo,
         )
+
+
+def _note_delta(job: Job, index: int, delta: Delta, meter: RequestMeter) -> None:
+    """What only some deltas tell, or only an audit log wants to know."""
+    cached = delta.cached_tokens if index % job.n == 0 else 0
+    if cached:
+        meter.cached(cached)
+    if job.record is not None:
+        job.record.completion_tokens += len(delta.token_ids)
+        job.record.cached_tokens += cached
