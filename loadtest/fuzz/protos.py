@@ -72,11 +72,13 @@ def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message
 
 @st.composite
 def frames(draw: st.DrawFn, descriptor: Descriptor, of: Callable[[Message], Message] | None = None) -> bytes:
-    """The bytes of a message, whole or spoiled, or no message at all. ``of`` makes of each what is sent."""
+    """The bytes of a message, whole or spoiled, or no message at all. ``of`` changes half of the messages."""
     if draw(st.integers(0, 5)) == 0:
         return draw(st.binary(max_size=60))
     message = draw(messages(descriptor))
-    data = bytearray((of(message) if of is not None else message).SerializeToString())
+    if of is not None and draw(st.booleans()):
+        message = of(message)
+    data = bytearray(message.SerializeToString())
     if not data or draw(st.integers(0, 2)):
         return bytes(data)
     for _ in range(draw(st.integers(1, 4))):

@@ -9,11 +9,16 @@ from pathlib import Path
 import anthropic
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from baton.router.api import ApiSettings
+from baton.router.api.http.app import app_for
+from baton.router.api.service import CompletionService
+from baton.router.shared.limits import Limits, Tenant
 from baton.router.types import RingError
+from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
-from tests.support.api_server import serving
+from tests.support.api_server import serving, serving_app
 from tests.support.fake_ring import FakeRing, busy
 from tests.support.scripted_ring import prompt_of, ring_of
 from tests.support.tiny_tokenizers import TOOL_TEMPLATE, byte_level_tokenizer
@@ -242,6 +247,20 @@ async def test_errors_of_the_ring(
         ring.fail_after = 2
         events = await events_of(url)
     assert events[-1]["type"] == "error" and events[-1]["error"]["type"] == type_
+
+
+async def test_limits(tokenizer: Tokenizer) -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    tenant = Tenant("acme", Limits(requests_per_minute=1))
+    service = CompletionService(ring_of(tokenizer, ANSWER), tokenizer, ApiSettings(), metrics, tenant=tenant)
+    async with serving_app(app_for(service)) as url, client_of(url) as client:
+        ask = {**ASK, "model": "tiny"}
+        await client.messages.create(**ask)  # type: ignore[call-overload]
+        with pytest.raises(anthropic.RateLimitError) as refused:
+            await client.messages.create(**ask)  # type: ignore[call-overload]
+    assert refused.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
+    headers = refused.value.response.headers
+    assert headers["x-should-retry"] == "true" and int(headers["retry-after"]) >= 1
 
 
 async def test_anthropics_client_raises_its_own_errors(tokenizer: Tokenizer) -> None:
