@@ -5,8 +5,8 @@
 Finds by a closed loop how many requests a second the ring answers, then asks for that and for ``--factor``
 times as many, at random moments (Poisson), from three tenants with weights 1, 1 and 2. Good is an answer
 within ``--patience`` seconds, which the clients also tell the server. Fails (exit status 1) if goodput at the
-factor is below 0.9 of the best, a tenant's share of tokens is not within 10 %, or refusals take 50 ms and more
-(99th percentile). The worker is `baton both` with the demo model; all share one machine.
+factor is below 0.9 of the best, a tenant's share of tokens is not within 10 %, or refusals take 50 ms and
+more (99th percentile). The worker is `baton both` with the demo model; all share one machine.
 """
 
 from __future__ import annotations
@@ -132,9 +132,7 @@ def refusals_s(audit: Path) -> list[float]:
 async def measure(
     ring: Ring, keys: Mapping[str, str], options: argparse.Namespace, seats: int, audit: Path
 ) -> bool:
-    asker = Asker(
-        ring.url, keys, patience_s=options.patience, outputs=options.outputs, seed=options.seed
-    )
+    asker = Asker(ring.url, keys, patience_s=options.patience, outputs=options.outputs, seed=options.seed)
     console = Console()
     try:
         await asker.closed(seats, 3.0)
@@ -155,9 +153,7 @@ async def measure(
     return judged(runs, runs[options.factor], refusals_s(audit), console)
 
 
-def judged(
-    runs: Mapping[float, Seen], overload: Seen, refusals: Sequence[float], console: Console
-) -> bool:
+def judged(runs: Mapping[float, Seen], overload: Seen, refusals: Sequence[float], console: Console) -> bool:
     """Whether what was promised holds."""
     peak = max(seen.goodput for seen in runs.values())
     total = sum(WEIGHTS.values())
