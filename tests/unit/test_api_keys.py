@@ -213,6 +213,51 @@ async def test_strangers_are_told_how_to_ask(
     assert guess not in metrics and guess not in caplog.text
 
 
+NEW_SHAPES: dict[str, dict[str, object]] = {
+    "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
+}
+
+
+@pytest.mark.parametrize("path", NEW_SHAPES)
+async def test_all_shapes_of_the_api_want_a_key(path: str, ring: FakeRing, tokenizer: Tokenizer) -> None:
+    body = {**NEW_SHAPES[path], "model": "tiny"}
+    async with client_of(ring, tokenizer) as client:
+        refused = await client.post(path, json=body, headers={"x-api-key": new_key()})
+        assert refused.status_code == 401
+        kind = refused.json()["error"]["type"]
+        assert kind == ("invalid_request_error" if path == "/v1/responses" else "authentication_error")
+        assert (await client.post(path, json=body, headers={"x-api-key": OTHER})).status_code == 404
+        assert not ring.calls
+        answered = await client.post(path, json=body, headers={"x-api-key": KEY})
+        assert answered.status_code == 200, answered.text
+
+
+@pytest.mark.parametrize("allowed", ["real", "alias"])
+async def test_a_key_for_one_name_of_a_model_opens_the_model(
+    allowed: str, ring: FakeRing, tokenizer: Tokenizer
+) -> None:
+    line = with_fields(entry_line(KEY, "a", "acme"), models=[allowed])
+    keys = parse(f"keys:\n{line}".encode(), Limits())
+    metrics = RouterMetrics(CollectorRegistry())
+    service = CompletionService(
+        ring,
+        tokenizer,
+        ApiSettings(),
+        metrics,
+        names=("real", "alias"),
+        authentication=Authentication(keys.find, Tenant()),
+    )
+    headers = {"x-api-key": KEY}
+    async with serving_app(app_for(service)) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+        for asked in ("real", "alias"):
+            answered = await client.post("/v1/completions", json={**BODY, "model": asked}, headers=headers)
+            assert answered.status_code == 200, answered.text
+        listed = (await client.get("/v1/models", headers=headers)).json()["data"]
+        assert [model["id"] for model in listed] == ["real", "alias"]
+
+
 async def test_a_key_opens_the_models_it_names(ring: FakeRing, tokenizer: Tokenizer) -> None:
     async with client_of(ring, tokenizer) as client:
         for headers in ({"authorization": f"bearer {KEY}"}, {"x-api-key": KEY}):
