@@ -7,6 +7,8 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import cast
 
 import grpc
@@ -18,6 +20,7 @@ from baton.connector.wiring import Wiring
 from baton.prefill import links
 from baton.prefill.links import DecodeLinks, DecodePeer, LinkRefusedError
 from baton.prefill.peers import Backoff, KnownPeers, Peer
+from baton.tls.channels import Dialer
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 
@@ -329,33 +332,34 @@ async def test_a_worker_started_where_one_died_is_called_at_once() -> None:
     the channels of a process share them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    wiring = cast(Wiring, None)
-
-    def peer() -> DecodePeer:
-        return DecodePeer(f"127.0.0.1:{port}", wiring, lambda *_: None, lambda _: None)
+    wiring = cast(Wiring, SimpleNamespace(dialer=Dialer()))
 
     async def call_until_there() -> float:
         while True:
+            peer = DecodePeer(f"127.0.0.1:{port}", wiring, lambda *_: None, lambda _: None)
             try:
-                await peer().open(pb.LinkOpen())
+                await peer.open(pb.LinkOpen())
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.02)
             except LinkRefusedError:
                 return time.monotonic()
 
-    calls = [asyncio.create_task(call_until_there()) for _ in range(3)]
-    kept = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=links.CHANNEL_OPTIONS)
-    calling = asyncio.ensure_future(kept.channel_ready())  # it tries for as long as the others do
-    await asyncio.sleep(3.4)  # gRPC would wait from the third second to the fifth
-    server = grpc.aio.server()
-    pb_grpc.add_HandoffServicer_to_server(Refusing(), server)
-    server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    started = time.monotonic()
-    assert max(await asyncio.gather(*calls)) - started < 1.0
-    await calling
-    await kept.close()
-    await server.stop(0)
+    async with AsyncExitStack() as stack:
+        where = f"127.0.0.1:{port}"
+        kept = await stack.enter_async_context(
+            grpc.aio.insecure_channel(where, options=links.CHANNEL_OPTIONS)
+        )
+        calling = asyncio.ensure_future(kept.channel_ready())  # it tries for as long as the others do
+        calls = [asyncio.create_task(call_until_there()) for _ in range(3)]
+        await asyncio.sleep(3.4)  # gRPC would wait from the third second to the fifth
+        server = grpc.aio.server()
+        pb_grpc.add_HandoffServicer_to_server(Refusing(), server)
+        server.add_insecure_port(where)
+        await server.start()
+        stack.push_async_callback(server.stop, 0)
+        started = time.monotonic()
+        assert max(await asyncio.gather(*calls)) - started < 1.0
+        await calling
 
 
 class Refusing(pb_grpc.HandoffServicer):
