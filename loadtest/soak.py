@@ -91,7 +91,10 @@ class Soak:
             await asyncio.gather(*streams)
             for task in others[1:]:
                 task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            for ended in await asyncio.gather(*others, return_exceptions=True):
+                if not isinstance(ended, asyncio.CancelledError):
+                    self.account.problems.append(f"nothing more was done to them: {ended!r}")
+                    self.account.outcomes["STOPPED"] += 1
 
     # --- load
 
@@ -162,9 +165,9 @@ class Soak:
             await asyncio.to_thread(faults[name], rng)
 
     def _worker(self, rng: random.Random) -> Service:
-        """Not the last one of its role that runs."""
-        running_now = [w for w in self.rings[0].workers if w.process.poll() is None]
-        return rng.choice(running_now)
+        """One that runs, or any if none does."""
+        workers = self.rings[0].workers
+        return rng.choice([w for w in workers if w.process.poll() is None] or workers)
 
     def _freeze(self, rng: random.Random) -> None:
         worker = self._worker(rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -15,20 +16,24 @@ from prometheus_client import CollectorRegistry
 
 from baton.cli import main
 from baton.options import ConfigError
+from baton.request.errors import RequestError
 from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
+from baton.router.api.urgency import resolve_urgency
 from baton.router.grpc_api import add_services
 from baton.router.security.client import Client
 from baton.router.security.keys import KeyFile, KeysError, entry_line, new_key, parse
 from baton.router.shared.limits import Limits, Tenant
+from baton.router.shared.state import SharedState
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.shared import SharedStateMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 from tests.support.api_server import serving_app
-from tests.support.fake_ring import FakeRing
+from tests.support.fake_ring import MODEL, FakeRing
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
 BODY: dict[str, object] = {"prompt": [5, 6, 7], "max_tokens": 4}
@@ -211,6 +216,39 @@ async def test_strangers_are_told_how_to_ask(
         metrics = (await client.get("/metrics")).text
     assert not ring.calls
     assert guess not in metrics and guess not in caplog.text
+
+
+def test_a_keys_least_priority_holds_where_priorities_do() -> None:
+    client = Client(tenant=Tenant("t"), key="k", most_urgent=5)
+    heeds = dataclasses.replace(MODEL, takes_priorities=True)
+    first_come = dataclasses.replace(MODEL, takes_priorities=False)
+    assert resolve_urgency(None, None, heeds, started=0.0, client=client).priority == 5
+    assert resolve_urgency(None, None, first_come, started=0.0, client=client).priority == 0
+    assert resolve_urgency(0, None, first_come, started=0.0, client=client).priority == 0
+    with pytest.raises(RequestError, match="priority is 3, but this key's requests may have 5 at least"):
+        resolve_urgency(3, None, heeds, started=0.0, client=client)
+
+
+async def test_where_there_are_keys_no_stranger_to_a_model_hears_its_name(tokenizer: Tokenizer) -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    authentication = Authentication(lambda key: Client(tenant=Tenant("t"), key="k"), Tenant())
+    services = [
+        CompletionService(
+            FakeRing(lambda call: [10]),
+            tokenizer,
+            ApiSettings(),
+            metrics,
+            SharedState(None, SharedStateMetrics(metrics.registry if first else CollectorRegistry())),
+            names=(name,),
+            authentication=authentication,
+        )
+        for first, name in ((True, "hidden"), (False, "secret"))
+    ]
+    async with serving_app(app_for(*services)) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+        asked = {**BODY, "model": "other"}
+        refused = await client.post("/v1/completions", json=asked, headers={"x-api-key": "k"})
+        assert refused.status_code == 404 and "other" in refused.text
+        assert "hidden" not in refused.text and "secret" not in refused.text
 
 
 NEW_SHAPES: dict[str, dict[str, object]] = {

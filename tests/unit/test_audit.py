@@ -167,6 +167,22 @@ async def test_a_file_that_was_moved_away_is_opened_again(
     assert len(lines(path)) == len(lines(tmp_path / "audit.1")) == 1
 
 
+async def test_answers_go_on_when_the_file_cannot_be_opened_again(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    async with serving(ring, tokenizer, folder / "audit") as client:
+        await client.get("/v1/models")
+        folder.rename(tmp_path / "moved")
+        for _ in range(2):
+            assert (await client.get("/v1/models")).status_code == 200
+        (tmp_path / "moved").rename(folder)
+        await client.get("/v1/models")
+    assert len(lines(folder / "audit")) == 2
+    assert caplog.text.count("the audit log cannot be written") == 1
+
+
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--audit-log"):
         AuditLog(str(tmp_path / "none" / "audit"))

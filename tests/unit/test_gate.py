@@ -20,7 +20,7 @@ from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
 from baton.router.security.client import Client
-from baton.router.shared.limits import Tenant
+from baton.router.shared.limits import Limits, Tenant
 from baton.router.types import RingError
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.metrics import RouterMetrics
@@ -178,6 +178,25 @@ async def test_refusals_come_at_once_and_say_when_to_try_again(tokenizer: Tokeni
         assert gate.view().open_answers == 0
         order = [call.prompt_ids for call in ring.calls]
         assert len(order) == 6, "the refused never reached the ring"
+
+
+async def test_what_the_queue_refuses_has_used_nothing(tokenizer: Tokenizer) -> None:
+    ring = FakeRing(lambda call: [10, 11, 12], delay=0.3)
+    gate = gate_of(Room(), Bounds(requests=8, prompt_tokens=150, longest_wait_s=30.0))
+    tenant = Tenant("a", Limits(tokens_per_day=1000))
+    metrics = RouterMetrics(CollectorRegistry())
+    service = CompletionService(ring, tokenizer, ApiSettings(), metrics, tenant=tenant, gate=gate)
+    body = {"prompt": [5] * 100, "max_tokens": 3}
+    async with serving_app(app_for(service)) as url, httpx.AsyncClient(base_url=url) as client:
+        held = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(2)]
+        await until(lambda: gate.view().waiting == 1)
+        refused = await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(20)))
+        assert {response.status_code for response in refused} <= {429, 503}
+        for task in held:
+            assert (await task).status_code == 200
+        for _ in range(5):  # of 1,000 tokens 206 are used
+            answered = await client.post("/v1/completions", json=body)
+            assert answered.status_code == 200, answered.text
 
 
 async def test_a_client_that_leaves_the_queue_is_never_computed(tokenizer: Tokenizer) -> None:

@@ -85,9 +85,27 @@ class TestRelay:
         async def never(items: list[int]) -> None:
             await asyncio.sleep(60)
 
-        with pytest.raises(SlowClientError, match="1100 bytes are unread"):
+        with pytest.raises(SlowClientError, match="1200 bytes are unread"):
             await relay.run(source(), never)
-        assert taken <= 13
+        assert taken <= 14
+
+    async def test_one_item_may_be_larger_than_all_that_may_wait(self) -> None:
+        relay = Relay[int](lambda number: number, most_bytes=1000, patience_s=60)
+        written: list[int] = []
+        read = asyncio.Event()
+
+        async def write(items: list[int]) -> None:
+            written.extend(items)
+            read.set()
+
+        async def source() -> AsyncGenerator[int]:
+            for number in (5000, 10, 7000):
+                read.clear()
+                yield number
+                await read.wait()  # a client that reads what there is
+
+        await relay.run(source(), write)
+        assert written == [5000, 10, 7000]
 
     async def test_a_write_that_takes_too_long_ends_it(self) -> None:
         relay = Relay[int](lambda _: 1, most_bytes=1000, patience_s=0.05)

@@ -116,6 +116,7 @@ class AuditLog:
     def __init__(self, path: str, *, prompts: bool = False) -> None:
         """``path``: "-" for standard error. Raises ConfigError when the file cannot be written."""
         self._prompts = prompts
+        self._failing = False
         try:
             self._handler = logging.StreamHandler(sys.stderr) if path == "-" else _File(path)
         except OSError as error:
@@ -127,7 +128,14 @@ class AuditLog:
     def end(self, record: Record) -> None:
         """The request is over. A line that cannot be written is lost, and answers go on."""
         message = record.line().decode()
-        self._handler.handle(logging.makeLogRecord({"msg": message}))
+        try:
+            self._handler.handle(logging.makeLogRecord({"msg": message}))
+        except OSError as error:  # it was renamed, and cannot be opened again
+            if not self._failing:
+                log.error("the audit log cannot be written, lines are lost: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
 
     def close(self) -> None:
         self._handler.close()

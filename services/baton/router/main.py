@@ -107,7 +107,6 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
             stack.callback(audit.close)
         listener = _listen(config)
         stack.callback(listener.close)
-        grpc_address = await _serve_grpc(config, services, stack)
         http = uvicorn.Server(_http_config(config, services))
         _stop_on_signals(http)
         if key_file is not None:
@@ -117,6 +116,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         for ring in rings:
             ring.start()
             stack.push_async_callback(ring.close)
+        grpc_address = await _serve_grpc(config, services, stack)  # ends before the rings do
         host, port = listener.getsockname()[:2]
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         announce(RouterReady(options.join_address(host, port), grpc_address))

@@ -40,6 +40,10 @@ def each_model(config: RouterConfig) -> list[RouterConfig]:
     twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise ConfigError("models", f"{config.models}: {twice[0]!r} names more than one model")
+    workers = Counter(worker for entry in entries for worker in set(entry.workers))
+    shared = [worker for worker, count in workers.items() if count > 1]
+    if shared:
+        raise ConfigError("models", f"{config.models}: {shared[0]} is a worker of more than one model")
     return [_configured(config, entry, index) for index, entry in enumerate(entries)]
 
 
@@ -76,7 +80,9 @@ def _configured(config: RouterConfig, entry: ModelEntry, index: int) -> RouterCo
             served_model_name=(entry.name, *entry.aliases),
             workers=tuple(entry.workers),
             discovery="static" if entry.workers else "kubernetes",
-            kubernetes_selector=entry.kubernetes_selector or config.kubernetes_selector,
+            kubernetes_selector=(
+                config.kubernetes_selector if entry.kubernetes_selector is None else entry.kubernetes_selector
+            ),
             tool_call_parser=entry.tool_call_parser or config.tool_call_parser,
             reasoning_parser=entry.reasoning_parser or config.reasoning_parser,
         )

@@ -120,17 +120,19 @@ class Front:
             ask = msgspec.json.decode(await _body(receive), type=Ask)
             sequence = self._sequence(ask)
             queue = self._open[sequence.request_id] = asyncio.Queue()
+            gone = asyncio.create_task(_gone(receive))
             try:
                 self._engine.add(sequence)
-                chunks = self._chunks(sequence, queue)
+                chunks = self._chunks(sequence, queue, gone)
                 if ask.stream:
                     await self._send_stream(sequence, chunks, send, chat)
                 else:
                     await self._send_whole(sequence, chunks, send, chat)
             finally:
+                gone.cancel()
                 del self._open[sequence.request_id]
                 self._engine.cancel(sequence.request_id, 0)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             await _reply(send, 400, _error(str(error)))
 
     def _sequence(self, ask: Ask) -> Sequence:
@@ -148,11 +150,11 @@ class Front:
         return array("I", (zlib.crc32(piece.encode()) % self._engine.vocab_size for piece in pieces))
 
     async def _chunks(
-        self, sequence: Sequence, queue: asyncio.Queue[worker_pb2.TokenDelta]
+        self, sequence: Sequence, queue: asyncio.Queue[worker_pb2.TokenDelta], gone: asyncio.Task[None]
     ) -> AsyncIterator[tuple[str, str | None]]:
-        """What comes at a time, and behind the last of it why it ended."""
+        """What comes at a time, and behind the last of it why it ended; less if the client has ``gone``."""
         reason: str | None = None
-        while reason is None:
+        while reason is None and not gone.done():
             delta = await queue.get()
             if delta.error:
                 raise ValueError(delta.error)
@@ -167,10 +169,14 @@ class Front:
         kind = "chat.completion.chunk" if chat else "text_completion"
         before = orjson.dumps({"id": sequence.request_id, "object": kind, "model": self._model})[:-1]
         created = b',"created":%d,"choices":[' % time.time()
-        async for text, reason in chunks:
-            said = {"delta": {"content": text}} if chat else {"text": text}
-            choice = orjson.dumps({"index": 0, **said, "finish_reason": reason})
-            event = b"data: " + before + created + choice + b"]}\n\n"
+        try:
+            async for text, reason in chunks:
+                said = {"delta": {"content": text}} if chat else {"text": text}
+                choice = orjson.dumps({"index": 0, **said, "finish_reason": reason})
+                event = b"data: " + before + created + choice + b"]}\n\n"
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        except ValueError as error:  # the status is sent
+            event = b"data: " + _error(str(error)) + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
@@ -191,6 +197,12 @@ class Front:
             "usage": {**counts, "total_tokens": sequence.num_tokens},
         }
         await _reply(send, 200, orjson.dumps(body))
+
+
+async def _gone(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _bind(host: str, port: int) -> socket.socket:

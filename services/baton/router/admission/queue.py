@@ -192,7 +192,11 @@ class FairQueue:
         tenant = self._tenants.get(entry.asked.tenant)
         if tenant is None:
             return self._behind_s(entry, 0)
-        before = sum(each.tokens for turn, _, each in tenant.waiting if turn <= entry.asked.turn)
+        before = sum(
+            each.tokens
+            for turn, _, each in tenant.waiting
+            if turn <= entry.asked.turn and each not in self._gone
+        )
         return self._behind_s(entry, before)
 
     def _behind_s(self, entry: Entry, own: int) -> float | None:
@@ -238,10 +242,12 @@ class FairQueue:
         return min((t for t in self._tenants.values() if t.count), key=lambda t: t.tag, default=None)
 
     def _fits(self, entry: Entry, capacity: Capacity) -> bool:
-        """What is too large for all there is goes alone."""
+        """What has more tokens than there is room for goes alone."""
         if not self.open_answers:
             return True
-        if self.open_answers + entry.asked.answers > capacity.seats:
+        # Of one that wants more seats than half of what there are the rest waits on the workers: to wait for
+        # all of them here would empty the ring, and keep everybody out meanwhile.
+        if self.open_answers + min(entry.asked.answers, max(1, capacity.seats // 2)) > capacity.seats:
             return False
         if capacity.tokens is None or self.open_tokens + entry.tokens <= capacity.tokens:
             return True

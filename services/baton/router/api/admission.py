@@ -34,9 +34,15 @@ class Ticket:
         self._reserved = reservation(tenant, job)
         self._prompt_tokens = sum(map(len, job.prompts))
         self._generated = 0
+        self._begun = False
         self._lease: Lease | None = None
         self.headers: Mapping[str, str] = {}
         """What the client is told of its limits, once the request is admitted."""
+
+    def begin(self) -> None:
+        """Something is done for it from now on: its prompt counts. What is refused or given up before it is
+        its turn has used nothing."""
+        self._begun = True
 
     def generated(self, token_ids: Sequence[int]) -> None:
         self._generated += len(token_ids)
@@ -52,7 +58,8 @@ class Ticket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lease is not None:
-            self._shared.settle(self._lease, self._prompt_tokens + self._generated)
+            used = self._prompt_tokens + self._generated if self._begun else 0
+            self._shared.settle(self._lease, used)
 
 
 def reservation(tenant: Tenant, job: Job) -> int:

@@ -62,9 +62,11 @@ class Catalogue:
         service = self._by_name.get(name)
         if service is None:
             known = ", ".join(shown(service.names[0]) for service in self.services)
+            # Where there are keys, names are for those who may ask: /v1/models tells them.
+            has = "" if self.authentication.required else f"; this server has {known}"
             raise ApiError(
                 404,
-                f"The model {shown(name)} does not exist; this server has {known}.",
+                f"The model {shown(name)} does not exist{has}.",
                 param="model",
                 code="model_not_found",
             )

@@ -59,7 +59,7 @@ class Relay(Generic[T]):
         try:
             async for item in source:
                 self.add(item)
-                if self._bytes > self._most_bytes:
+                if self._bytes - self._size(item) > self._most_bytes:  # one alone may be larger
                     raise SlowClientError(f"{self._bytes} bytes are unread")
         except SlowClientError:
             raise

@@ -191,6 +191,7 @@ class CompletionService:
         self._note(job)
         with Following(job.record):
             async with ticket or self.ticket(job) as admitted, self._turn(job) as turn:
+                admitted.begin()
                 with self._meter(job) as meter, ExitStack() as stack:
                     async with aclosing(merge(self._choices(job, stack))) as deltas:
                         async for index, delta in deltas:  # for every token: as little as may be

@@ -28,17 +28,18 @@ def resolve_urgency(
     Raises ApiError for values out of range, and, as vLLM does, for a priority where the workers do not
     schedule by priority.
     """
+    # Where nobody goes before anybody, all that a key may be kept from is kept from everybody.
+    least = client.most_urgent if client is not None and model.takes_priorities else -MOST_PRIORITY
     if priority is None:
-        priority = 0 if client is None else max(0, client.most_urgent)
+        priority = max(0, least)
     if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
         raise invalid(
             "priority",
             f"priority must be between {-MOST_PRIORITY} and {MOST_PRIORITY}, not {shown(priority)}.",
         )
-    if client is not None and priority < client.most_urgent:
+    if priority < least:
         raise invalid(
-            "priority",
-            f"priority is {priority}, but this key's requests may have {client.most_urgent} at least.",
+            "priority", f"priority is {priority}, but this key's requests may have {least} at least."
         )
     if priority and not model.takes_priorities:
         raise invalid(

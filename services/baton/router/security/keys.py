@@ -192,7 +192,10 @@ class KeyFile:
         """Follow the file, for as long as the router lives."""
         while True:
             await asyncio.sleep(RELOAD_S)
-            self.follow()
+            try:
+                await asyncio.to_thread(self.follow)  # a long file takes a while
+            except Exception:  # keys that are taken back must not stay for that
+                log.exception("%s could not be read", self._path)
 
     def follow(self) -> None:
         """Read the file again if it has changed. While it cannot be used, the keys stay what they were."""
