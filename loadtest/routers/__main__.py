@@ -110,29 +110,30 @@ def latencies_ms(tmp: Path, figures: Figures) -> list[float]:
 
 
 def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
-    """At a rate that should take ``SHARE`` of a core, as found in two runs before; the last one first without
-    a router, then with it."""
+    """At a rate that should take ``SHARE`` of a core, by what a token takes with a tenth of the streams;
+    first without a router, then with it."""
     plan = Plan(
         streams=chosen.streams, warm_up_s=4.0, seconds=chosen.seconds / 2, max_tokens=1000, stagger_s=6.0
     )
     rate = chosen.tokens_per_s
     measured = direct = None
     found: dict[str, list[float]] = {}
-    for name in ("first", "second", "measured"):
+    for name, part in (("first", 10), ("measured", 1)):
         folder = tmp / name
         folder.mkdir()
-        with fleet.workers(folder, chosen.workers, *_options(folder, chosen, rate)) as workers:
+        count, streams = max(1, chosen.workers // part), chosen.streams // part
+        with fleet.workers(folder, count, *_options(folder, streams, count, rate)) as workers:
+            asked = msgspec.structs.replace(plan, streams=streams)
             if name == "measured":
-                plan = msgspec.structs.replace(plan, seconds=chosen.seconds)
-                direct = measure(fronts.none(workers), plan)
+                asked = msgspec.structs.replace(asked, seconds=chosen.seconds)
+                direct = measure(fronts.none(workers), asked)
                 found["direct"] = latencies_ms(folder, direct.figures)
             with fronts.baton(folder, workers) as front:
-                measured = measure(front, plan)
+                measured = measure(front, asked)
             found["router"] = latencies_ms(folder, measured.figures)
         console.print(
-            f"{name}: {measured.figures.events / measured.figures.seconds:.0f} tokens/s take "
-            f"{measured.busy:.0%} of a core; until they arrive p50 {percentile(found['router'], 50):.2f} ms, "
-            f"p99 {percentile(found['router'], 99):.2f} ms"
+            f"{name}: {measured.figures.events / measured.figures.seconds:.0f} tokens/s of {streams} streams "
+            f"take {measured.busy:.0%} of a core"
         )
         rate = SHARE * measured.tokens_per_core_s
     assert measured is not None
@@ -163,12 +164,12 @@ def _per_s(measured: Measured) -> float:
     return measured.figures.events / measured.figures.seconds
 
 
-def _options(folder: Path, chosen: argparse.Namespace, rate: float) -> Sequence[str]:
+def _options(folder: Path, streams: int, workers: int, rate: float) -> Sequence[str]:
     """Workers whose steps are such that the streams get so many tokens a second, all together."""
-    step_ms = chosen.streams / rate * 1e3
+    step_ms = streams / rate * 1e3
     profile = folder / "profile.json"
     profile.write_bytes(_steps_of(step_ms))
-    each = -(-chosen.streams // chosen.workers)
+    each = -(-streams // workers)
     blocks = 2 * each * 80
     seqs = 2 * each
     return ("--profile", str(profile), "--max-num-seqs", str(seqs), "--num-blocks", str(blocks))
@@ -233,8 +234,8 @@ def main() -> int:
     )
     parser.add_argument("--part", choices=("latency", "peers"), default="latency")
     parser.add_argument("--streams", type=int, default=2000)
-    parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--tokens-per-s", type=float, default=1500.0, help="in the first run")
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--tokens-per-s", type=float, default=5000.0, help="in the first run")
     parser.add_argument("--seconds", type=float, default=30.0, help="of what is measured")
     parser.add_argument("--peers", type=Path, default=Path(".router-peers"))
     parser.add_argument("--peer-streams", type=int, default=128)
