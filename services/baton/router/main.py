@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import signal
@@ -117,6 +118,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
             ring.start()
             stack.push_async_callback(ring.close)
         grpc_address = await _serve_grpc(config, services, stack)  # ends before the rings do
+        gc.freeze()  # what is there by now is no garbage, and need not be looked at while tokens wait
         host, port = listener.getsockname()[:2]
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         announce(RouterReady(options.join_address(host, port), grpc_address))
