@@ -202,13 +202,21 @@ async def _ask(http: httpx.AsyncClient, ask: Ask, tally: Tally) -> None:
         error = event.get("error")
         if error is not None:
             tally.ended[str(error["code"])] += 1
-            if ask.timeout_s is None or error["code"] != "deadline_exceeded":
+            if not _may_end(ask, error):
                 tally.faults.append(f"{error}: {ask.body}")
             return
         for choice in event["choices"]:
             tally.tokens += len(choice.get("token_ids") or [])
             if choice["finish_reason"]:
                 tally.ended[choice["finish_reason"]] += 1
+
+
+def _may_end(ask: Ask, error: dict[str, Any]) -> bool:
+    """Its deadline may pass; and that one so short will, may be known before anything is begun."""
+    if ask.timeout_s is None:
+        return False
+    refused = error["code"] == "overloaded" and "before its deadline" in error["message"]
+    return error["code"] == "deadline_exceeded" or (refused and ask.timeout_s < 1)
 
 
 def _events(response: httpx.Response) -> list[dict[str, Any]]:
