@@ -221,7 +221,6 @@ def test_a_file_of_models(tmp_path: Path) -> None:
         ([{**ENTRY, "workers": ["a"]}], "'a' is not an address"),
         ([{**ENTRY, "tool_call_parser": "x"}], "tool_call_parser: must be one of"),
         ([ENTRY, {**ENTRY, "name": "b", "aliases": ["a"]}], "'a' names more than one model"),
-        ([ENTRY, {**ENTRY, "name": "b"}], "is a worker of more than one model"),
         ([{"name": "a", "model": "demo", "kubernetes_selector": ""}], "must not be empty"),
     ],
 )

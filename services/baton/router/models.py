@@ -40,10 +40,6 @@ def each_model(config: RouterConfig) -> list[RouterConfig]:
     twice = [name for name, count in names.items() if count > 1]
     if twice:
         raise ConfigError("models", f"{config.models}: {twice[0]!r} names more than one model")
-    workers = Counter(worker for entry in entries for worker in set(entry.workers))
-    shared = [worker for worker, count in workers.items() if count > 1]
-    if shared:
-        raise ConfigError("models", f"{config.models}: {shared[0]} is a worker of more than one model")
     return [_configured(config, entry, index) for index, entry in enumerate(entries)]
 
 
