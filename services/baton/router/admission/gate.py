@@ -14,6 +14,10 @@ from baton.router.admission.queue import Asked, Bounds, Entry, FairQueue, Refuse
 from baton.router.types import deadline_exceeded
 from baton.telemetry.admission import AdmissionMetrics, AdmissionView
 
+GIVEN_UP = 3.0
+"""Times the longest wait, after which a request that was to come in time is refused after all: the others
+were refused at once by an estimate, and to turn away whoever waits for a little longer than that said wastes
+the wait."""
 LOOK_S = 0.1
 """How often it is seen whether there is more room now, beside whenever a request has ended."""
 
@@ -78,7 +82,7 @@ class Gate:
 
     async def _wait(self, entry: Entry) -> None:
         turn = self._turns[entry] = asyncio.get_running_loop().create_future()
-        until = entry.since + self._bounds.longest_wait_s
+        until = entry.since + GIVEN_UP * self._bounds.longest_wait_s
         if entry.asked.deadline is not None:
             until = min(until, entry.asked.deadline)
         try:
