@@ -482,3 +482,32 @@ async def test_a_request_that_everybody_refuses_is_given_up_on_in_time() -> None
                 await asked
         assert (error.value.status, error.value.code) == (503, "worker_error")
         assert 2 < attempt < 60
+
+
+async def test_an_answer_that_gets_on_between_deaths_is_not_given_up_on() -> None:
+    """However many workers die, as long as tokens come; without any it is given up on after max_attempts."""
+    policy = replace(AT_ONCE, max_attempts=3)
+    async with pretended("both", "both", policy=policy) as (ring, workers):
+        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+            told: list[int] = []
+            for attempt in range(8):
+                asked = asyncio.create_task(anext(chunks))
+                await until(lambda attempt=attempt: any(("r", attempt) in w.jobs for w in workers))  # type: ignore[misc]
+                [worker] = [w for w in workers if ("r", attempt) in w.jobs]
+                worker.say("r", attempt, len(told), token_after([1], 0, told))
+                await hear(ring, worker)
+                told += (await asked).token_ids
+                worker.end()
+                ring.on_lost(worker)  # type: ignore[arg-type]
+                worker.start()
+            assert len(told) == 8
+            asked = asyncio.create_task(anext(chunks))
+            for attempt in range(8, 10):
+                await until(lambda attempt=attempt: any(("r", attempt) in w.jobs for w in workers))  # type: ignore[misc]
+                [worker] = [w for w in workers if ("r", attempt) in w.jobs]
+                worker.end()
+                ring.on_lost(worker)  # type: ignore[arg-type]
+                worker.start()
+            with pytest.raises(RingError) as error:
+                await asked
+            assert error.value.code == "worker_lost"

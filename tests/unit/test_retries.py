@@ -53,7 +53,7 @@ def test_later_ones_wait_for_a_random_part_of_a_time_that_doubles() -> None:
 
 def test_attempts_are_bounded() -> None:
     tries, _ = retries(replace(POLICY, max_attempts=3))
-    assert [tries.exhausted(Trail(failures=n)) for n in range(5)] == [False, False, False, True, True]
+    assert [tries.exhausted(Trail(in_vain=n)) for n in range(5)] == [False, False, False, True, True]
 
 
 def test_an_outage_is_no_storm() -> None:

@@ -80,7 +80,7 @@ class RouterConfig:
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = MAX_ANSWERS
     max_stop_strings: int = 16
-    max_attempts: int = 5  # of a request, that may fail before it is given up on
+    max_attempts: int = 5  # of a request, that may fail in a row before it is given up on
     queue_timeout: float = 10.0  # seconds that a request waits for a worker
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"

@@ -24,7 +24,8 @@ class RetryPolicy:
     """Times are in seconds."""
 
     max_attempts: int = 5
-    """Of one request, that may fail once they were begun; it is given up on with the last of them."""
+    """Of one request, that may fail once they were begun without a token in between; it is given up on with
+    the last of them."""
     queue_timeout: float = 10.0
     """The longest that an attempt waits to begin: for a worker, or for the budget; and the longest that a
     request is refused, by whichever workers, before it is given up on."""
@@ -85,8 +86,8 @@ class Retries:
         self._budget.request_came()
 
     def exhausted(self, trail: Trail) -> bool:
-        """Whether a request has failed as often as it may."""
-        return trail.failures >= self.policy.max_attempts
+        """Whether a request has failed as often as it may without getting on."""
+        return trail.in_vain >= self.policy.max_attempts
 
     def pause_after(self, failures: int, *, settle: bool = False) -> float | None:
         """Seconds until a request that has just failed for so many times is tried again; None: the budget

@@ -403,6 +403,7 @@ class WorkerRing:
             pause = self._retries.pause_after(group.refusals)
         else:
             group.trail.failures += 1
+            group.trail.in_vain += 1
             over = self._retries.exhausted(group.trail)
             pause = self._retries.pause_after(group.trail.failures, settle=True)
         if over:
@@ -633,7 +634,7 @@ class WorkerRing:
         if group.interrupted_at is not None:
             self._metrics.pause.observe(time.monotonic() - group.interrupted_at)
             group.interrupted_at = group.error = group.left = None
-            group.refusals = 0
+            group.refusals = group.trail.in_vain = 0
         if group.trail.deaths and (group.trail.got_to(group.delivered) or not group.going):
             self._stop_search(group)
 
