@@ -24,7 +24,7 @@ class RetryPolicy:
     """Times are in seconds."""
 
     max_attempts: int = 5
-    """Of one request, that may fail once they were begun without a token in between; it is given up on with
+    """Of one request, that may fail once they were begun without a token from decode in between; it is given up on with
     the last of them."""
     queue_timeout: float = 10.0
     """The longest that an attempt waits to begin: for a worker, or for the budget; and the longest that a

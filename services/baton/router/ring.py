@@ -621,7 +621,7 @@ class WorkerRing:
             return
         answer.arrived.put(accepted)
         if not isinstance(accepted, RingError):
-            self._got_on(group)
+            self._got_on(group, worker)
             return
         knows = worker if _failed(delta) else None  # not of a gap, which is found here
         if group.parted:
@@ -629,12 +629,14 @@ class WorkerRing:
         else:
             self._end(group, accepted, but=knows)
 
-    def _got_on(self, group: Group) -> None:
-        """Tokens have come."""
+    def _got_on(self, group: Group, worker: WorkerClient) -> None:
+        """Tokens have come. Prefill's first one alone is no way to get on: each attempt has that."""
         if group.interrupted_at is not None:
             self._metrics.pause.observe(time.monotonic() - group.interrupted_at)
             group.interrupted_at = group.error = group.left = None
-            group.refusals = group.trail.in_vain = 0
+            group.refusals = 0
+        if worker is group.decode:
+            group.trail.in_vain = 0
         if group.trail.deaths and (group.trail.got_to(group.delivered) or not group.going):
             self._stop_search(group)
 

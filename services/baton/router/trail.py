@@ -41,8 +41,8 @@ class Trail:
     failures: int = 0
     """Attempts that failed, but for those that were refused and those whose worker drains."""
     in_vain: int = 0
-    """Those of them since tokens have come: where workers die all the time, an answer that gets on in between
-    is not given up on."""
+    """Those of them since tokens have come from decode: where workers die all the time, an answer that gets on
+    in between is not given up on."""
     deaths: int = 0
     """Of workers that it was on, since it last got on."""
     to_pass: int = 0
