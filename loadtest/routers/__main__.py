@@ -1,14 +1,15 @@
 """A router on one core before simulated workers: what a token and a request cost it, and how late tokens get.
 
-    python -m loadtest.routers                              # latency of 2,000 streams at 60 % of a core
-    scripts/router-peers .router-peers                      # installs the peers, once
+    python -m loadtest.routers                   # latency of 2,000 streams at 60 % of a core
+    scripts/router-peers .router-peers           # installs the peers, once
     python -m loadtest.routers --part peers --peers .router-peers
 
-The workers (`baton worker-sim`), the client and nothing else are on the other core. A token's way is from
-when its worker had it until the client read it; what the router adds is the difference to the same load on
-the workers' own plain API, quantile by quantile. The peers are before the same workers, whose plain API they
-pass on; all are asked in turns, and the figures are medians over the rounds. A core's capacity is what was
-done over the share of its time that the router used.
+The workers, the client and nothing else are on the other core. A token's way is from when its worker had it
+until the client read it; what the router adds is the difference to the same load on the workers' own plain
+API, quantile by quantile. Its workers only talk (`loadtest.routers.flock`), or they and the client would need
+more than their core. The peers and Baton are before the same simulated workers (`baton worker-sim`), whose
+plain API the peers pass on; all are asked in turns, and the figures are medians over the rounds. A core's
+capacity is what was done over the share of its time that the router used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,13 +122,13 @@ def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool
         folder = tmp / name
         folder.mkdir()
         count, streams = max(1, chosen.workers // part), chosen.streams // part
-        with fleet.workers(folder, count, *_options(folder, streams, count, rate)) as workers:
+        with fleet.flock(folder, count, streams / rate * 1e3) as flock:
             asked = msgspec.structs.replace(plan, streams=streams)
             if name == "measured":
                 asked = msgspec.structs.replace(asked, seconds=chosen.seconds)
-                direct = measure(fronts.none(workers), asked)
+                direct = measure(fronts.none(flock), asked)
                 found["direct"] = latencies_ms(folder, direct.figures)
-            with fronts.baton(folder, workers) as front:
+            with fronts.baton_before(folder, flock) as front:
                 measured = measure(front, asked)
             found["router"] = latencies_ms(folder, measured.figures)
         console.print(
@@ -162,17 +162,6 @@ def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool
 
 def _per_s(measured: Measured) -> float:
     return measured.figures.events / measured.figures.seconds
-
-
-def _options(folder: Path, streams: int, workers: int, rate: float) -> Sequence[str]:
-    """Workers whose steps are such that the streams get so many tokens a second, all together."""
-    step_ms = streams / rate * 1e3
-    profile = folder / "profile.json"
-    profile.write_bytes(_steps_of(step_ms))
-    each = -(-streams // workers)
-    blocks = 2 * each * 80
-    seqs = 2 * each
-    return ("--profile", str(profile), "--max-num-seqs", str(seqs), "--num-blocks", str(blocks))
 
 
 def _steps_of(ms: float) -> bytes:
@@ -234,7 +223,7 @@ def main() -> int:
     )
     parser.add_argument("--part", choices=("latency", "peers"), default="latency")
     parser.add_argument("--streams", type=int, default=2000)
-    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--tokens-per-s", type=float, default=5000.0, help="in the first run")
     parser.add_argument("--seconds", type=float, default=30.0, help="of what is measured")
     parser.add_argument("--peers", type=Path, default=Path(".router-peers"))

@@ -1,12 +1,15 @@
-"""Simulated workers and a router, each kept to its core, and what they used of it."""
+"""Simulated workers, kept to their core, and what processes used of theirs."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -38,6 +41,37 @@ def workers(tmp: Path, count: int, *options: str) -> Iterator[list[Service]]:
     ]
     with on_core(OTHERS_CORE), running(fleet):
         yield fleet
+
+
+@dataclass(frozen=True)
+class Flock:
+    """Workers of one process that only talk."""
+
+    addresses: tuple[str, ...]
+    urls: tuple[str, ...]
+    """Of their plain API."""
+
+
+@contextmanager
+def flock(tmp: Path, count: int, step_ms: float) -> Iterator[Flock]:
+    """``loadtest.routers.flock`` on the others' core, with its record."""
+    argv = [sys.executable, "-m", "loadtest.routers.flock", "--workers", str(count)]
+    argv += ["--step-ms", str(step_ms), "--record", str(tmp / "record-0")]
+    with on_core(OTHERS_CORE):
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found: list[list[str]] = []
+        for line in process.stdout:
+            if line.startswith("READY"):
+                break
+            found.append(line.split()[1:])
+        if len(found) != count:
+            raise RuntimeError(f"the flock ended with {process.wait(5)}")
+        yield Flock(tuple(one for one, _ in found), tuple(f"http://{plain}" for _, plain in found))
+    finally:
+        process.kill()
+        process.wait()
 
 
 def plain_urls(fleet: Sequence[Service]) -> list[str]:

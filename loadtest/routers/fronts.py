@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton import ready
-from loadtest.routers.fleet import ROUTER_CORE, free_port, on_core, plain_urls
-from tests.support.ring import Service, running_routers
+from loadtest.routers.fleet import ROUTER_CORE, Flock, free_port, on_core, plain_urls
+from tests.support.ring import Service, running_routers, scrape
 
 START_S = 120.0
 
@@ -40,9 +40,35 @@ def baton(tmp: Path, fleet: Sequence[Service], *options: str) -> Iterator[Front]
         yield Front("Baton", (f"http://{router.ready.http}",), (router.process.pid,))
 
 
-def none(fleet: Sequence[Service]) -> Front:
+@contextmanager
+def baton_before(tmp: Path, flock: Flock) -> Iterator[Front]:
+    flags = [flag for address in flock.addresses for flag in ("--worker", address)]
+    argv = ("router", "--model", "demo", "--port", "0", "--grpc-port", "0", *flags)
+    router = Service("baton", argv, tmp / "baton.log")
+    with on_core(ROUTER_CORE):
+        router.start()
+    try:
+        router.wait_ready()
+        assert isinstance(router.ready, ready.RouterReady)
+        url = f"http://{router.ready.http}"
+        deadline = time.monotonic() + START_S
+        while _workers_ready(url) < len(flock.addresses):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the router does not find all workers")
+            time.sleep(0.2)
+        yield Front("Baton", (url,), (router.process.pid,))
+    finally:
+        router.stop()
+
+
+def _workers_ready(url: str) -> float:
+    page = scrape(f"{url}/metrics")
+    return sum(value for name, value in page.items() if name.startswith("baton_worker_ready"))
+
+
+def none(flock: Flock) -> Front:
     """No router: the client is dealt out to the workers themselves."""
-    return Front("no router", tuple(plain_urls(fleet)), ())
+    return Front("no router", flock.urls, ())
 
 
 @contextmanager
