@@ -15,7 +15,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_BLOCKS = 5000
 """Traces of workers that are gone to be cleared at each tick: under 2 ms."""
-FIRST = Speeds()
 CHANGE = 0.1
 """Of what is usual, for all to be worked out anew."""
 WEIGHT = 0.1

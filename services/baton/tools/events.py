@@ -78,10 +78,6 @@ class MessageBuilder:
         self._names: dict[int, str] = {}
         self._arguments: dict[int, list[str]] = {}
 
-    @property
-    def has_calls(self) -> bool:
-        return bool(self._names)
-
     def add(self, events: Iterable[Event]) -> None:
         """What has been found next."""
         for event in events:
