@@ -224,7 +224,7 @@ async def test_with_nobody_else_a_worker_that_drains_ends_what_it_has() -> None:
 async def test_moves_are_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written on meanwhile."""
     monkeypatch.setattr("baton.router.ring.MOVES_AT_ONCE", 1)
-    kind = Kind(replace(PLAIN, max_tokens=60))
+    kind = Kind(replace(PLAIN, max_tokens=150))
     [_, *decodes] = workers = workers_of("prefill", "decode", "decode")
     async with local_ring(workers) as ring:
         clients = [client(kind) for _ in range(4)]
@@ -243,7 +243,7 @@ async def test_moves_are_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
         assert most == 1
         assert await drained
     for asked in clients:
-        assert len(asked.answers[0].token_ids) == 60
+        assert len(asked.answers[0].token_ids) == 150
 
 
 @asynccontextmanager
@@ -485,7 +485,8 @@ async def test_a_request_that_everybody_refuses_is_given_up_on_in_time() -> None
 
 
 async def test_an_answer_that_gets_on_between_deaths_is_not_given_up_on() -> None:
-    """However many workers die, as long as tokens come; without any it is given up on after max_attempts."""
+    """However many workers die, as long as tokens come, or have it in line only; when nothing comes of what
+    was begun it is given up on after max_attempts."""
     policy = replace(AT_ONCE, max_attempts=3)
     async with pretended("both", "both", policy=policy) as (ring, workers):
         with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
@@ -502,12 +503,17 @@ async def test_an_answer_that_gets_on_between_deaths_is_not_given_up_on() -> Non
                 worker.start()
             assert len(told) == 8
             asked = asyncio.create_task(anext(chunks))
-            for attempt in range(8, 10):
+            for attempt in range(8, 15):
                 await until(lambda attempt=attempt: any(("r", attempt) in w.jobs for w in workers))  # type: ignore[misc]
                 [worker] = [w for w in workers if ("r", attempt) in w.jobs]
-                worker.end()
-                ring.on_lost(worker)  # type: ignore[arg-type]
-                worker.start()
+                if attempt < 12:  # it only stands in line
+                    worker.end()
+                    ring.on_lost(worker)  # type: ignore[arg-type]
+                    worker.start()
+                else:
+                    worker.begin("r", attempt)
+                    worker.fail("r", attempt)
+                    await hear(ring, worker)
             with pytest.raises(RingError) as error:
                 await asked
-            assert error.value.code == "worker_lost"
+            assert error.value.code == "worker_error"

@@ -43,6 +43,8 @@ class Group:
     """That which is under way, or is sought workers for."""
     computing: set[WorkerClient] = field(default_factory=set)
     """Those workers of the attempt that have begun to compute it."""
+    was_computed: bool = False
+    """Somebody had begun to compute the attempt before this one."""
     revision: str = ""
     """Of the model that computes it."""
     search: asyncio.Task[None] | None = None

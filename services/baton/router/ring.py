@@ -370,9 +370,11 @@ class WorkerRing:
         parts = [group] if group.going else []
         if group.parted and len(group.answers) > 1:
             parts = [self._part_of(group, answer) for answer in group.going]
+        computed = bool(group.computing)
         for part in parts:
             part.attempt += 1
             part.prefill = part.decode = None
+            part.was_computed = computed
             part.computing.clear()
             part.parted = False
             for answer in part.answers:
@@ -402,8 +404,7 @@ class WorkerRing:
             over = since is not None and time.monotonic() - since >= self._retries.policy.queue_timeout
             pause = self._retries.pause_after(group.refusals)
         else:
-            group.trail.failures += 1
-            group.trail.in_vain += 1
+            group.trail.failed(computed=group.was_computed)
             over = self._retries.exhausted(group.trail)
             pause = self._retries.pause_after(group.trail.failures, settle=True)
         if over:
@@ -636,7 +637,7 @@ class WorkerRing:
             group.interrupted_at = group.error = group.left = None
             group.refusals = 0
         if worker is group.decode:
-            group.trail.in_vain = 0
+            group.trail.in_vain = group.trail.unbegun = 0
         if group.trail.deaths and (group.trail.got_to(group.delivered) or not group.going):
             self._stop_search(group)
 

@@ -41,14 +41,24 @@ class Trail:
     failures: int = 0
     """Attempts that failed, but for those that were refused and those whose worker drains."""
     in_vain: int = 0
-    """Those of them since tokens have come from decode: where workers die all the time, an answer that gets on
-    in between is not given up on."""
+    """Those of them that were begun, since tokens have come from decode: where workers die all the time, an
+    answer that gets on in between is not given up on."""
+    unbegun: int = 0
+    """Those of which nothing was begun, since then: it only stood in line where a worker died."""
     deaths: int = 0
     """Of workers that it was on, since it last got on."""
     to_pass: int = 0
     """Tokens with which it has got on."""
     watched: bool = False
     """It runs while no other suspect does."""
+
+    def failed(self, *, computed: bool) -> None:
+        """An attempt has; ``computed``: somebody had begun to."""
+        self.failures += 1
+        if computed:
+            self.in_vain += 1
+        else:
+            self.unbegun += 1
 
     def fork(self) -> Trail:
         """For an answer that goes its own way from here."""
