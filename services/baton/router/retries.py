@@ -24,8 +24,8 @@ class RetryPolicy:
     """Times are in seconds."""
 
     max_attempts: int = 5
-    """Of one request, that may fail once they were begun without a token from decode in between; it is given up on with
-    the last of them."""
+    """Of one request, that may fail once they were begun without a token from decode in between; it is given
+    up on with the last of them."""
     max_unbegun: int = 20
     """Likewise, that may fail before they were begun: a request that stood in line where workers died is not
     why, but one that kills them as they read it must not go round for ever."""
