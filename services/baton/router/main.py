@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import signal
@@ -33,6 +32,7 @@ from baton.router.api.settings import ApiSettings
 from baton.router.audit import AuditLog
 from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
+from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
 from baton.router.models import each_model
 from baton.router.retries import Retries, RetryPolicy
@@ -118,7 +118,8 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
             ring.start()
             stack.push_async_callback(ring.close)
         grpc_address = await _serve_grpc(config, services, stack)  # ends before the rings do
-        gc.freeze()  # what is there by now is no garbage, and need not be looked at while tokens wait
+        garbage = asyncio.create_task(collect(lambda: all(ring.idle for ring in rings)), name="garbage")
+        stack.callback(garbage.cancel)
         host, port = listener.getsockname()[:2]
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         announce(RouterReady(options.join_address(host, port), grpc_address))

@@ -179,6 +179,11 @@ class WorkerRing:
         return self._can_decode and not self.stale
 
     @property
+    def idle(self) -> bool:
+        """No request is under way."""
+        return not self._answers
+
+    @property
     def _can_decode(self) -> bool:
         return any(worker.usable and worker.role != "prefill" for worker in self.workers)
 
@@ -242,8 +247,11 @@ class WorkerRing:
         try:
             yield [self._chunks(answer) for answer in group.answers]
         finally:
-            for answer in group.answers:
+            answers = tuple(group.answers)
+            for answer in answers:
                 self._close(answer)
+            for answer in answers:
+                answer.group.answers.clear()  # a cycle: it would stay until somebody looks for cycles
 
     async def _chunks(self, answer: Answer) -> AsyncGenerator[TokenChunk]:
         if not answer.group.begun:

@@ -41,7 +41,9 @@ class ClientWatch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watcher.cancel()
+        watcher = self._watcher
+        del self._watcher  # it refers to us: a cycle for every request
+        watcher.cancel()
         # The cancellation is ours only if nobody else asked for one meanwhile (a server that shuts down).
         if self._gone and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise ClientGoneError from None
