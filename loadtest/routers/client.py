@@ -54,7 +54,8 @@ class Figures(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     statuses: dict[str, int] = {}
     arrivals: dict[str, list[int]] = {}
-    """By the id of the answer: when its tokens came, in nanoseconds on the system's monotonic clock."""
+    """By the id of the answer: when its tokens came while it was measured, in nanoseconds on the system's
+    monotonic clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +108,7 @@ class Stream(asyncio.Protocol):
         if self.kept is not None:
             if not self.answer_id and (found := _ID.search(data)):
                 self.answer_id = found[1].decode()
-            self.kept += [now] * events
+            self.kept += [now] * (events if self.load.measuring else 0)
         self.load.events(events)
         self.tail = (self.tail + data)[-24:]
         if b"[DONE]" in self.tail and self.tail.endswith(b"0\r\n\r\n"):
