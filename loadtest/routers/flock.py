@@ -194,9 +194,8 @@ async def serve(workers: list[Worker], step_s: float) -> None:
         at = began + turn * step_s / len(workers)
         await asyncio.sleep(max(0.0, at - loop.time()))
         workers[turn % len(workers)].step()
+        workers[0].record.flush()
         turn += 1
-        if turn % (8 * len(workers)) == 0:
-            workers[0].record.flush()
 
 
 def main() -> None:
