@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
@@ -300,7 +301,7 @@ class WorkerClient:
 
     async def _read_until_silent(self, stream: Stream) -> None:
         """Read in a task of its own, so that silence ends the reading and not ourselves."""
-        self._pulse = Pulse(self._tempo)
+        self._pulse = Pulse(self._tempo, random.random())
         self._reading = asyncio.create_task(self._read(stream), name=f"read {self.address}")
         try:
             await asyncio.wait((self._reading,))

@@ -114,7 +114,8 @@ class Gate:
         """An open request is over."""
         self._queue.end(entry, outputs, completed, time.monotonic())
         self._metrics.admitted_tokens.labels(entry.asked.tenant).inc(entry.asked.prompt_tokens + outputs)
-        self._admit()
+        if self._queue.waiting:
+            self._admit()
 
     def _admit(self) -> None:
         self._known = self._capacity() or self._known
