@@ -131,8 +131,8 @@ def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool
                 measured = measure(front, asked)
             found["router"] = latencies_ms(folder, measured.figures)
         console.print(
-            f"{name}: {measured.figures.events / measured.figures.seconds:.0f} tokens/s of {chosen.streams} streams "
-            f"take {measured.busy:.0%} of a core"
+            f"{name}: {_per_s(measured):.0f} tokens/s of {chosen.streams} streams take {measured.busy:.0%} of "
+            "a core"
         )
         rate = SHARE * measured.tokens_per_core_s
     assert measured is not None
@@ -223,7 +223,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("latency", "peers"), default="latency")
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=256)
-    parser.add_argument("--tokens-per-s", type=float, default=5000.0, help="in the first run")
+    parser.add_argument("--tokens-per-s", type=float, default=7500.0, help="in the first run")
     parser.add_argument("--seconds", type=float, default=30.0, help="of what is measured")
     parser.add_argument("--peers", type=Path, default=Path(".router-peers"))
     parser.add_argument("--peer-streams", type=int, default=128)
