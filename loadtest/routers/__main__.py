@@ -131,8 +131,8 @@ def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool
                 measured = measure(front, asked)
             found["router"] = latencies_ms(folder, measured.figures)
         console.print(
-            f"{name}: {_per_s(measured):.0f} tokens/s of {chosen.streams} streams take {measured.busy:.0%} of "
-            "a core"
+            f"{name}: {_per_s(measured):.0f} tokens/s of {chosen.streams} streams take {measured.busy:.0%} "
+            "of a core"
         )
         rate = SHARE * measured.tokens_per_core_s
     assert measured is not None

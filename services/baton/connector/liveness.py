@@ -37,8 +37,8 @@ class Pulse:
     """One peer's heartbeat, ours and its own."""
 
     def __init__(self, tempo: Tempo = TEMPO, phase: float = 0.0) -> None:
-        """``phase``: the part of the time between two heartbeats that is over at first. Whoever meets hundreds
-        of peers at once speaks to some of them at a time."""
+        """``phase``: the part of the time between two heartbeats that is over at first. Whoever meets
+        hundreds of peers at once speaks to some of them at a time."""
         self._tempo = tempo
         self._silence = 0.0
         self._since_sent = phase * tempo.heartbeat_s
