@@ -31,7 +31,7 @@ from baton.router.placer import Placer
 from baton.router.workers import Watcher, WorkerClient
 from baton.v1 import worker_pb2 as pb
 from loadtest.placement import traces
-from loadtest.placement.fleet import LeastLoaded, Outcome, Policy, Shipped, simulate
+from loadtest.placement.fleet import LeastLoaded, Outcome, Policy, Shipped, Sticky, simulate
 from loadtest.placement.profile import Profile
 from loadtest.placement.traces import Conversation, lognormal
 
@@ -122,6 +122,8 @@ def sharing(seconds: float, console: Console, checks: Checks) -> None:
     for name, trace, shares in cases:
         least = run(trace, LeastLoaded())
         table.add_row(name, "least-loaded", *least.cells())
+        if name == "multi-turn":
+            table.add_row("", "session affinity", *run(trace, Sticky()).cells())
         for kind in ("always", "conditional"):
             ours = run(trace, Shipped(PlacementOptions(kind)))
             table.add_row("", f"ours, {kind}", *ours.cells())

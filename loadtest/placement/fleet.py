@@ -62,6 +62,20 @@ class LeastLoaded:
         return Choice(decode.address, prefill.address), len(prompt)
 
 
+class Sticky(LeastLoaded):
+    """Session affinity: a conversation goes back to the workers of its first turn, whatever they have to do.
+    Its name is how it begins."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[tuple[int, ...], Choice] = {}
+
+    def choice(self, prompt: Sequence[int], reports: Sequence[WorkerReport]) -> tuple[Choice, int]:
+        session = tuple(prompt[:16])
+        if session not in self._sessions:
+            self._sessions[session], _ = super().choice(prompt, reports)
+        return self._sessions[session], len(prompt)
+
+
 @dataclass(slots=True)
 class _Known:
     """What the router knows of one worker."""

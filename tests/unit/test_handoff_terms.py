@@ -197,12 +197,14 @@ def test_a_timeline_keeps_the_first_of_what_is_repeated_and_the_last_of_what_com
         (Stage.GRANTED, 3.0),
         (Stage.ARRIVED, 4.0),
         (Stage.ARRIVED, 5.0),
+        (Stage.GRANTED, 6.0),
     ):
         timeline.reach(stage, now)
     assert timeline.between(Stage.GRANTED, Stage.ARRIVED) == 3.0
     assert timeline.between(Stage.ARRIVED, Stage.GRANTED) == 0.0
     assert timeline.between(Stage.ASKED, Stage.COMMITTED) is None
-    assert timeline.moved_at == 5.0
+    assert timeline.moved_at == 5.0  # what was said again moves nothing
+    assert timeline.last is Stage.ARRIVED
     assert '"arrived": 5.0' in timeline.line(Name("r", 1))
 
 

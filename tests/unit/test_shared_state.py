@@ -205,14 +205,6 @@ async def test_a_flushed_redis_is_told_again(routers: list[Router], redis_server
 
 
 @needs_redis
-async def test_sessions_are_known_to_all_routers(routers: list[Router]) -> None:
-    first, second = routers
-    assert await second.state.workers_of("s") is None
-    await first.state.remember("s", "decode:1")
-    assert await second.state.workers_of("s") == "decode:1"
-
-
-@needs_redis
 async def test_a_password_comes_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,8 +232,6 @@ async def test_without_a_url_one_process_counts_alone() -> None:
     tenant = Tenant("t", Limits(requests_per_minute=7))
     assert sum(await ask(router, tenant, 0.1)) == 7
     assert not router.up
-    await router.state.remember("s", "w")
-    assert await router.state.workers_of("s") == "w"
     await router.state.close()
 
 

@@ -55,15 +55,12 @@ class Timeline:
         self.connector = connector
         self._at = {Stage.ASKED: now}
         self.moved_at = now
-        """When anything happened last."""
+        """When anything happened last that was not said before."""
 
     def reach(self, stage: Stage, now: float) -> None:
         """The last time counts for what comes piecemeal (sends, receives), the first for what is repeated."""
-        self.moved_at = now
-        if stage in (Stage.POSTED, Stage.SENT, Stage.ARRIVED):
-            self._at[stage] = now
-        else:
-            self._at.setdefault(stage, now)
+        if stage in (Stage.POSTED, Stage.SENT, Stage.ARRIVED) or stage not in self._at:
+            self._at[stage] = self.moved_at = now
 
     def reached(self, stage: Stage) -> float | None:
         return self._at.get(stage)
@@ -73,6 +70,11 @@ class Timeline:
         if start not in self._at or end not in self._at:
             return None
         return max(0.0, self._at[end] - self._at[start])
+
+    @property
+    def last(self) -> Stage:
+        """The stage that it is in."""
+        return next(reversed(self._at))
 
     def line(self, name: Name) -> str:
         """All of it as JSON, for a log."""

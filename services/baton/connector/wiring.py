@@ -27,7 +27,7 @@ class Wiring:
     metrics: HandoffMetrics
     verify: bool = False
     """Have the checksum of every transfer compared (rule 10)."""
-    patience_s: float = 120.0
+    patience_s: float = 60.0
     """How long decode waits for a sign of life of one handoff on a healthy link."""
     dialer: Dialer = field(default_factory=Dialer)
     """How prefill calls decode."""

@@ -163,10 +163,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
         """A handoff of which nothing has come for too long, though its link is healthy: prefill may have
         forgotten it. Waiting for room is decode's own affair and does not count."""
         patience = self._wiring.patience_s
-        reason = f"nothing has come from prefill for {patience:g} s"
         for name, timeline in list(self._timelines.items()):
             waits = timeline.reached(Stage.CREDITED) is not None
             if waits and now - timeline.moved_at >= patience:
+                last = timeline.last.value
+                reason = f"nothing has come from prefill for {patience:g} s; the handoff is {last}"
                 self._do(partial(self._machine.stalled, name, reason))
 
     def room_changed(self) -> None:

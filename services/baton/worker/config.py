@@ -47,7 +47,7 @@ class WorkerConfig:
     metrics_port: int = 0
     connector: str = "auto"
     verify_handoff: bool = False
-    handoff_patience: float = 120.0  # seconds
+    handoff_patience: float = 60.0  # seconds
     data_port: int = 0  # of the best connector; the others use the ports that follow
     block_size: int = 16
     num_blocks: int | None = None

@@ -152,13 +152,6 @@ class RedisStore:
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return Beat(now, memory.decode(), {name.decode(): word for name, word in pairs})
 
-    async def get_session(self, session: str) -> str | None:
-        found = await self._bounded(self._client.get(self._session_key(session)))
-        return None if found is None else cast(bytes, found).decode()
-
-    async def set_session(self, session: str, workers: str, life_ms: int) -> None:
-        await self._bounded(self._client.set(self._session_key(session), workers, px=life_ms))
-
     async def close(self) -> None:
         await self._client.aclose()
 
@@ -166,9 +159,6 @@ class RedisStore:
         # The braces keep a tenant's keys on one node of a cluster.
         names = ("requests", "tokens", "leases", "days")
         return [f"{{{self._prefix}:tenant:{tenant}}}:{name}" for name in names]
-
-    def _session_key(self, session: str) -> str:
-        return f"{self._prefix}:session:{session}"
 
     async def _call(self, script: object, keys: list[str], args: list[object]) -> object:
         return await self._bounded(script(keys=keys, args=args))  # type: ignore[operator]

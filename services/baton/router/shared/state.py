@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
@@ -32,8 +32,6 @@ RENEW_S = LEASE_MS / 3000
 CLOSE_S = 1.0
 MOST_PENDING = 100_000
 """Amounts and leases that wait to be told; the oldest are not told then."""
-SESSION_MS = 600_000
-MOST_SESSIONS = 10_000
 
 Reservations: TypeAlias = Mapping[str, tuple[int, int]]
 """Worker → sequences and prompt tokens that were given to it, and that it has not reported yet."""
@@ -99,7 +97,6 @@ class SharedState:
         """From this process's clock to Redis's."""
         self._accounts: dict[str, Account] = {}
         self._pending: dict[str, _Pending] = {}
-        self._sessions: dict[str, str] = {}
         self._memory: str | None = None
         """Redis's, when it was asked last."""
         self._number = 0
@@ -207,34 +204,6 @@ class SharedState:
         pending.add("requests", bucket, requests)
         pending.add("tokens", bucket, tokens)
         pending.add("quota", day_of(bucket), tokens)
-
-    # --- sessions
-
-    async def workers_of(self, session: str) -> str | None:
-        """Who answered this session last, if anybody remembers."""
-        if session in self._sessions or self._store is None:
-            return self._sessions.get(session)
-        return await self._guarded("session", self._store.get_session(session))
-
-    async def remember(self, session: str, workers: str) -> None:
-        self._sessions.pop(session, None)
-        self._sessions[session] = workers
-        if len(self._sessions) > MOST_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
-        if self._store is not None:
-            await self._guarded("session", self._store.set_session(session, workers, SESSION_MS))
-
-    async def _guarded(self, call: str, waiting: Coroutine[object, object, T]) -> T | None:
-        if self._breaker.open:
-            waiting.close()
-            return None
-        try:
-            found = await waiting
-        except StoreError as error:
-            self._failed(call, error)
-            return None
-        self._metrics.calls.labels(call, "ok").inc()
-        return found
 
     # --- the two loops
 

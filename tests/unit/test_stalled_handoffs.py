@@ -1,0 +1,40 @@
+"""A handoff of which nothing comes any more, on a link that is healthy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baton.connector.messages import REPEAT_S, Name
+from baton.prefill.role import PrefillRole
+from baton.sampling_params import SamplingParams
+from tests.support.fake_engine import run_alone
+from tests.support.local_worker import LocalWorker, answer, local_ring, until
+
+PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
+LENGTH = 6
+
+
+@pytest.mark.parametrize("forgotten", ["_compute", "_send_blocks"])
+async def test_it_is_given_up_and_done_again(forgotten: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though decode says its last word again and again meanwhile: that is nothing that has come."""
+    done = getattr(PrefillRole, forgotten)
+    names: list[Name] = []
+
+    def forget(role: PrefillRole, about: object) -> None:
+        [name] = role._requests
+        if name.attempt:
+            done(role, about)
+        else:
+            names.append(name)
+
+    monkeypatch.setattr(PrefillRole, forgotten, forget)
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        decode.decode._wiring = replace(decode.decode._wiring, patience_s=1.5 * REPEAT_S)
+        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        assert await answer(ring, "r", PROMPT, LENGTH) == run_alone(PROMPT, params)
+        assert set(names) == {Name("r", 0)}
+        if forgotten == "_compute":  # pages that a send should have left are not given up by anybody's word
+            await until(lambda: not (prefill.held or decode.held))
