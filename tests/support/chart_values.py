@@ -75,6 +75,7 @@ VALUE_SETS: dict[str, Values] = {
         "apiKeys": {"inline": {"keys": [{"name": "a", "hash": "sha256:" + "1" * 64, "tenant": "acme"}]}}
     },
     "bundled Redis": {"redis": {"mode": "bundled"}, "router": {"replicas": 3}},
+    "bundled Redis with a password": {"redis": {"mode": "bundled", "existingSecret": "redis"}},
     "external Redis": {"redis": {"mode": "external", "url": "rediss://redis.data:6380/1"}},
     "external Redis with a password": {
         "redis": {"mode": "external", "url": "redis://redis/0", "existingSecret": "redis", "key": "secret"}
@@ -301,7 +302,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "static without workers": ({"router": {"discovery": "static"}}, "router.workers: name at least one"),
     "one port for both": ({"router": {"ports": {"http": 8001}}}, "router.ports.grpc: 8001 is already"),
     "external without a URL": ({"redis": {"mode": "external"}}, "redis.url: needed with redis.mode=external"),
-    "a URL that nobody uses": ({"redis": {"url": "redis://r"}}, "are for redis.mode=external, not none"),
+    "a URL that nobody uses": ({"redis": {"url": "redis://r"}}, "redis.url: is for redis.mode=external, not none"),
     "a download of the demo": ({"model": {"download": {"enabled": True}}}, "must be a hub id, not demo"),
     "a download with no place": (
         {"model": {"name": "a/b", "download": {"enabled": True}, "cache": {"type": "pvc", "readOnly": True}}},

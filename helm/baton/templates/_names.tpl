@@ -58,10 +58,12 @@ annotations:
 {{- include "baton.image" (dict "root" . "image" .Values.router.image) }}
 {{- end }}
 
-{{/* (root, role): the workers' image has two builds. */}}
+{{/* (root, role): the workers' image has two builds. What simulates is in the router's, which has no torch. */}}
 {{- define "baton.workerImage" -}}
 {{- $worker := index .root.Values .role }}
-{{- include "baton.image" (dict "root" .root "image" $worker.image "variant" (ternary "-cuda" "-cpu" $worker.gpu.enabled)) }}
+{{- if .root.Values.workers.simulated.enabled }}{{ include "baton.routerImage" .root }}
+{{- else }}{{- include "baton.image" (dict "root" .root "image" $worker.image "variant" (ternary "-cuda" "-cpu" $worker.gpu.enabled)) }}
+{{- end }}
 {{- end }}
 
 {{/* The roles that there are, with spaces between. */}}
@@ -90,7 +92,8 @@ annotations:
 {{- end }}
 
 {{- define "baton.redisSecret" -}}
-{{- if eq .Values.redis.mode "bundled" }}{{ include "baton.fullname" . }}-redis{{ else }}{{ .Values.redis.existingSecret }}{{ end }}
+{{- if .Values.redis.existingSecret }}{{ .Values.redis.existingSecret }}
+{{- else if eq .Values.redis.mode "bundled" }}{{ include "baton.fullname" . }}-redis{{ end }}
 {{- end }}
 
 {{- define "baton.clientsTlsSecret" -}}

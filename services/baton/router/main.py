@@ -9,7 +9,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 import uvicorn
@@ -107,7 +107,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
             stack.callback(audit.close)
         listener = _listen(config)
         stack.callback(listener.close)
-        http = uvicorn.Server(_http_config(config, services))
+        http = _HttpServer(_http_config(config, services))
         stopping = _stop_on_signals(http)
         if key_file is not None:
             stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
@@ -290,6 +290,14 @@ async def _serve_grpc(
     await server.start()
     stack.push_async_callback(server.stop, None)
     return server, options.join_address(config.host, port)
+
+
+class _HttpServer(uvicorn.Server):
+    """Signals are ours. Heard by both, the first one would count as two, and end what is under way."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def _stop_on_signals(server: uvicorn.Server) -> asyncio.Event:
