@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # The router: no torch, no compiler. From the root of the repository:
 #   docker build -f docker/router.Dockerfile -t baton-router:0.1.0 .
 # BASE may be any Debian or Ubuntu with Python 3.11 to 3.13 and its venv module. Pin it by digest where you build.

@@ -1,4 +1,3 @@
-# syntax=docker/dockerfile:1
 # A worker, for CPUs or for CUDA. From the root of the repository:
 #   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cpu  -t baton-worker:0.1.0-cpu .
 #   docker build -f docker/worker.Dockerfile --build-arg DEVICE=cuda -t baton-worker:0.1.0-cuda .

@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import yaml
 
+from baton.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.chart import CHART, Object, of_kind, render
 from tests.support.fake_kubernetes import FakeKubernetes, serving
 from tests.support.kubelet import Cluster, Pod, cluster, until
@@ -35,7 +37,8 @@ def free_ports(count: int) -> list[int]:
 def values(kubeconfig: Path, ports: list[int]) -> dict[str, Any]:
     """Ports that are free here, a short preStop, and credentials of another kind."""
     http, grpc, worker, metrics = ports
-    worker_values = {"preStopSeconds": 1, "drainTimeoutSeconds": 30}
+    plain = {"name": "BATON_CPU_KERNELS", "value": "plain"}  # each pod would build its own
+    worker_values = {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "extraEnv": [plain]}
     return {
         "router": {
             "ports": {"http": http, "grpc": grpc},
@@ -111,16 +114,37 @@ async def stream(router: Pod, begun: asyncio.Event) -> int:
     return used
 
 
+async def call(router: Pod, begun: asyncio.Event) -> int:
+    """Likewise over gRPC."""
+    params = inference_pb2.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    request = inference_pb2.GenerateRequest(model="demo", text="Baton is", params=params)
+    used = 0
+    async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
+        async for response in inference_pb2_grpc.InferenceStub(channel).Generate(request):
+            begun.set()
+            used += len(response.token_ids)
+    return used
+
+
 async def streams(router: Pod, count: int) -> list[asyncio.Task[int]]:
+    """Answers that have begun, every other one over gRPC."""
     begun = [asyncio.Event() for _ in range(count)]
-    tasks = [asyncio.create_task(stream(router, each)) for each in begun]
+    tasks = [asyncio.create_task((call if n % 2 else stream)(router, each)) for n, each in enumerate(begun)]
     await asyncio.gather(*(each.wait() for each in begun))
     return tasks
 
 
-async def metric(pod: Pod, name: str) -> float:
+async def all_ready(ring: Cluster, router: Pod) -> None:
+    """Pods by their probes, and the router's streams to all workers."""
+    await until(lambda: all(pod.ready for pod in ring.pods), "all pods ready", ring.pods, 120)
+    async with asyncio.timeout(10):
+        while await metric(router, "baton_worker_ready", "http") < len(ring.pods) - 1:
+            await asyncio.sleep(0.05)
+
+
+async def metric(pod: Pod, name: str, port: str = "metrics") -> float:
     async with httpx.AsyncClient() as client:
-        page = (await client.get(f"http://{pod.ip}:{pod.port('metrics')}/metrics")).text
+        page = (await client.get(f"http://{pod.ip}:{pod.port(port)}/metrics")).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{"))
 
 
@@ -138,7 +162,7 @@ async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
         assert not router.ready, "nobody could answer yet"
         prefill = await ring.start("test-baton-prefill")
         decode, leaving = [await ring.start("test-baton-decode") for _ in range(2)]
-        await until(lambda: all(pod.ready for pod in ring.pods), "all pods ready", ring.pods)
+        await all_ready(ring, router)
         assert all(passed_in_order(pod) for pod in ring.pods), [pod.events for pod in ring.pods]
 
         answer = await ask(router)
@@ -174,7 +198,7 @@ async def test_pods_with_a_model_answer(tmp_path: Path) -> None:
         for name in ("prefill", "decode", "router"):
             await ring.start(f"test-baton-{name}")
         prefill, decode, router = ring.pods
-        await until(lambda: all(pod.ready for pod in ring.pods), "all pods ready", ring.pods, 120)
+        await all_ready(ring, router)
         assert all(passed_in_order(pod) for pod in ring.pods), [pod.events for pod in ring.pods]
         answer = await ask(router)
         assert answer["usage"]["completion_tokens"] == 8

@@ -80,6 +80,15 @@ def render(
     arguments += [part for file in files for part in ("-f", str(file))]
     arguments += [part for api in apis for part in ("--api-versions", api)]
     text = run_helm(*arguments, "-f", "-", given=json.dumps(values or {}))
+    return _objects(text)
+
+
+def read(path: Path) -> list[Object]:
+    """The objects of a file."""
+    return _objects(path.read_text())
+
+
+def _objects(text: str) -> list[Object]:
     return [each for each in yaml.load_all(text, _Loader) if each is not None]
 
 

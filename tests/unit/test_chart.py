@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,13 @@ from tests.support.chart import (
     VERSIONS,
     Object,
     RenderError,
+    helm,
     lint,
     loose_ends,
     of_kind,
     pods_of,
     problems,
+    read,
     render,
 )
 from tests.support.chart_values import REFUSED, VALUE_SETS, Values
@@ -399,3 +403,30 @@ def test_a_problem_is_found() -> None:
     assert "PodMonitor/test-baton-decode names port metric" in ends
     unknown: Values = {"apiVersion": "example.org/v1", "kind": "Thing", "metadata": {"name": "a"}}
     assert "no schema for example.org/v1 Thing" in problems([unknown])[0]
+
+
+class TestWithoutHelm:
+    """``k8s/``: what the chart renders for those who do not use Helm."""
+
+    FOLDER = CHART.parents[1] / "k8s"
+
+    def test_is_what_the_chart_renders_now(self, tmp_path: Path) -> None:
+        subprocess.run(
+            [self.FOLDER.parent / "scripts/k8s", tmp_path],
+            check=True,
+            env={**os.environ, "PATH": f"{helm().parent}:{os.environ['PATH']}"},
+        )
+        written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+        assert len(written) >= 11
+        stale = [str(path) for path, text in written.items() if _text(self.FOLDER / path) != text]
+        assert stale == [], "run scripts/k8s"
+
+    def test_is_right_for_every_version(self) -> None:
+        objects = [each for path in self.FOLDER.rglob("*.yaml") for each in read(path)]
+        objects = [each for each in objects if each["kind"] != "Kustomization"]
+        assert len(objects) > 70
+        assert problems(objects, (VERSIONS[0], VERSIONS[-1])) == []
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
