@@ -1,7 +1,8 @@
-"""The containers of the rendered chart as local processes: their commands, environment, ports, probes and drains.
+"""The containers of the rendered chart as local processes: their commands, environment, ports and probes.
 
-What is real: everything that the chart says, every process, and discovery by EndpointSlices, which are made of the
-rendered Services. What is not: the API server is the tests' own, and a kubeconfig stands in for the service account.
+What is real: everything that the chart says, every process, drains, and discovery by EndpointSlices, which
+are made of the rendered Services. What is not: the API server is the tests' own, and a kubeconfig stands in for
+the service account.
 """
 
 from __future__ import annotations
@@ -84,7 +85,13 @@ def url_of(router: Pod) -> str:
 
 
 async def ask(router: Pod, tokens: int = 8) -> dict[str, Any]:
-    body = {"model": "demo", "prompt": "Baton is " * 20, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body = {
+        "model": "demo",
+        "prompt": "Baton is " * 20,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     async with httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"{url_of(router)}/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -138,7 +145,7 @@ async def all_ready(ring: Cluster, router: Pod) -> None:
     """Pods by their probes, and the router's streams to all workers."""
     await until(lambda: all(pod.ready for pod in ring.pods), "all pods ready", ring.pods, 120)
     async with asyncio.timeout(10):
-        while await metric(router, "baton_worker_ready", "http") < len(ring.pods) - 1:
+        while await metric(router, "baton_worker_ready", "http") < len(ring.pods) - 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 

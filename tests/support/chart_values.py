@@ -13,7 +13,7 @@ _ROLES = ("prefill", "decode")
 
 
 def _roles(**values: Any) -> Values:
-    return {role: values for role in _ROLES}
+    return dict.fromkeys(_ROLES, values)
 
 
 VALUE_SETS: dict[str, Values] = {
@@ -68,7 +68,9 @@ VALUE_SETS: dict[str, Values] = {
             "cache": {"type": "pvc", "existingClaim": "models", "readOnly": True},
         }
     },
-    "host path": {"model": {"name": "/models/llama", "cache": {"type": "hostPath", "hostPath": "/srv/models"}}},
+    "host path": {
+        "model": {"name": "/models/llama", "cache": {"type": "hostPath", "hostPath": "/srv/models"}}
+    },
     "cluster key": {"clusterKey": {"existingSecret": "key", "key": "the-key"}},
     "API keys": {"apiKeys": {"existingSecret": "keys"}, "test": {"apiKey": {"existingSecret": "mine"}}},
     "API keys inline": {
@@ -166,7 +168,10 @@ VALUE_SETS: dict[str, Values] = {
         extraContainers=[{"name": "beside", "image": "busybox"}],
         podSecurityContext={"runAsUser": 0, "runAsNonRoot": False},
     ),
-    "accounts that are there": {"serviceAccount": {"create": False, "name": "baton"}, "rbac": {"create": False}},
+    "accounts that are there": {
+        "serviceAccount": {"create": False, "name": "baton"},
+        "rbac": {"create": False},
+    },
     "account annotations": {"serviceAccount": {"name": "baton", "annotations": {"iam": "role"}}},
     "load balancer": {
         "service": {
@@ -185,7 +190,11 @@ VALUE_SETS: dict[str, Values] = {
         }
     },
     "gateway": {
-        "httpRoute": {"enabled": True, "parentRefs": [{"name": "gw", "namespace": "infra"}], "hostnames": ["a.b"]},
+        "httpRoute": {
+            "enabled": True,
+            "parentRefs": [{"name": "gw", "namespace": "infra"}],
+            "hostnames": ["a.b"],
+        },
         "grpcRoute": {"enabled": True, "parentRefs": [{"name": "gw", "sectionName": "grpc"}]},
     },
     "inference pool": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "epp"}}},
@@ -199,7 +208,9 @@ VALUE_SETS: dict[str, Values] = {
         "tls": {"clients": {"enabled": True, "existingSecret": "tls", "clientAuth": "required"}}
     },
     "mTLS": {"tls": {"workers": {"enabled": True, "existingSecret": "mtls", "serverName": "worker.baton"}}},
-    "mTLS by cert-manager": {"tls": {"workers": {"enabled": True, "certManager": {"issuerName": "internal"}}}},
+    "mTLS by cert-manager": {
+        "tls": {"workers": {"enabled": True, "certManager": {"issuerName": "internal"}}}
+    },
     "network policies": {"networkPolicy": {"enabled": True}},
     "network policies with all": {
         "redis": {"mode": "bundled"},
@@ -265,14 +276,23 @@ REFUSED: dict[str, tuple[Values, str]] = {
     # name -> values, and what helm must say
     "a misspelt key": ({"router": {"replica": 2}}, "router: Additional property replica is not allowed"),
     "an unknown key": ({"prefil": {}}, "Additional property prefil is not allowed"),
-    "an unknown option": ({"router": {"options": {"maxQueue": 1}}}, "router.options: Additional property maxQueue"),
-    "an option of workers for routers": ({"router": {"options": {"blockSize": 16}}}, "blockSize is not allowed"),
+    "an unknown option": (
+        {"router": {"options": {"maxQueue": 1}}},
+        "router.options: Additional property maxQueue",
+    ),
+    "an option of workers for routers": (
+        {"router": {"options": {"blockSize": 16}}},
+        "blockSize is not allowed",
+    ),
     "a wrong choice": ({"redis": {"mode": "cluster"}}, "redis.mode: redis.mode must be one of"),
     "a wrong connector": (
         {"workers": {"options": {"connector": "rdma"}}},
         'connector must be one of the following: "auto", "ucx", "nccl", "gloo", "tcp"',
     ),
-    "a string for a number": ({"decode": {"replicas": "2"}}, "decode.replicas: Invalid type. Expected: integer"),
+    "a string for a number": (
+        {"decode": {"replicas": "2"}},
+        "decode.replicas: Invalid type. Expected: integer",
+    ),
     "a negative number": ({"decode": {"replicas": -1}}, "Must be greater than or equal to 0"),
     "a port that is none": ({"workers": {"ports": {"grpc": 70000}}}, "Must be less than or equal to 65535"),
     "a wrong redis scheme": ({"redis": {"mode": "external", "url": "http://r"}}, "redis.url: Does not match"),
@@ -281,7 +301,10 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "no start": ({"prefill": {"startupSeconds": 0}}, "Must be greater than or equal to 5"),
     "no drain": ({"decode": {"drainTimeoutSeconds": 0}}, "Must be greater than or equal to 1"),
     "several nodes": ({"prefill": {"nodesPerWorker": 2}}, "prefill.nodesPerWorker does not match: 1"),
-    "a wrong GPU resource": ({"prefill": {"gpu": {"resource": "gpu"}}}, "prefill.gpu.resource: Does not match"),
+    "a wrong GPU resource": (
+        {"prefill": {"gpu": {"resource": "gpu"}}},
+        "prefill.gpu.resource: Does not match",
+    ),
     "a wrong quantity": ({"decode": {"shm": {"sizeLimit": "8 GB"}}}, "decode.shm.sizeLimit: Does not match"),
     "a wrong size": ({"workers": {"options": {"kvCacheMemory": "much"}}}, "kvCacheMemory"),
     "a wrong service": ({"service": {"type": "Headless"}}, "service.type must be one of"),
@@ -293,29 +316,47 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "neither auto nor a bool": ({"metrics": {"podMonitor": {"enabled": "yes"}}}, "enabled must be one of"),
     "a number as a label": ({"commonLabels": {"a": 1}}, "commonLabels.a: Invalid type. Expected: string"),
     "a wrong strategy": ({"decode": {"strategy": {"type": "Rolling"}}}, "strategy.type must be one of"),
-    "a wrong issuer": ({"tls": {"workers": {"certManager": {"issuerKind": "CA"}}}}, "issuerKind must be one of"),
+    "a wrong issuer": (
+        {"tls": {"workers": {"certManager": {"issuerKind": "CA"}}}},
+        "issuerKind must be one of",
+    ),
     "too much patience": ({"router": {"options": {"redisTimeoutMs": 100}}}, "less than or equal to 45"),
-    "a target of nothing": ({"decode": {"autoscaling": {"target": 0}}}, "autoscaling.target: Must be greater than 0"),
+    "a target of nothing": (
+        {"decode": {"autoscaling": {"target": 0}}},
+        "autoscaling.target: Must be greater than 0",
+    ),
     # What the schema cannot say.
     "nobody": (_roles(enabled=False), "no workers: enable prefill and decode, or both"),
     "prefill alone": ({"decode": {"enabled": False}}, "prefill.enabled: nobody could answer"),
     "static without workers": ({"router": {"discovery": "static"}}, "router.workers: name at least one"),
     "one port for both": ({"router": {"ports": {"http": 8001}}}, "router.ports.grpc: 8001 is already"),
     "external without a URL": ({"redis": {"mode": "external"}}, "redis.url: needed with redis.mode=external"),
-    "a URL that nobody uses": ({"redis": {"url": "redis://r"}}, "redis.url: is for redis.mode=external, not none"),
+    "a URL that nobody uses": (
+        {"redis": {"url": "redis://r"}},
+        "redis.url: is for redis.mode=external, not none",
+    ),
     "a download of the demo": ({"model": {"download": {"enabled": True}}}, "must be a hub id, not demo"),
     "a download with no place": (
         {"model": {"name": "a/b", "download": {"enabled": True}, "cache": {"type": "pvc", "readOnly": True}}},
         "model.cache.readOnly leaves no place",
     ),
     "a directory of no cache": ({"model": {"name": "/models/a"}}, "model.cache.type is none"),
-    "a host path without a path": ({"model": {"cache": {"type": "hostPath"}}}, "model.cache.hostPath: needed"),
-    "TLS without a certificate": ({"tls": {"clients": {"enabled": True}}}, "tls.clients: name an existingSecret"),
+    "a host path without a path": (
+        {"model": {"cache": {"type": "hostPath"}}},
+        "model.cache.hostPath: needed",
+    ),
+    "TLS without a certificate": (
+        {"tls": {"clients": {"enabled": True}}},
+        "tls.clients: name an existingSecret",
+    ),
     "mTLS of simulated workers": (
         {**_SIMULATED, "tls": {"workers": {"enabled": True, "existingSecret": "a"}}},
         "simulated workers speak no mTLS",
     ),
-    "GPUs of simulated workers": ({**_SIMULATED, "decode": _GPU}, "decode: simulated workers have no devices"),
+    "GPUs of simulated workers": (
+        {**_SIMULATED, "decode": _GPU},
+        "decode: simulated workers have no devices",
+    ),
     "an option that simulated workers lack": (
         {"workers": {"simulated": {"enabled": True}, "options": {"dtype": "float32"}}},
         "options.dtype: a simulated worker has no such option",
@@ -328,7 +369,10 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"decode": {**_GPU, "options": {"device": "cpu"}}},
         "decode.options.device: cpu, but decode.gpu.enabled",
     ),
-    "RDMA without a name": ({"decode": {"rdma": {"enabled": True}}}, "decode.rdma.resource: name the resource"),
+    "RDMA without a name": (
+        {"decode": {"rdma": {"enabled": True}}},
+        "decode.rdma.resource: name the resource",
+    ),
     "fewest above most": (
         {"decode": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
         "decode.autoscaling.minReplicas: 9 is more than maxReplicas, 4",

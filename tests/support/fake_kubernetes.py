@@ -46,9 +46,7 @@ class Watch:
 class FakeKubernetes:
     """State, its history, and the faults that are to come."""
 
-    def __init__(
-        self, factor: float = 1.0, token: str | None = None, selector: str = ROLE_LABEL
-    ) -> None:
+    def __init__(self, factor: float = 1.0, token: str | None = None, selector: str = ROLE_LABEL) -> None:
         self.factor = factor
         self.token = token
         self.selector = selector

@@ -1,7 +1,8 @@
-"""Rendered pods as local processes: what a kubelet does with command, env, volumes, probes, preStop and grace.
+"""Rendered pods as local processes: what a kubelet does with command, env, volumes, probes and drain.
 
-Each pod has a loopback address of its own (127.0.0.0/8), so that ports are those of the manifest. Probes are asked as
-the manifest says, only more often. What containers isolate is not imitated: users, file systems, resources.
+Each pod has a loopback address of its own (127.0.0.0/8), so that ports are those of the manifest. Probes are
+asked as the manifest says, only more often. What containers isolate is not imitated: users, file systems,
+resources.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Pod:
         return self._local(argument)
 
     def _local(self, text: str) -> str:
-        """A path inside a volume is one of this pod's folder, but where there is such a place here as well."""
+        """A path inside a volume is one of this pod's folder, unless there is such a place here as well."""
         for mount in self.container["volumeMounts"]:
             if Path(mount["mountPath"]).exists():
                 continue
@@ -233,7 +234,9 @@ class Cluster:
             labels = service["metadata"]["labels"]
             if not matches(self._api.selector, labels):
                 continue
-            chosen = [pod for pod in self.pods if selects({"matchLabels": service["spec"]["selector"]}, pod.labels)]
+            chosen = [
+                pod for pod in self.pods if selects({"matchLabels": service["spec"]["selector"]}, pod.labels)
+            ]
             alive = [pod for pod in chosen if pod.process.returncode is None]
             ports = [
                 {"name": port["name"], "port": pod.port(port["targetPort"])}
@@ -270,7 +273,7 @@ async def until(condition: Callable[[], Any], what: str, pods: Sequence[Pod], se
     """AssertionError with the events and logs of the pods when it does not come true."""
     try:
         async with asyncio.timeout(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     except TimeoutError:
         told = "\n".join(f"{pod.name}: {pod.events}\n{pod.log.read_text()[-2000:]}" for pod in pods)

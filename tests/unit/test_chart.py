@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import typer.main
@@ -35,7 +35,6 @@ from tests.support.chart import (
     render,
 )
 from tests.support.chart_values import REFUSED, VALUE_SETS, Values
-
 
 
 @functools.cache
@@ -122,7 +121,7 @@ class TestOptions:
 
     COMMANDS = typer.main.get_command(commands)
 
-    SET_BY_VALUES = {
+    SET_BY_VALUES: ClassVar[dict[str, set[str]]] = {
         "router": {
             "workers", "discovery", "kubernetes_namespace", "kubernetes_selector", "kubeconfig",
             "kubernetes_context", "redis_url", "redis_password_file", "api_keys", "ssl_certfile",
@@ -137,7 +136,9 @@ class TestOptions:
         },
     }  # fmt: skip
 
-    @pytest.mark.parametrize(("command", "definition"), [("router", "routerOptions"), ("decode", "workerOptions")])
+    @pytest.mark.parametrize(
+        ("command", "definition"), [("router", "routerOptions"), ("decode", "workerOptions")]
+    )
     def test_are_those_of_the_program(self, command: str, definition: str) -> None:
         known = json.loads((CHART / "values.schema.json").read_text())["$defs"][definition]["properties"]
         params = {str(param.name) for param in self._command(command).params} - self.SET_BY_VALUES[command]
@@ -182,7 +183,7 @@ def _expanded(argument: str) -> str:
 class TestLifecycle:
     @pytest.mark.parametrize("component", ["router", "prefill", "decode"])
     @pytest.mark.parametrize("name", ["defaults", "long drain", "long start"])
-    def test_the_grace_is_what_preStop_and_drain_take(self, name: str, component: str) -> None:
+    def test_the_grace_is_what_hook_and_drain_take(self, name: str, component: str) -> None:
         objects = rendered(name)
         given = VALUE_SETS[name].get(component, {})
         pre_stop = given.get("preStopSeconds", 10 if component == "router" else 2)
@@ -222,7 +223,9 @@ class TestLifecycle:
 
     def test_what_workers_are_scaled_by(self) -> None:
         scaled = of_kind(rendered("KEDA"), "ScaledObject")
-        [prefill], [decode] = (scaled[f"test-baton-{role}"]["spec"]["triggers"] for role in ("prefill", "decode"))
+        [prefill], [decode] = (
+            scaled[f"test-baton-{role}"]["spec"]["triggers"] for role in ("prefill", "decode")
+        )
         assert prefill["metadata"]["query"] == (
             'sum(baton_waiting_prefill_tokens{namespace="serving",role="prefill"}) / 20000 or vector(0)'
         )
@@ -299,9 +302,9 @@ class TestSecurity:
         assert open_to_all["policyTypes"] == ["Ingress"]
 
     def test_egress_leads_to_the_redis_that_there_is(self) -> None:
-        [*_, redis, _] = of_kind(rendered("egress to an external Redis"), "NetworkPolicy")["test-baton-router"][
-            "spec"
-        ]["egress"]
+        [*_, redis, _] = of_kind(rendered("egress to an external Redis"), "NetworkPolicy")[
+            "test-baton-router"
+        ]["spec"]["egress"]
         assert redis == {"ports": [{"port": 7000}]}
 
 
@@ -416,7 +419,9 @@ class TestWithoutHelm:
             check=True,
             env={**os.environ, "PATH": f"{helm().parent}:{os.environ['PATH']}"},
         )
-        written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+        written = {
+            path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()
+        }
         assert len(written) >= 11
         stale = [str(path) for path, text in written.items() if _text(self.FOLDER / path) != text]
         assert stale == [], "run scripts/k8s"

@@ -644,8 +644,8 @@ RouterDrainTimeout = Annotated[
     int,
     typer.Option(
         metavar="SECONDS",
-        help="Longest time that a router told to stop lets answers that are under way end in; it takes nothing "
-        "new meanwhile. A second signal ends it at once.",
+        help="Longest time that a router told to stop lets answers under way end in; it takes nothing new "
+        "meanwhile. A second signal ends it at once.",
         rich_help_panel=_PROCESS,
     ),
 ]
