@@ -15,9 +15,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY services services
 COPY kernels kernels
 RUN /opt/baton/bin/pip install '.[kubernetes,sim]' -c constraints.txt \
-    && /opt/baton/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is not None)' \
-    && find /opt/baton -name __pycache__ -prune -exec rm -rf {} + \
-    && /opt/baton/bin/python -m compileall -q /opt/baton/lib
+    && /opt/baton/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is not None)'
 
 FROM ${BASE}
 ARG VERSION=0.1.0

@@ -22,9 +22,7 @@ RUN case "${DEVICE}" in \
       cuda) extras=worker,gpu,ucx ;; \
       *) echo "DEVICE must be cpu or cuda, not ${DEVICE}" >&2; exit 1 ;; \
     esac \
-    && /opt/baton/bin/pip install ".[${extras}]" -c constraints.txt \
-    && find /opt/baton -name __pycache__ -prune -exec rm -rf {} + \
-    && /opt/baton/bin/python -m compileall -q /opt/baton/lib
+    && /opt/baton/bin/pip install ".[${extras}]" -c constraints.txt
 
 FROM ${BASE}
 ARG VERSION=0.1.0

@@ -1,8 +1,8 @@
 """The containers of the rendered chart as local processes: their commands, environment, ports and probes.
 
 What is real: everything that the chart says, every process, drains, and discovery by EndpointSlices, which
-are made of the rendered Services. What is not: the API server is the tests' own, and a kubeconfig stands in for
-the service account.
+are made of the rendered Services. What is not: the API server is the tests' own, and a kubeconfig stands in
+for the service account.
 """
 
 from __future__ import annotations

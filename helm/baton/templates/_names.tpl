@@ -45,11 +45,11 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* (root, image, variant): a role's image; what it does not say is as `image` says. */}}
+{{/* (root, image, variant): a role's image; what it does not say is as `image` says, and its variant. */}}
 {{- define "baton.image" -}}
 {{- $registry := default .root.Values.image.registry .image.registry }}
-{{- $tag := default .root.Values.image.tag .image.tag }}
-{{- if not $tag }}{{ $tag = printf "%s%s" .root.Chart.AppVersion (default "" .variant) }}{{ end }}
+{{- $common := default .root.Chart.AppVersion .root.Values.image.tag }}
+{{- $tag := default (printf "%s%s" $common (default "" .variant)) .image.tag }}
 {{- if $registry }}{{ $registry }}/{{ end }}{{ .image.repository }}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ $tag }}{{ end }}
 {{- end }}
