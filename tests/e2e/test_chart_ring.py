@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import httpx
 import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.chart import CHART, Object, of_kind, render
@@ -133,6 +134,13 @@ async def call(router: Pod, begun: asyncio.Event) -> int:
     return used
 
 
+async def watch_health(router: Pod) -> list[int]:
+    """What a client that looks after its channels is told, until the router lets it go."""
+    async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
+        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        return [answer.status async for answer in watched]
+
+
 async def streams(router: Pod, count: int) -> list[asyncio.Task[int]]:
     """Answers that have begun, every other one over gRPC."""
     begun = [asyncio.Event() for _ in range(count)]
@@ -191,11 +199,13 @@ async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
 
         # The router leaves: as ever during preStop, then nothing new, and what is under way ends.
         answers = await streams(router, 2)
+        watching = asyncio.create_task(watch_health(router))
         deleting = asyncio.create_task(router.delete())
         await asyncio.sleep(0.2)
         await ask(router, 1)
-        assert await deleting < 30
+        assert await deleting < 25, "nobody who watches its health keeps it"
         assert router.process.returncode == 0
+        assert (await watching)[-1] == health_pb2.HealthCheckResponse.NOT_SERVING
         assert [await each for each in answers] == [TOKENS] * 2
         assert decode.ready
 

@@ -116,7 +116,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         for ring in rings:
             ring.start()
             stack.push_async_callback(ring.close)
-        grpc_server, grpc_address = await _serve_grpc(config, services, stack)  # ends before the rings do
+        grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
         gc.freeze()  # what is there by now is no garbage, and need not be looked at while tokens wait
         host, port = listener.getsockname()[:2]
         serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -271,7 +271,10 @@ def _listen(config: RouterConfig) -> socket.socket:
 
 
 async def _serve_grpc(
-    config: RouterConfig, services: Sequence[CompletionService], stack: contextlib.AsyncExitStack
+    config: RouterConfig,
+    services: Sequence[CompletionService],
+    stack: contextlib.AsyncExitStack,
+    stopping: asyncio.Event,
 ) -> tuple[grpc.aio.Server | None, str | None]:
     """The server and its address, if there is to be one."""
     if config.grpc_port < 0:
@@ -281,7 +284,7 @@ async def _serve_grpc(
         interceptors=[DecodingInterceptor()],
         options=[*server_options(services[0].settings), ("grpc.so_reuseport", 0)],
     )
-    add_services(server, *services)
+    add_services(server, *services, stopping=stopping)
     where = options.join_address(config.host, config.grpc_port)
     try:
         port = add_port(server, where, config.client_tls)
