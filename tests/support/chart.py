@@ -124,7 +124,7 @@ def _registry(version: str) -> Registry[Any]:
     folder = _schemas(version)
     definitions = json.loads((folder / "_definitions.json").read_text())
     resource = Resource.from_contents(definitions, default_specification=DRAFT7)
-    return Registry().with_resource("_definitions.json", resource)
+    return Registry().with_resource("_definitions.json", resource).crawl()  # once, not at each look-up
 
 
 def _schemas(version: str) -> Path:
@@ -202,7 +202,7 @@ def _loose_selectors(objects: Sequence[Object]) -> Iterator[str]:
     for one in objects:
         spec, ports = one.get("spec", {}), _ports(one)
         selector = spec.get("podSelector" if one["kind"] == "NetworkPolicy" else "selector")
-        if selector is None or one["metadata"].get("labels", {}).get("baton.dev/foreign"):
+        if selector is None:
             continue
         if one["kind"] == "Service":
             selector = {"matchLabels": selector}
