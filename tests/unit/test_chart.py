@@ -446,5 +446,34 @@ class TestWithoutHelm:
         assert problems(objects, (VERSIONS[0], VERSIONS[-1])) == []
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+class TestPrometheus:
+    """What Prometheus is told, by its own tool."""
+
+    def test_understands_its_configuration(self, tmp_path: Path) -> None:
+        file = CHART.parents[1] / "k8s/monitoring/prometheus.yaml"
+        [config] = of_kind(read(file), "ConfigMap").values()
+        document = yaml.safe_load(config["data"]["prometheus.yml"])
+        for scrape in document["scrape_configs"]:
+            del scrape["kubernetes_sd_configs"]  # which Debian's build does not know
+        self._check(tmp_path, json.dumps(document), "config", "--syntax-only")
+
+    def test_understands_what_workers_are_scaled_by(self, tmp_path: Path) -> None:
+        triggers = [
+            trigger
+            for scaled in of_kind(rendered("KEDA"), "ScaledObject").values()
+            for trigger in scaled["spec"]["triggers"]
+        ]
+        rules = [{"record": "a:b", "expr": trigger["metadata"]["query"]} for trigger in triggers]
+        assert len(rules) == 2
+        self._check(tmp_path, json.dumps({"groups": [{"name": "a", "rules": rules}]}), "rules")
+
+    def _check(self, folder: Path, text: str, *what: str) -> None:
+        file = folder / "file.yaml"
+        file.write_text(text)
+        done = subprocess.run(["promtool", "check", *what, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def _text(path: Path) -> str | None:
     return path.read_text() if path.exists() else None
