@@ -46,9 +46,11 @@ class Watch:
 class FakeKubernetes:
     """State, its history, and the faults that are to come."""
 
-    def __init__(self, factor: float = 1.0, token: str | None = None) -> None:
+    def __init__(self, factor: float = 1.0, token: str | None = None, selector: str = ROLE_LABEL) -> None:
         self.factor = factor
         self.token = token
+        self.selector = selector
+        """The one that is to be asked with."""
         self.slices: dict[str, Slice] = {}
         self.list_faults: list[ListFault] = []
         """Of the lists to come, the first first."""
@@ -67,8 +69,15 @@ class FakeKubernetes:
 
     # --- the cluster
 
-    def put(self, name: str, endpoints: list[Slice], role: str = "decode", **fields: object) -> None:
-        """Create or replace a slice."""
+    def put(
+        self,
+        name: str,
+        endpoints: list[Slice],
+        role: str = "decode",
+        labels: dict[str, str] | None = None,
+        **fields: object,
+    ) -> None:
+        """Create or replace a slice. ``labels``: instead of the role's alone."""
         kind = "MODIFIED" if name in self.slices else "ADDED"
         self._version += 1
         self.slices[name] = {
@@ -76,7 +85,7 @@ class FakeKubernetes:
                 "name": name,
                 "namespace": NAMESPACE,
                 "resourceVersion": str(self._version),
-                "labels": {ROLE_LABEL: role},
+                "labels": labels or {ROLE_LABEL: role},
             },
             "addressType": "IPv4",
             "endpoints": endpoints,
@@ -130,7 +139,7 @@ class FakeKubernetes:
             return await self._fail(request, "drop")
         if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
             return web.json_response(_status(401, "Unauthorized"), status=401)
-        if request.query.get("labelSelector") != ROLE_LABEL:
+        if request.query.get("labelSelector") != self.selector:
             return web.json_response(_status(400, "another selector was expected"), status=400)
         if request.query.get("watch", "").lower() == "true":
             return await self._watch(request)

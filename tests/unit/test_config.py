@@ -248,6 +248,7 @@ def test_router_options_survive_the_command_line(
         itl_target_ms=12.5,
         no_prefill="queue",
         no_decode="fail",
+        drain_timeout=30,
         log_level="error",
         api_keys="/k",
         ssl_certfile=files[0],

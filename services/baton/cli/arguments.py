@@ -640,6 +640,15 @@ DrainTimeout = Annotated[
         rich_help_panel=_PROCESS,
     ),
 ]
+RouterDrainTimeout = Annotated[
+    int,
+    typer.Option(
+        metavar="SECONDS",
+        help="Longest time that a router told to stop lets answers under way end in; it takes nothing new "
+        "meanwhile. A second signal ends it at once.",
+        rich_help_panel=_PROCESS,
+    ),
+]
 ExitWithParent = Annotated[
     int | None,
     typer.Option(

@@ -330,6 +330,7 @@ def router(
     itl_target_ms: arg.ItlTargetMs = None,
     no_prefill: arg.NoPrefill = _ROUTER.no_prefill,
     no_decode: arg.NoDecode = _ROUTER.no_decode,
+    drain_timeout: arg.RouterDrainTimeout = _ROUTER.drain_timeout,
     log_level: arg.LogLevel = _ROUTER.log_level,
     exit_with_parent: arg.ExitWithParent = None,
 ) -> int:

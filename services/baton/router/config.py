@@ -88,6 +88,7 @@ class RouterConfig:
     itl_target_ms: float | None = None
     no_prefill: NoPrefill = "local"
     no_decode: NoDecode = "queue"
+    drain_timeout: int = 2  # seconds that a router told to stop lets open answers end in
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -121,6 +122,7 @@ class RouterConfig:
         check_choice("no_decode", self.no_decode, NO_DECODE)
         if self.itl_target_ms is not None:
             check_range("itl_target_ms", self.itl_target_ms, 1)
+        check_range("drain_timeout", self.drain_timeout, 1, 86400)
         check_choice("log_level", self.log_level, LOG_LEVELS)
 
     def _check_names(self) -> None:

@@ -66,11 +66,14 @@ def server_options(settings: ApiSettings) -> list[tuple[str, int]]:
     return [("grpc.max_receive_message_length", settings.max_body_bytes)]
 
 
-def add_services(server: grpc.aio.Server, *services: CompletionService) -> None:
-    """Serve inference with one core for each model, health and reflection on ``server``."""
+def add_services(
+    server: grpc.aio.Server, *services: CompletionService, stopping: asyncio.Event | None = None
+) -> None:
+    """Serve inference with one core for each model, health and reflection on ``server``. Once ``stopping`` is
+    set, health says so, and whoever watches it is told and let go: a stop waits for calls that are open."""
     catalogue = Catalogue(services)
     inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(catalogue), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(catalogue), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(catalogue, stopping), server)
     names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
 
@@ -237,8 +240,9 @@ class _Calls:
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # no types there
     """``grpc.health.v1.Health``, told from the rings at the moment of asking: of several, one is enough."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, stopping: asyncio.Event | None = None) -> None:
         self._rings = [service.ring for service in catalogue.services]
+        self._stopping = stopping or asyncio.Event()
 
     async def Check(  # noqa: N802 - the contract's name
         self, request: health_pb2.HealthCheckRequest, context: _Context
@@ -252,19 +256,22 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
     async def Watch(  # noqa: N802 - the contract's name
         self, request: health_pb2.HealthCheckRequest, context: _Context
     ) -> None:
-        """The health now, and again whenever it changes."""
+        """The health now, and again whenever it changes, until the router stops."""
         told = None
         while True:
+            stopping = self._stopping.is_set()
             status = self._status(request.service)
             if status != told:
                 await context.write(health_pb2.HealthCheckResponse(status=status))
                 told = status
+            if stopping:
+                return
             await asyncio.sleep(HEALTH_POLL_SECONDS)
 
     def _status(self, service: str) -> health_pb2.HealthCheckResponse.ServingStatus:
         if service not in ("", SERVICE_NAME):
             return health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-        if any(ring.model is not None and ring.ready for ring in self._rings):
+        if not self._stopping.is_set() and any(ring.model is not None and ring.ready for ring in self._rings):
             return health_pb2.HealthCheckResponse.SERVING
         return health_pb2.HealthCheckResponse.NOT_SERVING
 

@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 import uvicorn
@@ -54,7 +54,6 @@ from baton.tls.http import FollowingContext
 
 log = logging.getLogger(__name__)
 
-STOP_GRACE_S = 2.0
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 """Longer than clients and load balancers keep idle connections (60 s mostly): they should close first, or a
@@ -108,8 +107,8 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
             stack.callback(audit.close)
         listener = _listen(config)
         stack.callback(listener.close)
-        http = uvicorn.Server(_http_config(config, services))
-        _stop_on_signals(http)
+        http = _HttpServer(_http_config(config, services))
+        stopping = _stop_on_signals(http)
         if key_file is not None:
             stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
         shared.start()
@@ -117,15 +116,27 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         for ring in rings:
             ring.start()
             stack.push_async_callback(ring.close)
-        grpc_address = await _serve_grpc(config, services, stack)  # ends before the rings do
+        grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
         garbage = asyncio.create_task(collect(lambda: all(ring.idle for ring in rings)), name="garbage")
         stack.callback(garbage.cancel)
         host, port = listener.getsockname()[:2]
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         announce(RouterReady(options.join_address(host, port), grpc_address))
         log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
+        draining = asyncio.create_task(_drain_grpc(grpc_server, stopping, config.drain_timeout))
         await serving
+        stopping.set()
+        if grpc_server is not None and http.force_exit:
+            await grpc_server.stop(None)
+        await draining
     return 0
+
+
+async def _drain_grpc(server: grpc.aio.Server | None, stopping: asyncio.Event, timeout_s: float) -> None:
+    """Together with HTTP, not after it: a channel that is not told would go on to send its calls here."""
+    await stopping.wait()
+    if server is not None:
+        await server.stop(timeout_s)
 
 
 def _count_tasks(registry: CollectorRegistry) -> None:
@@ -236,7 +247,7 @@ def _http_config(config: RouterConfig, services: Sequence[CompletionService]) ->
         lifespan="off",
         loop="none",
         http=Connection,
-        timeout_graceful_shutdown=round(STOP_GRACE_S),
+        timeout_graceful_shutdown=config.drain_timeout,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     settings.load()
@@ -261,33 +272,49 @@ def _listen(config: RouterConfig) -> socket.socket:
 
 
 async def _serve_grpc(
-    config: RouterConfig, services: Sequence[CompletionService], stack: contextlib.AsyncExitStack
-) -> str | None:
+    config: RouterConfig,
+    services: Sequence[CompletionService],
+    stack: contextlib.AsyncExitStack,
+    stopping: asyncio.Event,
+) -> tuple[grpc.aio.Server | None, str | None]:
+    """The server and its address, if there is to be one."""
     if config.grpc_port < 0:
-        return None
+        return None, None
     # A second router on a port in use must fail to start, not share it.
     server = grpc.aio.server(
         interceptors=[DecodingInterceptor()],
         options=[*server_options(services[0].settings), ("grpc.so_reuseport", 0)],
     )
-    add_services(server, *services)
+    add_services(server, *services, stopping=stopping)
     where = options.join_address(config.host, config.grpc_port)
     try:
         port = add_port(server, where, config.client_tls)
     except RuntimeError as error:
         raise StartError(f"cannot listen on {where}: is the port in use?") from error
     await server.start()
-    stack.push_async_callback(server.stop, STOP_GRACE_S)
-    return options.join_address(config.host, port)
+    stack.push_async_callback(server.stop, None)
+    return server, options.join_address(config.host, port)
 
 
-def _stop_on_signals(server: uvicorn.Server) -> None:
+class _HttpServer(uvicorn.Server):
+    """Signals are ours. Heard by both, the first one would count as two, and end what is under way."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _stop_on_signals(server: uvicorn.Server) -> asyncio.Event:
+    """Set at the first one."""
     loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
 
     def stop() -> None:
         # A second signal ends streams that are still open.
         server.force_exit = server.should_exit
         server.should_exit = True
+        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    return stopping

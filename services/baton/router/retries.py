@@ -19,6 +19,11 @@ from dataclasses import dataclass
 from baton.router.trail import Trail
 
 
+UNBEGUN = 4
+"""Attempts that may fail before they were begun, for each further one that may fail after: a request that stood
+in line where workers died is not why, but one that kills them as they read it must not go round for ever."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Times are in seconds."""
@@ -26,9 +31,6 @@ class RetryPolicy:
     max_attempts: int = 5
     """Of one request, that may fail once they were begun without a token from decode in between; it is given
     up on with the last of them."""
-    max_unbegun: int = 20
-    """Likewise, that may fail before they were begun: a request that stood in line where workers died is not
-    why, but one that kills them as they read it must not go round for ever."""
     queue_timeout: float = 10.0
     """The longest that an attempt waits to begin: for a worker, or for the budget; and the longest that a
     request is refused, by whichever workers, before it is given up on."""
@@ -90,8 +92,8 @@ class Retries:
 
     def exhausted(self, trail: Trail) -> bool:
         """Whether a request has failed as often as it may without getting on."""
-        policy = self.policy
-        return trail.in_vain >= policy.max_attempts or trail.unbegun >= policy.max_unbegun
+        most = self.policy.max_attempts
+        return trail.in_vain >= most or trail.unbegun >= 1 + UNBEGUN * (most - 1)
 
     def pause_after(self, failures: int, *, settle: bool = False) -> float | None:
         """Seconds until a request that has just failed for so many times is tried again; None: the budget

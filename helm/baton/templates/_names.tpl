@@ -1,0 +1,113 @@
+{{/* Names, labels and images. */}}
+
+{{- define "baton.fullname" -}}
+{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 45 | trimSuffix "-" }}
+{{- else }}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- if contains $name .Release.Name }}{{ .Release.Name | trunc 45 | trimSuffix "-" }}
+{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 45 | trimSuffix "-" }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{- define "baton.namespace" -}}{{ .Release.Namespace }}{{- end }}
+
+{{/* (root, component): what selects a component's pods. Of the release, so that two of them never mix. */}}
+{{- define "baton.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* (root, component) */}}
+{{- define "baton.labels" -}}
+{{ include "baton.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: baton
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* (root, component, name, annotations): an object's metadata. */}}
+{{- define "baton.metadata" -}}
+name: {{ .name }}
+namespace: {{ default (include "baton.namespace" .root) .namespace }}
+labels:
+  {{- include "baton.labels" . | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* (root, image, variant): a role's image; what it does not say is as `image` says, and its variant. */}}
+{{- define "baton.image" -}}
+{{- $registry := default .root.Values.image.registry .image.registry }}
+{{- $common := default .root.Chart.AppVersion .root.Values.image.tag }}
+{{- $tag := default (printf "%s%s" $common (default "" .variant)) .image.tag }}
+{{- if $registry }}{{ $registry }}/{{ end }}{{ .image.repository }}
+{{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ $tag }}{{ end }}
+{{- end }}
+
+{{- define "baton.routerImage" -}}
+{{- include "baton.image" (dict "root" . "image" .Values.router.image) }}
+{{- end }}
+
+{{/* (root, role): the workers' image has two builds. What simulates is in the router's, which has no torch. */}}
+{{- define "baton.workerImage" -}}
+{{- $worker := index .root.Values .role }}
+{{- if .root.Values.workers.simulated.enabled }}{{ include "baton.routerImage" .root }}
+{{- else }}{{- include "baton.image" (dict "root" .root "image" $worker.image "variant" (ternary "-cuda" "-cpu" $worker.gpu.enabled)) }}
+{{- end }}
+{{- end }}
+
+{{/* The roles that there are, with spaces between. */}}
+{{- define "baton.roles" -}}
+{{- range list "prefill" "decode" "both" }}{{ if (index $.Values .).enabled }}{{ . }} {{ end }}{{ end }}
+{{- end }}
+
+{{- define "baton.routerAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ default (printf "%s-router" (include "baton.fullname" .)) .Values.serviceAccount.name }}
+{{- else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
+{{- end }}
+
+{{- define "baton.plainAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ include "baton.fullname" . }}-plain{{ else }}default{{ end }}
+{{- end }}
+
+{{- define "baton.clusterKeySecret" -}}
+{{- default (printf "%s-cluster-key" (include "baton.fullname" .)) .Values.clusterKey.existingSecret }}
+{{- end }}
+
+{{- define "baton.apiKeysSecret" -}}
+{{- default (printf "%s-api-keys" (include "baton.fullname" .)) .Values.apiKeys.existingSecret }}
+{{- end }}
+{{- define "baton.hasApiKeys" -}}
+{{- if or .Values.apiKeys.existingSecret .Values.apiKeys.inline }}yes{{ end }}
+{{- end }}
+
+{{- define "baton.redisSecret" -}}
+{{- if .Values.redis.existingSecret }}{{ .Values.redis.existingSecret }}
+{{- else if eq .Values.redis.mode "bundled" }}{{ include "baton.fullname" . }}-redis{{ end }}
+{{- end }}
+
+{{- define "baton.clientsTlsSecret" -}}
+{{- default (printf "%s-clients-tls" (include "baton.fullname" .)) .Values.tls.clients.existingSecret }}
+{{- end }}
+{{- define "baton.workersTlsSecret" -}}
+{{- default (printf "%s-workers-tls" (include "baton.fullname" .)) .Values.tls.workers.existingSecret }}
+{{- end }}
+{{- define "baton.workersServerName" -}}
+{{- default (printf "%s-worker" (include "baton.fullname" .)) .Values.tls.workers.serverName }}
+{{- end }}
+
+{{/* (root, enabled, api): "yes" if what needs a cluster to know `api` is to be rendered. */}}
+{{- define "baton.wanted" -}}
+{{- if eq (toString .enabled) "auto" }}{{ if .root.Capabilities.APIVersions.Has .api }}yes{{ end }}
+{{- else if .enabled }}yes{{ end }}
+{{- end }}

@@ -1,0 +1,224 @@
+"""The containers of the rendered chart as local processes: their commands, environment, ports and probes.
+
+What is real: everything that the chart says, every process, drains, and discovery by EndpointSlices, which
+are made of the rendered Services. What is not: the API server is the tests' own, and a kubeconfig stands in
+for the service account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from baton.v1 import inference_pb2, inference_pb2_grpc
+from tests.support.chart import CHART, Object, of_kind, render
+from tests.support.fake_kubernetes import FakeKubernetes, serving
+from tests.support.kubelet import Cluster, Pod, cluster, until
+
+TOKENS = 150
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("0.0.0.0", 0)) for _ in range(count)]
+    ports = [int(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def values(kubeconfig: Path, ports: list[int]) -> dict[str, Any]:
+    """Ports that are free here, a short preStop, and credentials of another kind."""
+    http, grpc, worker, metrics = ports
+    plain = {"name": "BATON_CPU_KERNELS", "value": "plain"}  # each pod would build its own
+    worker_values = {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "extraEnv": [plain]}
+    return {
+        "router": {
+            "ports": {"http": http, "grpc": grpc},
+            "preStopSeconds": 1,
+            "drainTimeoutSeconds": 30,
+            "options": {"disaggregation": "always"},
+            "extraArgs": ["--kubeconfig", str(kubeconfig)],
+        },
+        "redis": {"mode": "none"},
+        "workers": {"ports": {"grpc": worker, "metrics": metrics}},
+        "prefill": worker_values,
+        "decode": worker_values,
+    }
+
+
+@asynccontextmanager
+async def installed(folder: Path, example: str) -> AsyncIterator[Cluster]:
+    """An example's pods, none of them started, before an API server that knows the selector they render."""
+    kubeconfig = folder / "kubeconfig"
+    given = values(kubeconfig, free_ports(4))
+    objects = render(given, files=[CHART / f"examples/{example}.yaml"])
+    router = of_kind(objects, "Deployment")["test-baton-router"]["spec"]["template"]["spec"]["containers"][0]
+    selector = router["args"][router["args"].index("--kubernetes-selector") + 1]
+    async with serving(FakeKubernetes(selector=selector)) as api:
+        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(api.url)))
+        async with cluster(objects, api, folder) as running:
+            yield running
+
+
+def _kubeconfig(url: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "test", "cluster": {"server": url}}],
+        "users": [{"name": "test", "user": {"token": "test"}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+        "current-context": "test",
+    }
+
+
+def url_of(router: Pod) -> str:
+    return f"http://{router.ip}:{router.port('http')}"
+
+
+async def ask(router: Pod, tokens: int = 8) -> dict[str, Any]:
+    body = {
+        "model": "demo",
+        "prompt": "Baton is " * 20,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{url_of(router)}/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def stream(router: Pod, begun: asyncio.Event) -> int:
+    """Tokens of one answer, to its end."""
+    body = {
+        "model": "demo", "prompt": "Baton is", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    used = 0
+    async with (
+        httpx.AsyncClient(timeout=60) as client,
+        client.stream("POST", f"{url_of(router)}/v1/completions", json=body) as answer,
+    ):
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            begun.set()
+            used = (event.get("usage") or {}).get("completion_tokens", used)
+    return used
+
+
+async def call(router: Pod, begun: asyncio.Event) -> int:
+    """Likewise over gRPC."""
+    params = inference_pb2.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    request = inference_pb2.GenerateRequest(model="demo", text="Baton is", params=params)
+    used = 0
+    async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
+        async for response in inference_pb2_grpc.InferenceStub(channel).Generate(request):
+            begun.set()
+            used += len(response.token_ids)
+    return used
+
+
+async def watch_health(router: Pod) -> list[int]:
+    """What a client that looks after its channels is told, until the router lets it go."""
+    async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
+        watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        return [answer.status async for answer in watched]
+
+
+async def streams(router: Pod, count: int) -> list[asyncio.Task[int]]:
+    """Answers that have begun, every other one over gRPC."""
+    begun = [asyncio.Event() for _ in range(count)]
+    tasks = [asyncio.create_task((call if n % 2 else stream)(router, each)) for n, each in enumerate(begun)]
+    await asyncio.gather(*(each.wait() for each in begun))
+    return tasks
+
+
+async def all_ready(ring: Cluster, router: Pod) -> None:
+    """Pods by their probes, and the router's streams to all workers."""
+    await until(lambda: all(pod.ready for pod in ring.pods), "all pods ready", ring.pods, 120)
+    async with asyncio.timeout(10):
+        while await metric(router, "baton_worker_ready", "http") < len(ring.pods) - 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def metric(pod: Pod, name: str, port: str = "metrics") -> float:
+    async with httpx.AsyncClient() as client:
+        page = (await client.get(f"http://{pod.ip}:{pod.port(port)}/metrics")).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{"))
+
+
+def passed_in_order(pod: Pod) -> bool:
+    """It was not asked whether it is ready or alive before it had started; and it never seemed dead."""
+    started = pod.events.index("startup passed")
+    early = [event for event in pod.events[:started] if not event.startswith("startup")]
+    return not early and "readiness passed" in pod.events and "liveness failed" not in pod.events
+
+
+async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
+    async with installed(tmp_path, "simulated") as ring:
+        router = await ring.start("test-baton-router")
+        await until(lambda: "readiness failed" in router.events, "a router without workers", ring.pods)
+        assert not router.ready, "nobody could answer yet"
+        prefill = await ring.start("test-baton-prefill")
+        decode, leaving = [await ring.start("test-baton-decode") for _ in range(2)]
+        await all_ready(ring, router)
+        assert all(passed_in_order(pod) for pod in ring.pods), [pod.events for pod in ring.pods]
+
+        answer = await ask(router)
+        assert answer["usage"]["completion_tokens"] == 8
+        assert await metric(prefill, "baton_handoffs_completed_total") == 1
+
+        # A decode worker leaves: its answers go on elsewhere.
+        answers = await streams(router, 4)
+        took = await leaving.delete()
+        assert leaving.process.returncode == 0, leaving.log.read_text()[-2000:]
+        assert leaving.events[-2:] == ["terminating", "preStop over"]
+        assert took < 30
+        assert [await each for each in answers] == [TOKENS] * 4
+
+        # A prefill worker leaves, and prompts are computed where they are answered.
+        await prefill.delete()
+        assert prefill.process.returncode == 0, prefill.log.read_text()[-2000:]
+        assert (await ask(router))["usage"]["completion_tokens"] == 8
+
+        # The router leaves: as ever during preStop, then nothing new, and what is under way ends.
+        answers = await streams(router, 2)
+        watching = asyncio.create_task(watch_health(router))
+        deleting = asyncio.create_task(router.delete())
+        await asyncio.sleep(0.2)
+        await ask(router, 1)
+        assert await deleting < 25, "nobody who watches its health keeps it"
+        assert router.process.returncode == 0
+        assert (await watching)[-1] == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert [await each for each in answers] == [TOKENS] * 2
+        assert decode.ready
+
+
+async def test_pods_with_a_model_answer(tmp_path: Path) -> None:
+    async with installed(tmp_path, "cpu-trial") as ring:
+        for name in ("prefill", "decode", "router"):
+            await ring.start(f"test-baton-{name}")
+        prefill, decode, router = ring.pods
+        await all_ready(ring, router)
+        assert all(passed_in_order(pod) for pod in ring.pods), [pod.events for pod in ring.pods]
+        answer = await ask(router)
+        assert answer["usage"]["completion_tokens"] == 8
+        assert await metric(prefill, "baton_handoffs_completed_total") == 1
+        await asyncio.gather(prefill.delete(), decode.delete())
+        assert [pod.process.returncode for pod in (prefill, decode)] == [0, 0]

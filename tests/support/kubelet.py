@@ -1,0 +1,280 @@
+"""Rendered pods as local processes: what a kubelet does with command, env, volumes, probes and drain.
+
+Each pod has a loopback address of its own (127.0.0.0/8), so that ports are those of the manifest. Probes are
+asked as the manifest says, only more often. What containers isolate is not imitated: users, file systems,
+resources.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.support.chart import Object, of_kind, selects
+from tests.support.fake_kubernetes import FakeKubernetes, Slice
+
+HURRY = 10.0
+"""Probes are asked so many times as often."""
+
+
+@dataclass
+class Pod:
+    """One pod of a Deployment's template, with its one container."""
+
+    name: str
+    template: Object
+    ip: str
+    folder: Path
+    secrets: Mapping[str, Object]
+    on_change: Callable[[], None]
+    events: list[str] = field(default_factory=list)
+    """What became of its probes, in order, each change once."""
+    ready: bool = False
+    terminating: bool = False
+    process: asyncio.subprocess.Process = field(init=False)
+    _probing: asyncio.Task[None] = field(init=False)
+
+    @property
+    def spec(self) -> Object:
+        found: Object = self.template["spec"]
+        return found
+
+    @property
+    def container(self) -> Object:
+        found: Object = self.spec["containers"][0]
+        return found
+
+    @property
+    def labels(self) -> dict[str, str]:
+        found: dict[str, str] = self.template["metadata"]["labels"]
+        return found
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    def port(self, name: str | int) -> int:
+        named = {each["name"]: each["containerPort"] for each in self.container["ports"]}
+        return name if isinstance(name, int) else int(named[name])
+
+    async def start(self) -> None:
+        self.folder.mkdir(parents=True)
+        program, *_ = self.container["command"]
+        assert program == "baton", program
+        arguments = [self._expanded(argument) for argument in self.container["args"]]
+        with self.log.open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "baton", *arguments,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment(),
+            )  # fmt: skip
+        self._probing = asyncio.create_task(self._probe())
+
+    async def delete(self) -> float:
+        """preStop, SIGTERM, and SIGKILL when the grace is over. Returns the seconds that it took."""
+        began, grace = time.monotonic(), self.spec["terminationGracePeriodSeconds"]
+        self.terminating, self.ready = True, False  # its endpoint says so at once
+        self.on_change()
+        self._probing.cancel()  # of a pod that ends no liveness is asked
+        self.events.append("terminating")
+        async with asyncio.timeout(grace):
+            hook = self.container.get("lifecycle", {}).get("preStop")
+            if hook is not None:
+                await (await asyncio.create_subprocess_exec(*hook["exec"]["command"])).wait()
+                self.events.append("preStop over")
+            self.process.send_signal(signal.SIGTERM)
+            await self.process.wait()
+        return time.monotonic() - began
+
+    async def kill(self) -> None:
+        self._probing.cancel()
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    # --- environment and volumes
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        given = {each["name"]: self._value(each) for each in self.container["env"]}
+        return {**kept, **{name: self._local(value) for name, value in given.items()}}
+
+    def _value(self, variable: Object) -> str:
+        source = variable.get("valueFrom")
+        if source is None:
+            return str(variable["value"])
+        if "fieldRef" in source:
+            known = {"status.podIP": self.ip, "metadata.name": self.name, "metadata.namespace": "serving"}
+            return known[source["fieldRef"]["fieldPath"]]
+        reference = source["secretKeyRef"]
+        return base64.b64decode(self.secrets[reference["name"]]["data"][reference["key"]]).decode()
+
+    def _expanded(self, argument: str) -> str:
+        for variable in self.container["env"]:
+            if f"$({variable['name']})" in argument:
+                argument = argument.replace(f"$({variable['name']})", self._value(variable))
+        return self._local(argument)
+
+    def _local(self, text: str) -> str:
+        """A path inside a volume is one of this pod's folder, unless there is such a place here as well."""
+        for mount in self.container["volumeMounts"]:
+            if Path(mount["mountPath"]).exists():
+                continue
+            if text == mount["mountPath"] or text.startswith(mount["mountPath"] + "/"):
+                place = self.folder / mount["name"]
+                place.mkdir(exist_ok=True)
+                return str(place) + text.removeprefix(mount["mountPath"])
+        return text
+
+    # --- probes
+
+    async def _probe(self) -> None:
+        startup = self.container["startupProbe"]
+        for _ in range(startup["failureThreshold"] * round(HURRY)):
+            if await self._asked("startup", startup):
+                break
+            if self.process.returncode is not None:
+                self.events.append(f"ended with {self.process.returncode}")
+                return
+            await asyncio.sleep(startup["periodSeconds"] / HURRY)
+        else:
+            self.events.append("startup budget exceeded")
+            return
+        liveness = asyncio.create_task(self._stay_alive())
+        try:
+            await self._stay_ready()
+        finally:
+            liveness.cancel()
+
+    async def _stay_ready(self) -> None:
+        probe = self.container["readinessProbe"]
+        failed = 0
+        while True:
+            failed = 0 if await self._asked("readiness", probe) else failed + 1
+            ready = failed == 0 or (self.ready and failed < probe["failureThreshold"])
+            if ready != self.ready:
+                self.ready = ready
+                self.on_change()
+            await asyncio.sleep(probe["periodSeconds"] / HURRY)
+
+    async def _stay_alive(self) -> None:
+        probe = self.container["livenessProbe"]
+        while True:
+            await self._asked("liveness", probe)
+            await asyncio.sleep(probe["periodSeconds"] / HURRY)
+
+    async def _asked(self, name: str, probe: Object) -> bool:
+        try:
+            async with asyncio.timeout(probe["timeoutSeconds"]):
+                passed = await self._answers(probe)
+        except (OSError, TimeoutError, httpx.HTTPError, grpc.aio.AioRpcError):
+            passed = False
+        event = f"{name} {'passed' if passed else 'failed'}"
+        if [each for each in self.events if each.startswith(name)][-1:] != [event]:
+            self.events.append(event)
+        return passed
+
+    async def _answers(self, probe: Object) -> bool:
+        if "httpGet" in probe:
+            get = probe["httpGet"]
+            url = f"{get['scheme'].lower()}://{self.ip}:{self.port(get['port'])}{get['path']}"
+            async with httpx.AsyncClient(verify=False) as client:
+                return 200 <= (await client.get(url)).status_code < 400
+        if "grpc" in probe:
+            asked = probe["grpc"]
+            async with grpc.aio.insecure_channel(f"{self.ip}:{asked['port']}") as channel:
+                request = health_pb2.HealthCheckRequest(service=asked["service"])
+                answer = await health_pb2_grpc.HealthStub(channel).Check(request)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+        _, writer = await asyncio.open_connection(self.ip, self.port(probe["tcpSocket"]["port"]))
+        writer.close()
+        return True
+
+
+class Cluster:
+    """Pods, and the EndpointSlices that Services make of them."""
+
+    def __init__(self, objects: Sequence[Object], api: FakeKubernetes, folder: Path) -> None:
+        self.objects = objects
+        self.pods: list[Pod] = []
+        self._api = api
+        self._folder = folder
+
+    async def start(self, deployment: str) -> Pod:
+        """One more pod of it."""
+        number = len(self.pods)
+        pod = Pod(
+            f"{deployment}-{number}",
+            of_kind(self.objects, "Deployment")[deployment]["spec"]["template"],
+            f"127.0.1.{10 + number}",
+            self._folder / f"{deployment}-{number}",
+            of_kind(self.objects, "Secret"),
+            self._publish,
+        )
+        self.pods.append(pod)
+        await pod.start()
+        self._publish()
+        return pod
+
+    def _publish(self) -> None:
+        """As the EndpointSlice controller does; a selector sees what has its labels."""
+        for name, service in of_kind(self.objects, "Service").items():
+            labels = service["metadata"]["labels"]
+            if not matches(self._api.selector, labels):
+                continue
+            chosen = [
+                pod for pod in self.pods if selects({"matchLabels": service["spec"]["selector"]}, pod.labels)
+            ]
+            alive = [pod for pod in chosen if pod.process.returncode is None]
+            ports = [
+                {"name": port["name"], "port": pod.port(port["targetPort"])}
+                for pod in chosen[:1]
+                for port in service["spec"]["ports"]
+            ]
+            self._api.put(name, [_endpoint(pod) for pod in alive], labels=labels, ports=ports)
+
+
+def _endpoint(pod: Pod) -> Slice:
+    conditions = {"ready": pod.ready, "serving": pod.ready or pod.terminating, "terminating": pod.terminating}
+    target = {"kind": "Pod", "uid": pod.name}
+    return {"addresses": [pod.ip], "conditions": conditions, "targetRef": target, "zone": "a"}
+
+
+def matches(selector: str, labels: Mapping[str, str]) -> bool:
+    """A selector of keys, and of keys with values."""
+    parts = (part.partition("=") for part in selector.split(","))
+    return all(key in labels and (not equals or labels[key] == value) for key, equals, value in parts)
+
+
+@asynccontextmanager
+async def cluster(objects: Sequence[Object], api: FakeKubernetes, folder: Path) -> AsyncIterator[Cluster]:
+    """Whatever still runs at the end is killed."""
+    running = Cluster(objects, api, folder)
+    try:
+        yield running
+    finally:
+        for pod in running.pods:
+            await pod.kill()
+
+
+async def until(condition: Callable[[], Any], what: str, pods: Sequence[Pod], seconds: float = 60.0) -> None:
+    """AssertionError with the events and logs of the pods when it does not come true."""
+    try:
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        told = "\n".join(f"{pod.name}: {pod.events}\n{pod.log.read_text()[-2000:]}" for pod in pods)
+        raise AssertionError(f"not within {seconds} s: {what}\n{told}") from None

@@ -1,0 +1,479 @@
+"""The Helm chart: what it renders, what it refuses, and that its objects fit together."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import typer.main
+import yaml
+
+import baton
+from baton.cli.main import commands
+from baton.options import flag
+from tests.support.chart import (
+    CHART,
+    EXAMPLES,
+    MONITORING,
+    VERSIONS,
+    Object,
+    RenderError,
+    helm,
+    lint,
+    loose_ends,
+    of_kind,
+    pods_of,
+    problems,
+    read,
+    render,
+)
+from tests.support.chart_values import REFUSED, VALUE_SETS, Values
+
+
+@functools.cache
+def rendered(name: str) -> list[Object]:
+    """A value set, with everything that a cluster may know."""
+    return render(VALUE_SETS[name], apis=[MONITORING])
+
+
+def deployment(objects: list[Object], component: str) -> Object:
+    return of_kind(objects, "Deployment")[f"test-baton-{component}"]
+
+
+def container(objects: list[Object], component: str) -> Object:
+    first: Object = deployment(objects, component)["spec"]["template"]["spec"]["containers"][0]
+    return first
+
+
+def arguments(objects: list[Object], component: str) -> list[str]:
+    found: list[str] = container(objects, component)["args"]
+    return found
+
+
+def option(objects: list[Object], component: str, name: str) -> str:
+    args = arguments(objects, component)
+    return args[args.index(name) + 1]
+
+
+class TestRendering:
+    @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+    def test_an_example_is_right_for_every_version(self, example: Path) -> None:
+        lint(example)
+        objects = render(files=[example], apis=[MONITORING])
+        assert problems(objects) == []
+        assert loose_ends(objects) == []
+
+    @pytest.mark.parametrize("name", VALUE_SETS)
+    def test_a_value_set_is_right_for_the_oldest_and_the_newest(self, name: str) -> None:
+        objects = rendered(name)
+        assert problems(objects, (VERSIONS[0], VERSIONS[-1])) == []
+        assert loose_ends(objects) == []
+
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_a_wrong_value_is_refused(self, name: str) -> None:
+        values, what = REFUSED[name]
+        with pytest.raises(RenderError) as error:
+            render(values)
+        assert what in str(error.value)
+
+    def test_older_clusters_are_refused(self) -> None:
+        with pytest.raises(RenderError, match=r"chart requires kubeVersion: >=1\.28"):
+            render(version="1.27")
+
+    def test_the_application_has_the_version_of_the_program(self) -> None:
+        assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == baton.__version__
+
+    def test_the_schema_is_in_the_package(self) -> None:
+        """Helm enforces none that .helmignore leaves out."""
+        assert "values.schema.json" not in (CHART / ".helmignore").read_text()
+
+    def test_the_schema_and_the_values_have_the_same_keys(self) -> None:
+        """What the schema allows is in values.yaml, where it is explained; nothing else is."""
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        values = yaml.safe_load((CHART / "values.yaml").read_text())
+        assert list(_differences(schema, schema, values)) == ["global"]
+
+
+def _differences(root: Object, schema: Object, values: Object, path: str = "") -> Iterator[str]:
+    """Keys that are on one side only; of maps whose keys are the user's, none."""
+    schema = root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    known = schema.get("properties")
+    if known is None or path.endswith((".options", "esources", ".readiness", ".liveness", ".inline")):
+        return
+    for key in {*known, *values}:
+        where = f"{path}.{key}" if path else key
+        if key not in known or key not in values:
+            yield where
+        elif isinstance(values[key], dict):
+            yield from _differences(root, known[key], values[key], where)
+
+
+class TestOptions:
+    """The schema knows the options that the programs have."""
+
+    COMMANDS = typer.main.get_command(commands)
+
+    SET_BY_VALUES: ClassVar[dict[str, set[str]]] = {
+        "router": {
+            "workers", "discovery", "kubernetes_namespace", "kubernetes_selector", "kubeconfig",
+            "kubernetes_context", "redis_url", "redis_password_file", "api_keys", "ssl_certfile",
+            "ssl_keyfile", "ssl_ca_certs", "ssl_client_auth", "worker_tls_certfile", "worker_tls_keyfile",
+            "worker_tls_ca_certs", "worker_tls_server_name", "model", "served_model_name", "models", "host",
+            "port", "grpc_port", "cluster_key", "drain_timeout", "exit_with_parent",
+        },
+        "decode": {
+            "model", "served_model_name", "host", "port", "metrics_port", "cluster_key",
+            "worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name",
+            "tensor_parallel_size", "pipeline_parallel_size", "drain_timeout", "exit_with_parent",
+        },
+    }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("command", "definition"), [("router", "routerOptions"), ("decode", "workerOptions")]
+    )
+    def test_are_those_of_the_program(self, command: str, definition: str) -> None:
+        known = json.loads((CHART / "values.schema.json").read_text())["$defs"][definition]["properties"]
+        params = {str(param.name) for param in self._command(command).params} - self.SET_BY_VALUES[command]
+        params.discard("help")
+        assert {flag(_snake(name)) for name in known} == {flag(name) for name in params}
+
+    def _command(self, name: str) -> Any:
+        return self.COMMANDS.commands[name]  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("name", VALUE_SETS)
+    def test_are_understood_by_the_program(self, name: str) -> None:
+        for pod in pods_of(rendered(name)).values():
+            for each in pod["spec"]["containers"]:
+                if each.get("command") == ["baton"]:
+                    command, *args = (_expanded(arg) for arg in each["args"])
+                    self._command(command).make_context(command, args).close()
+
+    def test_of_a_role_go_before_those_of_all(self) -> None:
+        objects = rendered("worker options")
+        assert "--no-prefix-caching" in arguments(objects, "decode")
+        assert "--prefix-caching" in arguments(objects, "prefill")
+        assert option(objects, "decode", "--kv-cache-memory") == "34359738368"
+        assert {"name": "OMP_NUM_THREADS", "value": "4"} in container(objects, "decode")["env"]
+
+    def test_that_are_false_and_have_no_opposite_are_left_out(self) -> None:
+        args = arguments(rendered("router options"), "router")
+        assert "--no-allow-credentials" in args
+        assert not [arg for arg in args if "log-prompts" in arg]
+        assert args.count("--allowed-origins") == 2
+        assert option(rendered("router options"), "router", "--queue-tokens") == "8000000"
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"([A-Z])", lambda match: "_" + match[1].lower(), name)
+
+
+def _expanded(argument: str) -> str:
+    """As the kubelet does."""
+    return argument.replace("$(POD_IP)", "10.0.0.1").replace("$(POD_NAMESPACE)", "serving")
+
+
+class TestLifecycle:
+    @pytest.mark.parametrize("component", ["router", "prefill", "decode"])
+    @pytest.mark.parametrize("name", ["defaults", "long drain", "long start"])
+    def test_the_grace_is_what_hook_and_drain_take(self, name: str, component: str) -> None:
+        objects = rendered(name)
+        given = VALUE_SETS[name].get(component, {})
+        pre_stop = given.get("preStopSeconds", 10 if component == "router" else 2)
+        drain = given.get("drainTimeoutSeconds", 120 if component == "router" else 300)
+        spec = deployment(objects, component)["spec"]["template"]["spec"]
+        assert spec["terminationGracePeriodSeconds"] == pre_stop + drain + 10
+        assert option(objects, component, "--drain-timeout") == str(drain)
+        hook = container(objects, component).get("lifecycle")
+        wanted = {"preStop": {"exec": {"command": ["sleep", str(pre_stop)]}}}
+        assert hook == (wanted if pre_stop else None)
+
+    def test_the_startup_budget_is_what_the_probe_allows(self) -> None:
+        objects = rendered("long start")
+        probe = container(objects, "decode")["startupProbe"]
+        assert probe["failureThreshold"] * probe["periodSeconds"] == 7205  # of 7203
+        assert deployment(objects, "decode")["spec"]["progressDeadlineSeconds"] > 7203
+
+    def test_liveness_asks_the_process_itself_and_nobody_else(self) -> None:
+        objects = rendered("defaults")
+        assert container(objects, "router")["livenessProbe"]["httpGet"]["path"] == "/version"
+        assert container(objects, "router")["readinessProbe"]["httpGet"]["path"] == "/health"
+        assert container(objects, "decode")["livenessProbe"]["grpc"] == {"port": 9000, "service": ""}
+        assert container(objects, "decode")["readinessProbe"]["grpc"]["service"] == "baton.v1.Worker"
+
+    def test_what_has_no_certificate_to_show_only_connects(self) -> None:
+        assert container(rendered("mTLS"), "decode")["readinessProbe"]["tcpSocket"] == {"port": "grpc"}
+        router = container(rendered("clients' certificates"), "router")
+        assert router["readinessProbe"]["tcpSocket"] == {"port": "http"}
+        assert container(rendered("client TLS"), "router")["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+
+    def test_what_an_autoscaler_decides_is_not_rendered(self) -> None:
+        for component in ("router", "prefill", "decode"):
+            assert "replicas" not in deployment(rendered("KEDA"), component)["spec"]
+        for component in ("prefill", "decode"):
+            assert "replicas" not in deployment(rendered("HPA"), component)["spec"]
+            assert deployment(rendered("defaults"), component)["spec"]["replicas"] == 1
+
+    def test_what_workers_are_scaled_by(self) -> None:
+        scaled = of_kind(rendered("KEDA"), "ScaledObject")
+        [prefill], [decode] = (
+            scaled[f"test-baton-{role}"]["spec"]["triggers"] for role in ("prefill", "decode")
+        )
+        assert prefill["metadata"]["query"] == (
+            'sum(baton_waiting_prefill_tokens{namespace="serving",role="prefill"}) / 20000 or vector(0)'
+        )
+        assert prefill["metadata"]["threshold"] == "1.5"
+        assert 'state="held"' in decode["metadata"]["query"]
+        assert decode["metadata"]["threshold"] == "0.8"
+        [metric] = of_kind(rendered("HPA"), "HorizontalPodAutoscaler")["test-baton-decode"]["spec"]["metrics"]
+        assert metric["external"]["target"]["averageValue"] == "800m"
+
+
+class TestSecurity:
+    @pytest.mark.parametrize("name", [name for name in VALUE_SETS if name != "extras"])
+    def test_no_container_is_root_or_may_become_it(self, name: str) -> None:
+        for pod in pods_of(rendered(name)).values():
+            spec = pod["spec"]
+            assert spec["securityContext"]["runAsNonRoot"] is True
+            assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
+            assert spec["enableServiceLinks"] is False
+            for each in [*spec["containers"], *spec.get("initContainers", [])]:
+                context = each["securityContext"]
+                assert context["allowPrivilegeEscalation"] is False
+                assert context["readOnlyRootFilesystem"] is True
+                assert context["capabilities"]["drop"] == ["ALL"]
+                assert set(context["capabilities"].get("add", [])) <= {"IPC_LOCK"}
+
+    def test_the_router_may_list_and_watch_endpoint_slices_and_nothing_else(self) -> None:
+        [role] = of_kind(rendered("defaults"), "Role").values()
+        assert role["rules"] == [
+            {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+        ]
+        assert not of_kind(rendered("defaults"), "ClusterRole")
+        for name, pod in pods_of(rendered("bundled Redis")).items():
+            assert pod["spec"]["automountServiceAccountToken"] is (name == "test-baton-router")
+        assert not of_kind(rendered("static discovery"), "Role")
+
+    def test_no_secret_is_in_an_argument(self) -> None:
+        objects = rendered("external Redis with a password")
+        secrets = {name: each for each in container(objects, "router")["env"] if (name := each["name"])}
+        reference = {"secretKeyRef": {"name": "redis", "key": "secret"}}
+        assert secrets["BATON_REDIS_PASSWORD"]["valueFrom"] == reference
+        assert "secretKeyRef" in secrets["BATON_CLUSTER_KEY"]["valueFrom"]
+        assert "--cluster-key" not in arguments(objects, "router")
+
+    def test_a_token_for_the_hub_is_with_whoever_fetches(self) -> None:
+        spec = deployment(rendered("download with a token"), "decode")["spec"]["template"]["spec"]
+        [fetch], [worker] = spec["initContainers"], spec["containers"]
+        assert "HF_TOKEN" in {each["name"] for each in fetch["env"]}
+        assert "HF_TOKEN" not in {each["name"] for each in worker["env"]}
+        place = fetch["args"][fetch["args"].index("--local-dir") + 1]
+        assert worker["args"][worker["args"].index("--model") + 1] == place
+        assert "HF_TOKEN" in {each["name"] for each in container(rendered("hub id"), "decode")["env"]}
+
+    def test_the_cluster_key_is_long_and_drawn_anew(self) -> None:
+        keys = {
+            of_kind(render(), "Secret")["test-baton-cluster-key"]["data"]["cluster-key"] for _ in range(2)
+        }
+        assert len(keys) == 2
+        assert min(map(len, keys)) >= 64
+        assert "test-baton-cluster-key" not in of_kind(rendered("cluster key"), "Secret")
+
+    def test_network_policies_let_through_what_must(self) -> None:
+        policies = of_kind(rendered("network policies with all"), "NetworkPolicy")
+        router, workers = policies["test-baton-router"]["spec"], policies["test-baton-workers"]["spec"]
+        [clients] = router["ingress"]
+        assert {port["port"] for port in clients["ports"]} == {"http", "grpc"}
+        by_router, by_workers, metrics = workers["ingress"]
+        assert by_router["ports"] == [{"port": "grpc"}]
+        assert {"ipBlock": {"cidr": "10.0.0.0/16"}} in by_router["from"]
+        assert "ports" not in by_workers, "UCX, NCCL and gloo choose their ports"
+        assert metrics["ports"] == [{"port": "metrics"}]
+        open_to_all = of_kind(rendered("network policies"), "NetworkPolicy")["test-baton-router"]["spec"]
+        assert "from" not in open_to_all["ingress"][0]
+        assert open_to_all["policyTypes"] == ["Ingress"]
+
+    def test_egress_leads_to_the_redis_that_there_is(self) -> None:
+        [*_, redis, _] = of_kind(rendered("egress to an external Redis"), "NetworkPolicy")[
+            "test-baton-router"
+        ]["spec"]["egress"]
+        assert redis == {"ports": [{"port": 7000}]}
+
+
+class TestWorkers:
+    def test_services_have_the_labels_that_routers_look_for(self) -> None:
+        objects = rendered("all roles")
+        selector = option(objects, "router", "--kubernetes-selector")
+        assert selector == "baton.dev/role,app.kubernetes.io/instance=test"
+        for role in ("prefill", "decode", "both"):
+            service = of_kind(objects, "Service")[f"test-baton-{role}"]
+            assert service["metadata"]["labels"]["baton.dev/role"] == role
+            assert service["metadata"]["labels"]["app.kubernetes.io/instance"] == "test"
+            assert service["spec"]["clusterIP"] == "None"
+            assert [port["name"] for port in service["spec"]["ports"]] == ["grpc"]
+
+    def test_two_releases_do_not_select_each_others_pods(self) -> None:
+        one, other = render(release="one"), render(release="other")
+        assert loose_ends([*one, *other]) == []
+        selectors = [
+            frozenset(each["spec"]["selector"]["matchLabels"].items())
+            for each in (*one, *other)
+            if each["kind"] == "Deployment"
+        ]
+        assert len(set(selectors)) == len(selectors) == 6
+
+    def test_devices_are_those_of_all_processes(self) -> None:
+        objects = rendered("tensor parallel")
+        assert container(objects, "decode")["resources"]["limits"] == {"nvidia.com/gpu": 8}
+        spec = deployment(objects, "decode")["spec"]["template"]["spec"]
+        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in spec["tolerations"]
+        assert container(objects, "decode")["image"].endswith("baton-worker:0.1.0-cuda")
+        assert container(rendered("defaults"), "decode")["image"].endswith("baton-worker:0.1.0-cpu")
+        assert option(objects, "decode", "--tensor-parallel-size") == "4"
+
+    def test_images_are_those_that_values_name(self) -> None:
+        objects = rendered("image tags")
+        images = [
+            container(objects, name)["image"].partition("/")[2] for name in ("router", "prefill", "decode")
+        ]
+        assert images == [
+            f"baton-serving/baton-{each}" for each in ("router:1.2.3", "worker:1.2.3-cpu", "worker:1.2.4")
+        ]
+        digest = container(rendered("image by digest"), "router")["image"]
+        assert digest == "baton-router@sha256:" + "0" * 64
+        assert container(rendered("simulated"), "decode")["image"].endswith("/baton-router:0.1.0")
+
+    def test_rdma_brings_its_resource_and_may_pin_memory(self) -> None:
+        worker = container(rendered("RDMA"), "prefill")
+        assert worker["resources"]["limits"]["rdma/ib"] == 2
+        assert worker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+
+    def test_the_roles_differ_in_nothing_but_their_values(self) -> None:
+        objects = rendered("all roles")
+        texts = {
+            role: json.dumps(deployment(objects, role)).replace(f"-{role}", "-R").replace(f'"{role}"', '"R"')
+            for role in ("prefill", "decode", "both")
+        }
+        assert len(set(texts.values())) == 1
+
+
+class TestMetrics:
+    def test_monitors_come_where_the_cluster_knows_them(self) -> None:
+        assert not of_kind(render(), "PodMonitor")
+        assert set(of_kind(render(apis=[MONITORING]), "PodMonitor")) == {
+            "test-baton-router", "test-baton-prefill", "test-baton-decode",
+        }  # fmt: skip
+        assert len(of_kind(render(VALUE_SETS["monitors always"]), "PodMonitor")) == 3
+        assert not of_kind(rendered("monitors never"), "PodMonitor")
+
+    @pytest.fixture
+    def chart(self, tmp_path: Path) -> Path:
+        """With files of rules and dashboards, whatever there are besides."""
+        chart = tmp_path / "baton"
+        shutil.copytree(CHART, chart)
+        for folder in ("rules", "dashboards"):
+            (chart / folder).mkdir(exist_ok=True)
+        rule = {"alert": "Down", "expr": "up == 0", "annotations": {"summary": "{{ $labels.pod }} is down"}}
+        (chart / "rules/one.yaml").write_text(json.dumps({"groups": [{"name": "one", "rules": [rule]}]}))
+        (chart / "dashboards/one.json").write_text('{"title": "One", "expr": "{{role}}"}\n')
+        return chart
+
+    def test_rules_are_the_files(self, chart: Path) -> None:
+        [rule] = of_kind(render(chart=chart, apis=[MONITORING]), "PrometheusRule").values()
+        assert problems([rule], VERSIONS[:1]) == []
+        [group] = [group for group in rule["spec"]["groups"] if group["name"] == "one"]
+        assert group["rules"][0]["annotations"]["summary"] == "{{ $labels.pod }} is down"
+        assert not of_kind(render(chart=chart), "PrometheusRule")
+
+    def test_dashboards_are_the_files(self, chart: Path) -> None:
+        values = {"metrics": {"dashboards": {"enabled": True, "namespace": "monitoring"}}}
+        found = of_kind(render(values, chart=chart), "ConfigMap")["test-baton-dashboard-one"]
+        assert json.loads(found["data"]["one.json"]) == {"title": "One", "expr": "{{role}}"}
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert found["metadata"]["namespace"] == "monitoring"
+        assert not of_kind(render(chart=chart), "ConfigMap")
+
+
+def test_a_problem_is_found() -> None:
+    """The checks themselves: what they are given here is wrong."""
+    objects: list[Object] = json.loads(json.dumps(rendered("all roles")))
+    service = of_kind(objects, "Service")["test-baton-decode"]
+    service["spec"]["selector"]["app.kubernetes.io/component"] = "decoder"
+    worker = container(objects, "decode")
+    worker["readinessProbe"]["grcp"] = {}
+    worker["volumeMounts"].append({"name": "nowhere", "mountPath": "/nowhere"})
+    of_kind(objects, "PodMonitor")["test-baton-decode"]["spec"]["podMetricsEndpoints"][0]["port"] = "metric"
+    assert any("grcp" in problem for problem in problems(objects, VERSIONS[:1]))
+    ends = "\n".join(loose_ends(objects))
+    assert "Service/test-baton-decode selects nothing" in ends
+    assert "mounts nowhere" in ends
+    assert "PodMonitor/test-baton-decode names port metric" in ends
+    unknown: Values = {"apiVersion": "example.org/v1", "kind": "Thing", "metadata": {"name": "a"}}
+    assert "no schema for example.org/v1 Thing" in problems([unknown])[0]
+
+
+class TestWithoutHelm:
+    """``k8s/``: what the chart renders for those who do not use Helm."""
+
+    FOLDER = CHART.parents[1] / "k8s"
+
+    def test_is_what_the_chart_renders_now(self, tmp_path: Path) -> None:
+        subprocess.run(
+            [self.FOLDER.parent / "scripts/k8s", tmp_path],
+            check=True,
+            env={**os.environ, "PATH": f"{helm().parent}:{os.environ['PATH']}"},
+        )
+        written = {
+            path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()
+        }
+        assert len(written) >= 11
+        stale = [str(path) for path, text in written.items() if _text(self.FOLDER / path) != text]
+        assert stale == [], "run scripts/k8s"
+
+    def test_of_the_trial_is_right_for_every_version(self) -> None:
+        """The others are renderings of the examples."""
+        monitoring = self.FOLDER / "monitoring"
+        objects = [*read(monitoring / "prometheus.yaml"), *read(monitoring / "grafana.yaml")]
+        assert len(objects) == 9
+        assert problems(objects, (VERSIONS[0], VERSIONS[-1])) == []
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
+class TestPrometheus:
+    """What Prometheus is told, by its own tool."""
+
+    def test_understands_its_configuration(self, tmp_path: Path) -> None:
+        file = CHART.parents[1] / "k8s/monitoring/prometheus.yaml"
+        [config] = of_kind(read(file), "ConfigMap").values()
+        document = yaml.safe_load(config["data"]["prometheus.yml"])
+        for scrape in document["scrape_configs"]:
+            del scrape["kubernetes_sd_configs"]  # which Debian's build does not know
+        self._check(tmp_path, json.dumps(document), "config", "--syntax-only")
+
+    def test_understands_what_workers_are_scaled_by(self, tmp_path: Path) -> None:
+        triggers = [
+            trigger
+            for scaled in of_kind(rendered("KEDA"), "ScaledObject").values()
+            for trigger in scaled["spec"]["triggers"]
+        ]
+        rules = [{"record": "a:b", "expr": trigger["metadata"]["query"]} for trigger in triggers]
+        assert len(rules) == 2
+        self._check(tmp_path, json.dumps({"groups": [{"name": "a", "rules": rules}]}), "rules")
+
+    def _check(self, folder: Path, text: str, *what: str) -> None:
+        file = folder / "file.yaml"
+        file.write_text(text)
+        done = subprocess.run(["promtool", "check", *what, file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text() if path.exists() else None
