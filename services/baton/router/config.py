@@ -19,6 +19,7 @@ from baton.router.placement import (
 )
 from baton.router.shared.limits import Limits
 from baton.router.shared.redis_store import check_url
+from baton.telemetry.goodput import Targets
 from baton.tls.files import CLIENT_AUTHS, ClientAuth, TlsFiles
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
@@ -88,6 +89,9 @@ class RouterConfig:
     itl_target_ms: float | None = None
     no_prefill: NoPrefill = "local"
     no_decode: NoDecode = "queue"
+    slo_ttft: float | None = None  # seconds
+    slo_itl: float | None = None  # seconds
+    vllm_metric_names: bool = False
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -121,6 +125,10 @@ class RouterConfig:
         check_choice("no_decode", self.no_decode, NO_DECODE)
         if self.itl_target_ms is not None:
             check_range("itl_target_ms", self.itl_target_ms, 1)
+        for name in ("slo_ttft", "slo_itl"):
+            target = getattr(self, name)
+            if target is not None:
+                check_range(name, target, 0.001, 3600)
         check_choice("log_level", self.log_level, LOG_LEVELS)
 
     def _check_names(self) -> None:
@@ -209,6 +217,10 @@ class RouterConfig:
             concurrent=self.limit_concurrent_requests,
             tokens_per_day=self.limit_tokens_per_day,
         )
+
+    @property
+    def targets(self) -> Targets:
+        return Targets(self.slo_ttft, self.slo_itl)
 
     @property
     def placement(self) -> PlacementOptions:

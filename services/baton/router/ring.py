@@ -417,6 +417,8 @@ class WorkerRing:
 
     def _go_on(self, group: Group, cause: Cause, error: RingError, pause: float = 0.0) -> None:
         self._metrics.resumed(cause)
+        for answer in group.going:
+            answer.request.passage.interruptions += 1
         group.error = error
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
@@ -472,7 +474,10 @@ class WorkerRing:
         first, *others = group.answers if group.is_search else group.going
         group.name = first.request.request_id
         self._groups[group.name] = group
-        self._metrics.attempts.inc()
+        self._metrics.submitted("local" if prefill is None else "handoff")
+        now = time.perf_counter()
+        for answer in group.answers:
+            answer.request.passage.placed = answer.request.passage.placed or now
         submit = pb.Submit(
             request_id=group.name,
             attempt=group.attempt,
@@ -602,6 +607,9 @@ class WorkerRing:
         group = self._groups.get(delta.request_id) or (answer.group if answer else None)
         if group is not None and group.attempt == delta.attempt:
             group.computing.add(worker)
+            now = time.perf_counter()
+            for each in group.answers:
+                each.request.passage.begun = each.request.passage.begun or now
 
     def _take_failure(self, group: Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         """An attempt has failed that is under way as one, be the answer over that gave it its name."""

@@ -72,7 +72,8 @@ class HandoffMetrics:
             "baton_handoff_stage_seconds",
             "One stage of a handoff. At decode: room (from asking to the promise), prefill (to the first "
             "blocks computed), grant (to pages bound), transfer (to the last block), commit, start (to the "
-            "first step). At prefill: flush (from the last chunk computed to the last send over).",
+            "first step), first_step. At prefill: ask (from a request's arrival to the promise of room, the "
+            "link to decode included), flush (from the last chunk computed to the last send over).",
             ("role", "connector", "stage"),
             registry=registry,
             buckets=STAGE_BUCKETS,

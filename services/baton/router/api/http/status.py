@@ -64,7 +64,7 @@ class Status:
     async def metrics(self, request: Request) -> Response:
         """Metrics in the format that the scraper prefers."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._catalogue.metrics.registry), headers={"content-type": content_type})
+        return Response(encode(self._catalogue.metrics.exported), headers={"content-type": content_type})
 
     def _entry(self, model: ModelInfo, name: str) -> dict[str, object]:
         """``name`` may be an alias of the model's."""
