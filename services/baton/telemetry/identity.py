@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -40,6 +40,8 @@ class IdentityCollector(Collector):
 
 
 def export_identity(registry: CollectorRegistry, identities: Callable[[], Sequence[Identity]]) -> None:
-    """``baton_info``, and the usual ``process_*`` metrics (CPU, memory, file descriptors; Linux only)."""
+    """``baton_info``, and the usual ``process_*`` metrics (CPU, memory, file descriptors; Linux only). For a
+    whole process: it ends the client's habit to export when each series was made, as a series of its own."""
+    disable_created_metrics()
     registry.register(IdentityCollector(identities))
     ProcessCollector(registry=registry)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -52,6 +52,13 @@ class ResumeMetrics:
             registry=registry,
             buckets=PAUSE_BUCKETS,
         )
+        for family, values in (
+            (self._placements, Placement),
+            (self._resumes, Cause),
+            (self._given_up, Reason),
+        ):
+            for value in get_args(values):  # what has not happened is 0, or its first time goes unseen
+                family.labels(value)
         self._counts: list[Callable[[], int]] = []
         self._waiting = Gauge(
             "baton_requests_waiting", "Requests that wait for a worker to take them.", registry=registry
