@@ -26,6 +26,13 @@ from tests.support.ring import Ring, running_ring
 LOOK_BACK = "6s"
 QUIET = {"Pause of a resumed answer", "What asking Redis takes"}
 """Panels that this ring cannot fill: it loses no worker, and has no Redis."""
+UNTIL_IT_HAPPENS = {
+    'baton_choices_total{finish_reason=~"error|deadline_exceeded"}',
+    'baton_requests_total{status=~"5.."}',
+    "baton_admission_refused_total",
+    "baton_shared_state_calls_total",
+}
+"""What rules look at that is not there while nothing fails and there is no Redis."""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +129,9 @@ def test_every_panel_and_rule_has_data_under_load(ring: Ring, tmp_path: Path) ->
 def _problems(server: Server) -> list[str]:
     """What gives nothing and should; empty when all is well."""
     problems = [f"{p}: {e}" for p, e in empty_panels(server, LOOK_BACK) if p.title not in QUIET]
-    problems += [f"rule: {each}" for each in selectors_of_rules() if not server.query(each)]
+    problems += [
+        f"rule: {each}" for each in selectors_of_rules() - UNTIL_IT_HAPPENS if not server.query(each)
+    ]
     for rule in rules():
         if "record" in rule and not has_figures(server.query(rule["record"])):
             problems.append(f"nothing is recorded as {rule['record']}")

@@ -70,7 +70,7 @@ class Followed:
             for family in self.metrics.registry.collect()
             if family.name == "baton_slo_requests"
             for sample in family.samples
-            if sample.name.endswith("_total")
+            if sample.name.endswith("_total") and sample.value
         }
 
 

@@ -51,4 +51,5 @@ class GoodputMetrics:
 
     def ended(self, model: str, missed: Missed, cause: str) -> None:
         """A request is over. ``cause`` is one of few words; empty if it missed nothing."""
+        self._requests.labels(model, "none", "")  # there from the first request on, be it 0
         self._requests.labels(model, missed, cause).inc()

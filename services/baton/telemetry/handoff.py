@@ -85,8 +85,7 @@ class HandoffMetrics:
         again = any(known.peer == pair.peer for known in self._peers)
         self._touch(pair)
         self._links.labels(*labels).inc()
-        if again:
-            self._reconnects.labels(*labels).inc()
+        self._reconnects.labels(*labels).inc(again)
 
     @property
     def bytes_per_s(self) -> float:
