@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -64,6 +65,13 @@ class Seen:
         self.looked = True
 
 
+def free_port() -> int:
+    """A worker that comes back is to be where it was scraped."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
 def keys(tmp: Path) -> tuple[Path, list[str]]:
     given = [new_key() for _ in range(2)]
     lines = ["tenants:", "  red: {weight: 1}", "  green: {weight: 2}", "keys:"]
@@ -80,7 +88,7 @@ def simulated_ring(tmp: Path, redis: str | None) -> Iterator[tuple[Ring, list[st
     profile.write_text(json.dumps(PROFILE))
     options = (*NAME, "--profile", str(profile))
     workers = [
-        simulated(tmp, f"{role}-{number}", role, *options)
+        simulated(tmp, f"{role}-{number}", role, *options, "--metrics-port", str(free_port()))
         for role, count in (("prefill", 2), ("decode", 3))
         for number in range(count)
     ]

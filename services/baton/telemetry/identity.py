@@ -42,6 +42,6 @@ class IdentityCollector(Collector):
 def export_identity(registry: CollectorRegistry, identities: Callable[[], Sequence[Identity]]) -> None:
     """``baton_info``, and the usual ``process_*`` metrics (CPU, memory, file descriptors; Linux only). For a
     whole process: it ends the client's habit to export when each series was made, as a series of its own."""
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry.register(IdentityCollector(identities))
     ProcessCollector(registry=registry)
