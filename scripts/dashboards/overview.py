@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts.dashboards.panels import Dashboard, Panel, Query, Row
+from scripts.dashboards.panels import Dashboard, Panel, Query, Row, Unit
 from scripts.dashboards.promql import or_zero, quantile, rate, ratio, routers, select, total, worker_now
 
 TARGETS = "the router has --slo-ttft or --slo-itl"
@@ -16,8 +16,7 @@ def latency(title: str, metric: str, text: str) -> Panel:
     return Panel(title, "s", (*queries, Query(mean, "mean")), text)
 
 
-def stat(title: str, unit: str, expr: str, text: str = "", needs: str = "") -> Panel:
-    assert unit in ("reqps", "tokens/s", "short", "percentunit")
+def stat(title: str, unit: Unit, expr: str, text: str = "", needs: str = "") -> Panel:
     return Panel(title, unit, (Query(expr, title),), text, kind="stat", width=4, height=4, needs=needs)
 
 
