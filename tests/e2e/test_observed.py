@@ -28,7 +28,7 @@ QUIET = {"Pause of a resumed answer", "What asking Redis takes"}
 """Panels that this ring cannot fill: it loses no worker, and has no Redis."""
 UNTIL_IT_HAPPENS = {
     'baton_choices_total{finish_reason=~"error|deadline_exceeded"}',
-    'baton_requests_total{status=~"5.."}',
+    'baton_requests_total{endpoint=~"/v1/.*|baton.*", status=~"5.."}',
     "baton_admission_refused_total",
     "baton_shared_state_calls_total",
 }

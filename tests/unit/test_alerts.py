@@ -25,7 +25,8 @@ WELL: Mapping[str, str] = {
     'baton_worker_draining{instance="r", worker="d", role="decode", model="m"}': "0+0x130",
     'baton_discovery_staleness_seconds{instance="r", model="m"}': "1+0x130",
     'baton_choices_total{instance="r", model="m", finish_reason="length"}': "0+600x130",
-    'baton_requests_total{instance="r", status="200"}': "0+600x130",
+    'baton_requests_total{instance="r", endpoint="/v1/completions", status="200"}': "0+600x130",
+    'baton_requests_total{instance="r", endpoint="/health", status="503"}': "0+600x130",  # by design
     'baton_requests_given_up_total{instance="r", reason="worker_lost"}': "0+0x130",
     'baton_requests_given_up_total{instance="r", reason="poison_request"}': "0+0x130",
     'baton_attempts_total{instance="r"}': "0+600x130",
@@ -73,7 +74,9 @@ ILL: Mapping[str, Mapping[str, str | None]] = {
     },
     "BatonDiscoveryStale": {'baton_discovery_staleness_seconds{instance="r", model="m"}': "0+60x130"},
     "BatonAnswersFail": {'baton_choices_total{instance="r", model="m", finish_reason="error"}': "0+60x130"},
-    "BatonServerErrors": {'baton_requests_total{instance="r", status="503"}': "0+60x130"},
+    "BatonServerErrors": {
+        'baton_requests_total{instance="r", endpoint="/v1/completions", status="503"}': "0+60x130"
+    },
     "BatonRequestsGivenUp": {'baton_requests_given_up_total{instance="r", reason="worker_lost"}': "0+1x130"},
     "BatonPoisonRequest": {
         'baton_requests_given_up_total{instance="r", reason="poison_request"}': "0x110 1x20"

@@ -29,6 +29,7 @@ ADDED = {"instance", "namespace", "job", "pod", "le"}
 """Labels that Prometheus gives."""
 UNITS = {"s", "reqps", "ops", "short", "percentunit", "Bps", "bytes", "none"}
 _NAME = re.compile(r"\b(?:baton_\w+|process_\w+)")
+_GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
 _SELECTOR = re.compile(r"\b((?:baton|process)_\w+)\{([^}]*)\}")
 
 
@@ -100,6 +101,11 @@ def test_every_metric_asked_for_is_documented_with_its_labels() -> None:
             labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
             allowed = KNOWN[family(name, KNOWN)].labels | ADDED
             assert labels <= allowed, f"{where}: {name} has no {labels - allowed}"
+        named = _NAME.findall(expression)
+        if named and "baton:" not in expression:
+            theirs = set().union(*(KNOWN[family(name, KNOWN)].labels for name in named)) | ADDED
+            grouped = {label for by in _GROUPING.findall(expression) for label in re.split(r",\s*", by)}
+            assert grouped <= theirs, f"{where}: nothing has {grouped - theirs}"
         for name in re.findall(r"\bbaton:\w+(?::\w+)*", expression):
             assert name in recorded, f"{where}: {name}"
 
