@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.telemetry.stages import StageMetrics
-from baton.telemetry.vllm import with_vllm_names
+from baton.telemetry.vllm import ALIASES, STAGE_ALIASES, with_vllm_names
 
 
 def _value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
@@ -47,3 +47,16 @@ def test_a_workers_stages_have_names_of_their_own_there() -> None:
     theirs = {"model_name": "a", "engine": "0"}
     assert _value(exported, "vllm:request_queue_time_seconds_sum", **theirs) == 0.5
     assert _value(exported, "vllm:request_prefill_time_seconds_sum", **theirs) == 2.0
+
+
+def test_the_dashboard_that_comes_with_vllm_finds_its_names() -> None:
+    """But for one, of which docs/metrics.md says that it is missing."""
+    asked = {
+        *("e2e_request_latency_seconds", "time_to_first_token_seconds", "inter_token_latency_seconds"),
+        *("prompt_tokens", "generation_tokens", "num_requests_running", "num_requests_waiting"),
+        *("kv_cache_usage_perc", "request_prompt_tokens", "request_generation_tokens", "request_success"),
+        *("request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds"),
+        "request_max_num_generation_tokens",
+    }
+    ours = {alias.name.removeprefix("vllm:") for alias in (*ALIASES.values(), *STAGE_ALIASES.values())}
+    assert asked - ours == {"request_max_num_generation_tokens"}

@@ -83,15 +83,15 @@ class RouterConfig:
     max_stop_strings: int = 16
     max_attempts: int = 5  # of a request, that may fail in a row before it is given up on
     queue_timeout: float = 10.0  # seconds that a request waits for a worker
+    slo_ttft: float | None = None  # seconds
+    slo_itl: float | None = None  # seconds
+    vllm_metric_names: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     disaggregation: Disaggregation = "conditional"
     itl_target_ms: float | None = None
     no_prefill: NoPrefill = "local"
     no_decode: NoDecode = "queue"
-    slo_ttft: float | None = None  # seconds
-    slo_itl: float | None = None  # seconds
-    vllm_metric_names: bool = False
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -109,6 +109,7 @@ class RouterConfig:
         self._check_shared_state()
         self._check_security()
         self._check_admission()
+        self._check_targets()
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         if self.port and self.port == self.grpc_port:
@@ -125,10 +126,6 @@ class RouterConfig:
         check_choice("no_decode", self.no_decode, NO_DECODE)
         if self.itl_target_ms is not None:
             check_range("itl_target_ms", self.itl_target_ms, 1)
-        for name in ("slo_ttft", "slo_itl"):
-            target = getattr(self, name)
-            if target is not None:
-                check_range(name, target, 0.001, 3600)
         check_choice("log_level", self.log_level, LOG_LEVELS)
 
     def _check_names(self) -> None:
@@ -184,6 +181,12 @@ class RouterConfig:
         check_range("queue_tokens", self.queue_tokens, 1, 10**9)
         check_range("max_stream_backlog", self.max_stream_backlog, 64 * 1024)
         check_range("slow_client_timeout", self.slow_client_timeout, 0.1, 3600)
+
+    def _check_targets(self) -> None:
+        for name in ("slo_ttft", "slo_itl"):
+            target = getattr(self, name)
+            if target is not None:
+                check_range(name, target, 0.001, 3600)
 
     @property
     def client_tls(self) -> TlsFiles | None:
