@@ -417,11 +417,11 @@ class WorkerRing:
 
     def _go_on(self, group: Group, cause: Cause, error: RingError, pause: float = 0.0) -> None:
         self._metrics.resumed(cause)
-        for answer in group.going:
-            answer.request.passage.interruptions += 1
         group.error = error
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
+        for answer in group.going:
+            answer.request.passage.interruptions += 1
         self._seek(group, pause)
 
     def _give_up(self, group: Group, reason: Reason, error: RingError) -> None:
@@ -474,10 +474,7 @@ class WorkerRing:
         first, *others = group.answers if group.is_search else group.going
         group.name = first.request.request_id
         self._groups[group.name] = group
-        self._metrics.submitted("local" if prefill is None else "handoff")
-        now = time.perf_counter()
-        for answer in group.answers:
-            answer.request.passage.placed = answer.request.passage.placed or now
+        self._metrics.attempts.inc()
         submit = pb.Submit(
             request_id=group.name,
             attempt=group.attempt,
@@ -495,12 +492,20 @@ class WorkerRing:
                 for answer in others
             ],
         )
+        self._note_placed(group)
         if prefill is None:
             decode.submit(submit, place.uncached)
             return
         self._aim(submit, decode)
         decode.touch()
         prefill.submit(submit, place.uncached)
+
+    def _note_placed(self, group: Group) -> None:
+        """Its workers are about to be told."""
+        self._metrics.placed("local" if group.prefill is None else "handoff")
+        now = time.perf_counter()
+        for answer in group.answers:
+            answer.request.passage.placed = answer.request.passage.placed or now
 
     def _aim(self, submit: pb.Submit, decode: WorkerClient) -> None:
         """Name the decode worker that the request is to be handed on to."""
@@ -606,10 +611,14 @@ class WorkerRing:
         answer = self._answers.get(delta.request_id)
         group = self._groups.get(delta.request_id) or (answer.group if answer else None)
         if group is not None and group.attempt == delta.attempt:
+            self._note_begun(group)
             group.computing.add(worker)
-            now = time.perf_counter()
-            for each in group.answers:
-                each.request.passage.begun = each.request.passage.begun or now
+
+    @staticmethod
+    def _note_begun(group: Group) -> None:
+        now = time.perf_counter()
+        for answer in group.answers:
+            answer.request.passage.begun = answer.request.passage.begun or now
 
     def _take_failure(self, group: Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         """An attempt has failed that is under way as one, be the answer over that gave it its name."""

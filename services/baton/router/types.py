@@ -44,10 +44,10 @@ class Request:
     """One answer to a prompt, as workers know it."""
 
     request_id: str
+    passage: Passage = field(default_factory=Passage, compare=False, kw_only=True)
     params: SamplingParams
     cache_salt: bytes = b""
     """Cached blocks are shared within one salt only; the same for all answers to a prompt."""
-    passage: Passage = field(default_factory=Passage, compare=False)
 
 
 class RingError(Exception):

@@ -64,9 +64,8 @@ class ResumeMetrics:
             "baton_requests_waiting", "Requests that wait for a worker to take them.", registry=registry
         )
 
-    def submitted(self, placement: Placement) -> None:
-        """An attempt begins."""
-        self.attempts.inc()
+    def placed(self, placement: Placement) -> None:
+        """An attempt begins, with its prompt computed there."""
         self._placements.labels(placement).inc()
 
     def resumed(self, cause: Cause) -> None:

@@ -221,19 +221,11 @@ class WorkerService(pb_grpc.WorkerServicer):
                 end(*_named(output.seq), output.error)
             elif output.new_tokens:
                 self._routers.deliver(output.seq.owner, _delta(output))
-                if output.is_first:
-                    self._measure(output)
             self._prefill.on_output(output)
             self._decode.on_output(output)
+            if output.new_tokens and output.is_first:
+                self._measure(output)
         self._decode.room_changed()
-
-    def _measure(self, output: SequenceOutput) -> None:
-        """A prompt is computed, and its first token sampled."""
-        seq, ended = output.seq, output.forward.ended
-        if self._stages is not None and seq.began_at:
-            self._stages.took(
-                {"prefill_queue": seq.began_at - seq.accepted_at, "prefill": ended - seq.began_at}
-            )
 
     async def run_timers(self) -> None:
         """Report to the routers, listen for their silence, and keep to the deadlines, for as long as the
@@ -253,6 +245,14 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._part(stream)
                 stream.end()
             before = now
+
+    def _measure(self, output: SequenceOutput) -> None:
+        """A prompt is computed, and its first token sampled."""
+        seq, ended = output.seq, output.forward.ended
+        if self._stages is not None and seq.began_at:
+            self._stages.took(
+                {"prefill_queue": seq.began_at - seq.accepted_at, "prefill": ended - seq.began_at}
+            )
 
     def _busy_for(self, router_id: str) -> bool:
         """Whether requests of this router are here."""

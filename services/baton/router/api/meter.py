@@ -104,15 +104,14 @@ class RequestMeter:
         return self.passages[index] if self.passages else Passage()
 
     def _finished(self, index: int, reason: str) -> None:
-        metrics = self._metrics
         self._unfinished -= 1
-        metrics.ended(self._endpoint, reason)
-        metrics.answer_length.observe(self._tokens[index])
-        seconds = self._last[index] - self._first[index]
-        metrics.decode_time.observe(seconds)
-        if self._tokens[index] > 1:
-            metrics.time_per_output_token.observe(seconds / (self._tokens[index] - 1))
+        self._metrics.ended(self._endpoint, reason)
+        self._metrics.answer_length.observe(self._tokens[index])
+        self._metrics.decode_time.observe(self._last[index] - self._first[index])
         self._goodput.ended(index, interrupted=self._passage(index).interruptions > 0)
+        if self._tokens[index] > 1:
+            seconds = self._last[index] - self._first[index]
+            self._metrics.time_per_output_token.observe(seconds / (self._tokens[index] - 1))
 
     def cached(self, tokens: int) -> None:
         """A prompt's tokens that a prefix cache held."""
