@@ -420,8 +420,9 @@ class WorkerRing:
         group.error = error
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
-        for answer in group.going:
-            answer.request.passage.interruptions += 1
+        if cause != "refused":  # of that nothing was begun
+            for answer in group.going:
+                answer.request.passage.interruptions += 1
         self._seek(group, pause)
 
     def _give_up(self, group: Group, reason: Reason, error: RingError) -> None:

@@ -36,7 +36,7 @@ class Passage:
     begun: float | None = None
     """A worker said for the first time that it begins to compute."""
     interruptions: int = 0
-    """Attempts that ended before the request did."""
+    """Attempts that ended before the request did, but for those that were refused."""
 
 
 @dataclass(frozen=True, slots=True)
