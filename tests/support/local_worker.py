@@ -32,6 +32,7 @@ from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.resumes import ResumeMetrics
+from baton.telemetry.stages import StageMetrics
 from baton.tls.channels import Dialer, add_port
 from baton.tls.files import TlsFiles
 from baton.urgency import CALM, Urgency
@@ -102,6 +103,7 @@ class LocalWorker:
         server = grpc.aio.server()
         self.port = add_port(server, f"127.0.0.1:{self.port}", self._tls)
         self.address = f"127.0.0.1:{self.port}"
+        self.registry = CollectorRegistry()
         self.wiring = self._wiring()
         crash = self.crashed.set
         self.prefill = PrefillRole(self.engine, self.wiring, self.routers, crash, self._tempo)
@@ -123,7 +125,10 @@ class LocalWorker:
         if self._tells_terms:
             hello.revision = self._revision
             hello.compatibility = compatibility_digest(self.wiring.compatibility)
-        self.service = WorkerService(self.engine, hello, self.routers, self.prefill, self.decode, self._tempo)
+        stages = StageMetrics(self.registry).of(self.role, "fake")
+        self.service = WorkerService(
+            self.engine, hello, self.routers, self.prefill, self.decode, self._tempo, stages
+        )
         loop = EngineLoop(self.engine, self.service.on_outputs, crash, self.service.on_start)
         self.drain = Drain(self.service, loop, HealthServicer())
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
@@ -151,7 +156,7 @@ class LocalWorker:
                 num_kv_heads=len(self._share.heads),
                 num_layers=len(self._share.layers),
             ),
-            metrics=HandoffMetrics(CollectorRegistry(), self.role),
+            metrics=HandoffMetrics(self.registry, self.role),
             dialer=Dialer(self._tls),
         )
 

@@ -244,3 +244,16 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         assert refused.value.option == option
     with pytest.raises(ConfigError, match="cannot read"):
         each_model(RouterConfig(models=str(tmp_path / "none.yaml")))
+
+
+async def test_metrics_tell_models_apart_and_clients_make_up_no_labels(api: httpx.AsyncClient) -> None:
+    body = {"prompt": "x", "max_tokens": 2}
+    for model in ("first", "first-alias", "second", "invented"):
+        await api.post("/v1/completions", json={**body, "model": model})
+    await api.get("/invented/path")
+    await api.get("/v1/models/invented")
+    page = (await api.get("/metrics")).text
+    assert 'baton_e2e_latency_seconds_count{model="first"} 2.0' in page
+    assert 'baton_e2e_latency_seconds_count{model="second"} 1.0' in page
+    assert "invented" not in page
+    assert "alias" not in page

@@ -282,14 +282,14 @@ async def test_models_health_version_and_metrics(ring: FakeRing, tokenizer: Toke
     for line in (
         'baton_requests_total{endpoint="/v1/completions",status="200"} 1.0',
         'baton_requests_total{endpoint="/v1/models/{model_id:path}",status="404"} 1.0',
-        'baton_choices_total{endpoint="/v1/completions",finish_reason="length"} 1.0',
-        "baton_generated_tokens_total 16.0",
-        "baton_cached_prompt_tokens_total 2.0",
-        'baton_requests_in_flight{endpoint="/v1/completions"} 0.0',
-        "baton_time_to_first_token_seconds_count 1.0",
-        "baton_inter_token_latency_seconds_count 15.0",
-        "baton_time_per_output_token_seconds_count 1.0",
-        "baton_e2e_latency_seconds_count 1.0",
+        'baton_choices_total{endpoint="/v1/completions",finish_reason="length",model="tiny"} 1.0',
+        'baton_generated_tokens_total{model="tiny"} 16.0',
+        'baton_cached_prompt_tokens_total{model="tiny"} 2.0',
+        'baton_requests_in_flight{endpoint="/v1/completions",model="tiny"} 0.0',
+        'baton_time_to_first_token_seconds_count{model="tiny"} 1.0',
+        'baton_inter_token_latency_seconds_count{model="tiny"} 15.0',
+        'baton_time_per_output_token_seconds_count{model="tiny"} 1.0',
+        'baton_e2e_latency_seconds_count{model="tiny"} 1.0',
     ):
         assert line in metrics
 
@@ -413,9 +413,11 @@ async def test_a_client_that_leaves_cancels_its_request(
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: len(ring.cancelled) == n, seconds=0.2)
         metrics = (await client.get("/metrics")).text
-    cancelled = f'baton_choices_total{{endpoint="/v1/completions",finish_reason="cancelled"}} {n}.0'
+    cancelled = (
+        f'baton_choices_total{{endpoint="/v1/completions",finish_reason="cancelled",model="tiny"}} {n}.0'
+    )
     assert cancelled in metrics
-    assert 'baton_requests_in_flight{endpoint="/v1/completions"} 0.0' in metrics
+    assert 'baton_requests_in_flight{endpoint="/v1/completions",model="tiny"} 0.0' in metrics
 
 
 async def test_a_client_that_leaves_before_the_first_token(ring: FakeRing, tokenizer: Tokenizer) -> None:

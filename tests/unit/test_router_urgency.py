@@ -116,7 +116,7 @@ async def test_a_passed_deadline_in_http(ring: FakeRing, tokenizer: Tokenizer) -
         events = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
         assert json.loads(events[-2])["error"] == error
         assert events[-1] == "[DONE]"
-    labels = {"endpoint": "/v1/completions", "finish_reason": "deadline_exceeded"}
+    labels = {"endpoint": "/v1/completions", "model": "tiny", "finish_reason": "deadline_exceeded"}
     assert metrics.registry.get_sample_value("baton_choices_total", labels) == 2
 
 

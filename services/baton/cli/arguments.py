@@ -293,6 +293,32 @@ MetricsPort = Annotated[
     int,
     typer.Option(help="HTTP port of /metrics; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
 ]
+VllmMetricNames = Annotated[
+    bool,
+    typer.Option(
+        "--vllm-metric-names",
+        help="Export metrics under vLLM's names (vllm:*) as well, for dashboards that were made for it.",
+        rich_help_panel=_NETWORK,
+    ),
+]
+SloTtft = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Count requests whose answers begin later than this as misses (baton_slo_requests_total), with "
+        "the reason.",
+        rich_help_panel="Targets",
+    ),
+]
+SloItl = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Likewise those of which more than one token in a hundred comes later than this after the one "
+        "before.",
+        rich_help_panel="Targets",
+    ),
+]
 DataPort = Annotated[
     int,
     typer.Option(

@@ -35,6 +35,8 @@ class Stage(Enum):
     """The request is decode's."""
     STARTED = "started"
     """Decode's first step with it begins."""
+    STEPPED = "stepped"
+    """That step is over."""
 
 
 STAGE_OF: Mapping[type[object], Stage] = MappingProxyType(

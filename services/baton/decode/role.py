@@ -58,6 +58,7 @@ _STAGES = (
     ("transfer", Stage.GRANTED, Stage.ARRIVED),
     ("commit", Stage.ARRIVED, Stage.COMMITTED),
     ("start", Stage.COMMITTED, Stage.STARTED),
+    ("first_step", Stage.STARTED, Stage.STEPPED),
 )
 
 
@@ -419,6 +420,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if timeline is None:
             return
         timeline.reach(Stage.STARTED, output.forward.began)
+        timeline.reach(Stage.STEPPED, output.forward.ended)
         for stage, start, end in _STAGES:
             self._wiring.metrics.stage(timeline.connector, stage, timeline.between(start, end))
         log.debug("handoff %s", timeline.line(Name(output.seq.request_id, output.seq.attempt)))

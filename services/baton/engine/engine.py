@@ -30,7 +30,7 @@ from baton.grammar.table import TokenTable
 from baton.logprobs import Logprobs, TokenDetails
 from baton.sampling_params import SamplingParams
 from baton.telemetry.startup import StartClock
-from baton.telemetry.worker import HostTierStats, SpeculationStats
+from baton.telemetry.worker import HostTierStats, SpeculationStats, WorkDone
 from baton.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -76,6 +76,12 @@ class SequenceOutput:
         """The place of the first of ``new_tokens`` among all tokens of the sequence."""
         return self.advanced_to + 1 - len(self.new_tokens)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether ``new_tokens`` begin the answer, or what is added to it here, if the prompt was computed
+        here."""
+        return self.first_new == self.seq.num_prompt + self.seq.resumed_from
+
 
 class Engine:
     """Runs sequences on one model. One thread calls :meth:`step`; any thread may call the rest.
@@ -109,6 +115,7 @@ class Engine:
         self.vocab_size = vocab_size
         self._checks = RequestChecks(vocab_size, self.eos_token_ids)
         self.generated_tokens = 0
+        self._work = WorkDone()
         self._pace = Pace()
         self.grammars = grammars
         self.speculator = speculator
@@ -353,8 +360,9 @@ class Engine:
 
     def _tell_started(self, batch: ScheduledBatch) -> None:
         started = [item.sequence for item in batch.items if not item.sequence.started]
+        now = time.monotonic() if started else 0.0
         for seq in started:
-            seq.started = True
+            seq.started, seq.began_at = True, now
         if started:
             self.on_start(started)
 
@@ -396,6 +404,7 @@ class Engine:
                 prefix_queried_tokens=scheduler.prefix_queried_tokens,
                 prefix_hit_tokens=scheduler.prefix_hit_tokens,
                 generated_tokens=self.generated_tokens,
+                work=self._work,
                 prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
                 step_base_s=self._pace.base_s,
                 step_row_s=self._pace.row_s,
@@ -426,6 +435,7 @@ class Engine:
         chunks = (item for item in batch.items[batch.num_single :] if item.sequence not in batch.drafts)
         tokens = sum(item.num_new for item in chunks)
         self._pace.step(batch.num_single + len(batch.drafts), tokens, seconds)
+        self._work = self._work.plus(seconds, len(batch.items), tokens)
         if self.scheduler.tier is not None:
             self.scheduler.tier.break_even.computed(tokens, seconds)
 
@@ -687,6 +697,7 @@ class Engine:
         """Checks a new sequence and derives what the engine needs of it. Not under the lock: that takes long
         for a long prompt."""
         self._checks.check(seq)
+        seq.accepted_at = time.monotonic()
         seq.rules = self._rules_of(seq)
         seq.num_candidates = self._num_candidates(seq.params)
         if self.scheduler.limits.shares(seq):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.telemetry.worker import HostTierStats, SpeculationStats
+from baton.telemetry.worker import HostTierStats, SpeculationStats, WorkDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Load:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     generated_tokens: int
+    work: WorkDone
     prefill_tokens_per_s: float
     """This and the two below: ``baton.engine.pace``."""
     step_base_s: float

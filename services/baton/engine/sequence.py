@@ -125,6 +125,11 @@ class Sequence:
     """While it is held: for its beam search, those after the prompt."""
     mates: tuple[Sequence, ...] = field(default=(), init=False, repr=False)
     """The beams of its search, itself among them: they go on together. Empty: it goes alone."""
+    accepted_at: float = field(default=0.0, init=False)
+    """When the engine took it, on the monotonic clock."""
+    began_at: float = field(default=0.0, init=False)
+    """When the step began that computed something of it for the first time. 0.0: none has, or it branched off
+    another one."""
     started: bool = field(default=False, init=False)
     """A step has computed, or is about to compute, something of it here."""
     preemptions: int = field(default=0, init=False)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from baton.connector import wire
@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 class _Request:
     sequence: Sequence
     handle: bytes
+    since: float = field(default_factory=time.monotonic)
+    """When it came."""
 
 
 def _first(answer: Sequence) -> First:
@@ -146,7 +148,8 @@ class PrefillRole:
     @property
     def waiting_tokens(self) -> int:
         """Tokens of requests that wait for a link or room, which the engine has not heard of."""
-        return sum(r.sequence.num_tokens for r in self._requests.values() if r.sequence.arrival < 0)
+        requests = list(self._requests.values())  # a scrape asks on a thread of its own
+        return sum(r.sequence.num_tokens for r in requests if r.sequence.arrival < 0)
 
     @property
     def bytes_per_s(self) -> float:
@@ -303,6 +306,7 @@ class PrefillRole:
                 self._send_blocks(action)
             case Compute(name=name):
                 self._reach(name, Stage.CREDITED)
+                self._promised(name)
                 self._compute(name)
             case Stop(name=name):
                 self._engine.cancel(*name)
@@ -404,6 +408,12 @@ class PrefillRole:
             flush = timeline.between(Stage.COMPUTED, Stage.SENT)
             self._wiring.metrics.stage(timeline.connector, "flush", flush)
             log.debug("handoff %s", timeline.line(name))
+
+    def _promised(self, name: Name) -> None:
+        """Decode has room for the request."""
+        request, timeline = self._requests.get(name), self._timelines.get(name)
+        if request is not None and timeline is not None:
+            self._wiring.metrics.stage(timeline.connector, "ask", time.monotonic() - request.since)
 
     def _fail(self, name: Name, reason: str, failure: Failure) -> None:
         log.warning("request %s (attempt %d) cannot be handed on (%s): %s", *name, failure.value, reason)

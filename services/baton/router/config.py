@@ -19,6 +19,7 @@ from baton.router.placement import (
 )
 from baton.router.shared.limits import Limits
 from baton.router.shared.redis_store import check_url
+from baton.telemetry.goodput import Targets
 from baton.tls.files import CLIENT_AUTHS, ClientAuth, TlsFiles
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
@@ -82,6 +83,9 @@ class RouterConfig:
     max_stop_strings: int = 16
     max_attempts: int = 5  # of a request, that may fail in a row before it is given up on
     queue_timeout: float = 10.0  # seconds that a request waits for a worker
+    slo_ttft: float | None = None  # seconds
+    slo_itl: float | None = None  # seconds
+    vllm_metric_names: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     disaggregation: Disaggregation = "conditional"
@@ -106,6 +110,7 @@ class RouterConfig:
         self._check_shared_state()
         self._check_security()
         self._check_admission()
+        self._check_targets()
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         if self.port and self.port == self.grpc_port:
@@ -179,6 +184,12 @@ class RouterConfig:
         check_range("max_stream_backlog", self.max_stream_backlog, 64 * 1024)
         check_range("slow_client_timeout", self.slow_client_timeout, 0.1, 3600)
 
+    def _check_targets(self) -> None:
+        for name in ("slo_ttft", "slo_itl"):
+            target = getattr(self, name)
+            if target is not None:
+                check_range(name, target, 0.001, 3600)
+
     @property
     def client_tls(self) -> TlsFiles | None:
         """For HTTP and gRPC; None: they are plain."""
@@ -211,6 +222,10 @@ class RouterConfig:
             concurrent=self.limit_concurrent_requests,
             tokens_per_day=self.limit_tokens_per_day,
         )
+
+    @property
+    def targets(self) -> Targets:
+        return Targets(self.slo_ttft, self.slo_itl)
 
     @property
     def placement(self) -> PlacementOptions:

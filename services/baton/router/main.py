@@ -44,6 +44,7 @@ from baton.router.shared.state import SharedState
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
+from baton.telemetry.identity import Identity, export_identity
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
@@ -78,7 +79,7 @@ def _tokenizer(config: RouterConfig) -> Tokenizer:
 
 
 async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Tokenizer]]) -> int:
-    metrics = RouterMetrics(CollectorRegistry())
+    metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
     _count_tasks(metrics.registry)
     configs = [each for each, _ in models]
     rings = await _rings(configs, metrics.registry)
@@ -102,6 +103,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         for ring, (each, tokenizer) in zip(rings, models, strict=True)
     ]
     metrics.registry.register(GrammarCollector("router", lambda: _grammar_stats(services)))
+    export_identity(metrics.registry, lambda: [_identity(service) for service in services])
     async with contextlib.AsyncExitStack() as stack:
         if audit is not None:
             stack.callback(audit.close)
@@ -180,6 +182,11 @@ def _discovery_source(name: str, ring: WorkerRing) -> DiscoverySource:
 
 def _grammar_stats(services: Sequence[CompletionService]) -> GrammarStats:
     return sum((service.grammars.stats() for service in services), GrammarStats())
+
+
+def _identity(service: CompletionService) -> Identity:
+    model = service.ring.model
+    return Identity("router", service.names[0], "" if model is None else model.revision)
 
 
 def _settings(config: RouterConfig) -> ApiSettings:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 from baton.router.trail import Trail
 
-
 UNBEGUN = 4
-"""Attempts that may fail before they were begun, for each further one that may fail after: a request that stood
-in line where workers died is not why, but one that kills them as they read it must not go round for ever."""
+"""Attempts that may fail before they were begun, for each further one that may fail after: a request that
+stood in line where workers died is not why, but one that kills them as they read it must not go round for
+ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -429,6 +429,9 @@ class WorkerRing:
         group.error = error
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
+        if cause != "refused":  # of that nothing was begun
+            for answer in group.going:
+                answer.request.passage.interruptions += 1
         self._seek(group, pause)
 
     def _give_up(self, group: Group, reason: Reason, error: RingError) -> None:
@@ -499,12 +502,20 @@ class WorkerRing:
                 for answer in others
             ],
         )
+        self._note_placed(group)
         if prefill is None:
             decode.submit(submit, place.uncached)
             return
         self._aim(submit, decode)
         decode.touch()
         prefill.submit(submit, place.uncached)
+
+    def _note_placed(self, group: Group) -> None:
+        """Its workers are about to be told."""
+        self._metrics.placed("local" if group.prefill is None else "handoff")
+        now = time.perf_counter()
+        for answer in group.answers:
+            answer.request.passage.placed = answer.request.passage.placed or now
 
     def _aim(self, submit: pb.Submit, decode: WorkerClient) -> None:
         """Name the decode worker that the request is to be handed on to."""
@@ -610,7 +621,14 @@ class WorkerRing:
         answer = self._answers.get(delta.request_id)
         group = self._groups.get(delta.request_id) or (answer.group if answer else None)
         if group is not None and group.attempt == delta.attempt:
+            self._note_begun(group)
             group.computing.add(worker)
+
+    @staticmethod
+    def _note_begun(group: Group) -> None:
+        now = time.perf_counter()
+        for answer in group.answers:
+            answer.request.passage.begun = answer.request.passage.begun or now
 
     def _take_failure(self, group: Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         """An attempt has failed that is under way as one, be the answer over that gave it its name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.request.limits import ModelInfo
@@ -16,6 +16,7 @@ __all__ = [
     "DEADLINE_EXCEEDED",
     "FinishReason",
     "ModelInfo",
+    "Passage",
     "Request",
     "Ring",
     "RingError",
@@ -26,11 +27,24 @@ __all__ = [
 DEADLINE_EXCEEDED = "deadline_exceeded"
 
 
+@dataclass(slots=True)
+class Passage:
+    """How far a request has come in the ring, which writes it. Moments of ``time.perf_counter``."""
+
+    placed: float | None = None
+    """Workers were chosen, and told, for the first time."""
+    begun: float | None = None
+    """A worker said for the first time that it begins to compute."""
+    interruptions: int = 0
+    """Attempts that ended before the request did, but for those that were refused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One answer to a prompt, as workers know it."""
 
     request_id: str
+    passage: Passage = field(default_factory=Passage, compare=False, kw_only=True)
     params: SamplingParams
     cache_salt: bytes = b""
     """Cached blocks are shared within one salt only; the same for all answers to a prompt."""

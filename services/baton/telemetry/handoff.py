@@ -72,7 +72,8 @@ class HandoffMetrics:
             "baton_handoff_stage_seconds",
             "One stage of a handoff. At decode: room (from asking to the promise), prefill (to the first "
             "blocks computed), grant (to pages bound), transfer (to the last block), commit, start (to the "
-            "first step). At prefill: flush (from the last chunk computed to the last send over).",
+            "first step), first_step. At prefill: ask (from a request's arrival to the promise of room, the "
+            "link to decode included), flush (from the last chunk computed to the last send over).",
             ("role", "connector", "stage"),
             registry=registry,
             buckets=STAGE_BUCKETS,
@@ -84,8 +85,7 @@ class HandoffMetrics:
         again = any(known.peer == pair.peer for known in self._peers)
         self._touch(pair)
         self._links.labels(*labels).inc()
-        if again:
-            self._reconnects.labels(*labels).inc()
+        self._reconnects.labels(*labels).inc(again)
 
     @property
     def bytes_per_s(self) -> float:

@@ -1,21 +1,43 @@
-"""Every metric of Baton: its name, unit, labels and buckets. No other module names one."""
+"""What a router counts and times of the requests that it answers."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+from baton.telemetry.goodput import NO_TARGETS, GoodputMetrics, Targets
+from baton.telemetry.stages import StageMetrics
+from baton.telemetry.vllm import with_vllm_names
+
+LATENCY_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5),
+    *(5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+)
 """Seconds for whole requests and first tokens."""
 
-TOKEN_BUCKETS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+TOKEN_BUCKETS = (
+    *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04),
+    *(0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5),
+)
 """Seconds for single tokens."""
+
+LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+"""Tokens."""
 
 
 class RouterMetrics:
-    """What a router counts. Each instance belongs to the registry it is given; nothing is global."""
+    """What a router counts. Each instance belongs to the registry it is given; nothing is global.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    The label ``model`` is the name that the router's configuration gives a model, never what a client wrote.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, targets: Targets = NO_TARGETS, *, vllm_names: bool = False
+    ) -> None:
         self.registry = registry
+        self.exported = with_vllm_names(registry, None) if vllm_names else registry
+        """What a scrape is answered with."""
+        self.stages = StageMetrics(registry)
+        self.goodput = GoodputMetrics(registry, targets)
         self.requests = Counter(
             "baton_requests",
             "Requests answered, by endpoint and HTTP status (499: the client left first).",
@@ -25,7 +47,7 @@ class RouterMetrics:
         self.choices = Counter(
             "baton_choices",
             "Generated choices by how they ended: stop, length, cancelled, deadline_exceeded or error.",
-            ("endpoint", "finish_reason"),
+            ("endpoint", "model", "finish_reason"),
             registry=registry,
         )
         self.slow_clients = Counter(
@@ -37,39 +59,73 @@ class RouterMetrics:
         self.in_flight = Gauge(
             "baton_requests_in_flight",
             "Requests that are generating now.",
-            ("endpoint",),
+            ("endpoint", "model"),
             registry=registry,
         )
-        self.time_to_first_token = Histogram(
+        self.time_to_first_token = self._histogram(
             "baton_time_to_first_token_seconds",
             "From a request's arrival to the first token of each of its choices.",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
+            LATENCY_BUCKETS,
         )
-        self.inter_token_latency = Histogram(
+        self.inter_token_latency = self._histogram(
             "baton_inter_token_latency_seconds",
             "Between two consecutive deliveries of one choice.",
-            registry=registry,
-            buckets=TOKEN_BUCKETS,
+            TOKEN_BUCKETS,
         )
-        self.time_per_output_token = Histogram(
+        self.time_per_output_token = self._histogram(
             "baton_time_per_output_token_seconds",
             "Mean time per token after the first, one observation per choice.",
-            registry=registry,
-            buckets=TOKEN_BUCKETS,
+            TOKEN_BUCKETS,
         )
-        self.e2e_latency = Histogram(
+        self.e2e_latency = self._histogram(
             "baton_e2e_latency_seconds",
             "From a request's arrival to the end of its last choice.",
-            registry=registry,
-            buckets=LATENCY_BUCKETS,
+            LATENCY_BUCKETS,
         )
-        self.prompt_tokens = Counter(
-            "baton_prompt_tokens", "Prompt tokens of accepted requests.", registry=registry
+        self.decode_time = self._histogram(
+            "baton_decode_seconds",
+            "From the first token of a choice to its last, one observation per choice.",
+            LATENCY_BUCKETS,
         )
-        self.cached_prompt_tokens = Counter(
-            "baton_cached_prompt_tokens", "Prompt tokens found in a prefix cache.", registry=registry
+        self.prompt_length = self._histogram(
+            "baton_request_prompt_tokens", "Prompt tokens of one accepted request.", LENGTH_BUCKETS
         )
-        self.generated_tokens = Counter(
-            "baton_generated_tokens", "Tokens delivered by workers.", registry=registry
+        self.answer_length = self._histogram(
+            "baton_request_generated_tokens", "Tokens of one choice that came to its end.", LENGTH_BUCKETS
         )
+        self.prompt_tokens = self._counter("baton_prompt_tokens", "Prompt tokens of accepted requests.")
+        self.cached_prompt_tokens = self._counter(
+            "baton_cached_prompt_tokens", "Prompt tokens found in a prefix cache."
+        )
+        self.generated_tokens = self._counter("baton_generated_tokens", "Tokens delivered by workers.")
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, ("model",), registry=self.registry, buckets=buckets)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, ("model",), registry=self.registry)
+
+
+class ModelMetrics:
+    """The same of one model. Found once: looking labels up costs more than what is done for a token."""
+
+    def __init__(self, metrics: RouterMetrics, model: str) -> None:
+        self.model = model
+        self._metrics = metrics
+        self.time_to_first_token = metrics.time_to_first_token.labels(model)
+        self.inter_token_latency = metrics.inter_token_latency.labels(model)
+        self.time_per_output_token = metrics.time_per_output_token.labels(model)
+        self.e2e_latency = metrics.e2e_latency.labels(model)
+        self.decode_time = metrics.decode_time.labels(model)
+        self.prompt_length = metrics.prompt_length.labels(model)
+        self.answer_length = metrics.answer_length.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_prompt_tokens = metrics.cached_prompt_tokens.labels(model)
+        self.generated_tokens = metrics.generated_tokens.labels(model)
+
+    def in_flight(self, endpoint: str) -> Gauge:
+        return self._metrics.in_flight.labels(endpoint, self.model)
+
+    def ended(self, endpoint: str, reason: str, choices: int = 1) -> None:
+        """So many choices ended for this reason."""
+        self._metrics.choices.labels(endpoint, self.model, reason).inc(choices)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 Cause = Literal["worker_lost", "handoff", "refused", "drain"]
 """Why an attempt ended before its request did: the worker died or was silent, the handoff broke, nothing was
 begun (no room, or no link), or the worker drains."""
+Placement = Literal["handoff", "local"]
 Reason = Literal["poison_request", "worker_lost", "worker_error", "retry_budget", "no_worker", "queue_full"]
 """Why a request was given up on; but for ``retry_budget`` and ``queue_full``, what its client is told."""
 
@@ -24,6 +25,13 @@ class ResumeMetrics:
         self.attempts = Counter(
             "baton_attempts",
             "Attempts submitted to workers; a request, with all its answers, takes one if nothing breaks.",
+            registry=registry,
+        )
+        self._placements = Counter(
+            "baton_placements",
+            "Attempts by where their prompt is computed: handoff (on a prefill worker) or local (where the "
+            "answer is written).",
+            ("placement",),
             registry=registry,
         )
         self._resumes = Counter(
@@ -44,10 +52,21 @@ class ResumeMetrics:
             registry=registry,
             buckets=PAUSE_BUCKETS,
         )
+        for family, values in (
+            (self._placements, Placement),
+            (self._resumes, Cause),
+            (self._given_up, Reason),
+        ):
+            for value in get_args(values):  # what has not happened is 0, or its first time goes unseen
+                family.labels(value)
         self._counts: list[Callable[[], int]] = []
         self._waiting = Gauge(
             "baton_requests_waiting", "Requests that wait for a worker to take them.", registry=registry
         )
+
+    def placed(self, placement: Placement) -> None:
+        """An attempt begins, with its prompt computed there."""
+        self._placements.labels(placement).inc()
 
     def resumed(self, cause: Cause) -> None:
         self._resumes.labels(cause).inc()

@@ -61,20 +61,46 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkDone:
+    """What an engine has computed since its start."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    """In forward passes."""
+    sequences: int = 0
+    """One for each sequence in each step."""
+    prompt_tokens: int = 0
+    """In chunks of more than one."""
+
+    def plus(self, seconds: float, sequences: int, prompt_tokens: int) -> WorkDone:
+        """After one more step."""
+        return WorkDone(
+            self.steps + 1,
+            self.seconds + seconds,
+            self.sequences + sequences,
+            self.prompt_tokens + prompt_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStats:
     """One worker at one moment. Counts without another word are since the process started."""
 
     running: int
     waiting: int
     waiting_prefill_tokens: int
+    prefill_tokens_per_s: float
+    """Measured, smoothed; 0.0 before the first prompt."""
     blocks_free: int
     blocks_cached: int
     blocks_held: int
+    blocks_reserved: int
     open_handoffs: int
     preemptions: int
     deadlines_exceeded: int
     copied_blocks: int
     generated_tokens: int
+    work: WorkDone
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     handoffs_completed: int
@@ -106,7 +132,15 @@ class WorkerCollector(Collector):
             "Prompt tokens accepted and not computed yet.",
             stats.waiting_prefill_tokens,
         )
-        yield self._blocks(stats)
+        rate = stats.prefill_tokens_per_s
+        yield gauge("baton_prefill_tokens_per_second", "How fast prompts are computed here, lately.", rate)
+        yield gauge(
+            "baton_prefill_backlog_seconds",
+            "What computing the waiting prompt tokens will take, at that pace; 0 before the first prompt.",
+            stats.waiting_prefill_tokens / rate if rate else 0.0,
+        )
+        yield from self._blocks(stats)
+        yield from self._work(stats.work)
         yield gauge("baton_handoffs_open", "Handoffs that have begun and not ended.", stats.open_handoffs)
         yield counter("baton_preemptions", "Sequences that lost their blocks to others.", stats.preemptions)
         yield counter(
@@ -142,7 +176,22 @@ class WorkerCollector(Collector):
         age = time.monotonic() - min(began) if began else 0.0
         yield gauge("baton_handoff_oldest_hold_seconds", "Age of the oldest transfer under way.", age)
 
-    def _blocks(self, stats: WorkerStats) -> Metric:
+    def _work(self, work: WorkDone) -> Iterator[Metric]:
+        counter = self._counter
+        yield counter("baton_engine_steps", "Steps computed.", work.steps)
+        yield counter(
+            "baton_engine_busy_seconds",
+            "Time in forward passes: its rate is the share of time in which the engine computes.",
+            work.seconds,
+        )
+        yield counter(
+            "baton_engine_step_sequences",
+            "One for each sequence in each step: over the steps, the mean batch.",
+            work.sequences,
+        )
+        yield counter("baton_engine_prompt_tokens", "Prompt tokens computed.", work.prompt_tokens)
+
+    def _blocks(self, stats: WorkerStats) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "baton_kv_blocks",
             "KV blocks: free, cached (evictable, findable by prefix), held (by a sequence or a transfer).",
@@ -151,7 +200,18 @@ class WorkerCollector(Collector):
         family.add_metric((self._role, "free"), stats.blocks_free)
         family.add_metric((self._role, "cached"), stats.blocks_cached)
         family.add_metric((self._role, "held"), stats.blocks_held)
-        return family
+        yield family
+        yield self._gauge(
+            "baton_kv_reserved_blocks",
+            "Blocks promised to handoffs and not bound yet; they are among the free and the cached.",
+            stats.blocks_reserved,
+        )
+        blocks = stats.blocks_free + stats.blocks_cached + stats.blocks_held
+        yield self._gauge(
+            "baton_kv_usage_ratio",
+            "Share of KV blocks that are held, 0 to 1.",
+            stats.blocks_held / blocks if blocks else 0.0,
+        )
 
     def _host_tier(self, tier: HostTierStats) -> Iterator[Metric]:
         gauge, counter = self._gauge, self._counter

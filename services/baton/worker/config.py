@@ -45,6 +45,7 @@ class WorkerConfig:
     advertise: str | None = None  # the host peers and routers are told; needed where ``host`` is no address
     port: int = 0
     metrics_port: int = 0
+    vllm_metric_names: bool = False
     connector: str = "auto"
     verify_handoff: bool = False
     handoff_patience: float = 60.0  # seconds

@@ -31,7 +31,10 @@ from baton.prefill.role import PrefillRole
 from baton.ready import WorkerReady, announce
 from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
+from baton.telemetry.identity import Identity, export_identity
+from baton.telemetry.stages import StageMetrics
 from baton.telemetry.startup import StartClock, StartCollector
+from baton.telemetry.vllm import with_vllm_names
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.tls.channels import Dialer, add_port
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -182,8 +185,10 @@ class Worker:
             on_crash=self._crash,
         )
         hello = self._hello(address, ends.whole, compatibility)
-        service = WorkerService(engine, hello, routers, prefill, decode)
+        stages = StageMetrics(registry).of(config.role, config.model_name)
+        service = WorkerService(engine, hello, routers, prefill, decode, stages=stages)
         registry.register(WorkerCollector(config.role, service.stats))
+        export_identity(registry, lambda: [Identity(config.role, config.model_name, self._revision)])
         if engine.grammars is not None:
             masks = self._served.mask_stats
             registry.register(GrammarCollector(config.role, engine.grammars.stats, masks))
@@ -194,7 +199,8 @@ class Worker:
         try:
             with self._clock.phase("connector"):
                 decode.data_addresses = await self._listen(ends)
-            metrics_port = serve_metrics(config.host, config.metrics_port, registry, stack)
+            shown = with_vllm_names(registry, config.model_name) if config.vllm_metric_names else registry
+            metrics_port = serve_metrics(config.host, config.metrics_port, shown, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
         engine_loop.start()

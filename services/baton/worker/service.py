@@ -20,6 +20,7 @@ from baton.engine.wire import sequence_from
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.prefill.peers import Peer
 from baton.prefill.role import PrefillRole
+from baton.telemetry.stages import Stages
 from baton.telemetry.worker import WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
@@ -74,13 +75,16 @@ class WorkerService(pb_grpc.WorkerServicer):
         prefill: PrefillRole,
         decode: DecodeRole,
         tempo: Tempo = TEMPO,
+        stages: Stages | None = None,
     ) -> None:
+        """``stages`` hears what they take here."""
         self._engine = engine
         self._hello = hello
         self._routers = routers
         self._prefill = prefill
         self._decode = decode
         self._tempo = tempo
+        self._stages = stages
         self._draining = False
         self._deadlines_exceeded = 0
 
@@ -219,6 +223,8 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._routers.deliver(output.seq.owner, _delta(output))
             self._prefill.on_output(output)
             self._decode.on_output(output)
+            if output.new_tokens and output.is_first:
+                self._measure(output)
         self._decode.room_changed()
 
     async def run_timers(self) -> None:
@@ -239,6 +245,14 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._part(stream)
                 stream.end()
             before = now
+
+    def _measure(self, output: SequenceOutput) -> None:
+        """A prompt is computed, and its first token sampled."""
+        seq, ended = output.seq, output.forward.ended
+        if self._stages is not None and seq.began_at:
+            self._stages.took(
+                {"prefill_queue": seq.began_at - seq.accepted_at, "prefill": ended - seq.began_at}
+            )
 
     def _busy_for(self, router_id: str) -> bool:
         """Whether requests of this router are here."""
@@ -277,15 +291,18 @@ class WorkerService(pb_grpc.WorkerServicer):
         return WorkerStats(
             running=load.running,
             waiting=load.waiting,
-            waiting_prefill_tokens=load.waiting_prefill_tokens,
+            waiting_prefill_tokens=load.waiting_prefill_tokens + self._prefill.waiting_tokens,
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
             blocks_free=load.blocks_free,
             blocks_cached=load.blocks_cached,
             blocks_held=load.blocks_held,
+            blocks_reserved=load.blocks_reserved,
             open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
             preemptions=load.preemptions,
             deadlines_exceeded=self._deadlines_exceeded,
             copied_blocks=load.copied_blocks,
             generated_tokens=load.generated_tokens,
+            work=load.work,
             prefix_queried_tokens=load.prefix_queried_tokens,
             prefix_hit_tokens=load.prefix_hit_tokens,
             handoffs_completed=prefill.completed + decode.committed,

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
-from baton.router.types import DEADLINE_EXCEEDED, RingError
-from baton.telemetry.metrics import RouterMetrics
+from baton.router.api.goodput import Goodput
+from baton.router.types import DEADLINE_EXCEEDED, Passage, RingError
+from baton.telemetry.goodput import GoodputMetrics
+from baton.telemetry.metrics import ModelMetrics
+from baton.telemetry.stages import RequestStage, Stages
 from baton.text.choice import Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Meters:
+    """Where requests for one model are counted."""
+
+    metrics: ModelMetrics
+    stages: Stages
+    goodput: GoodputMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of a request when it is its turn. Times are ``time.perf_counter``'s."""
+
+    came: float
+    """When it arrived."""
+    asked: float
+    """When it could be run, but for its turn."""
+    prompt_tokens: int
 
 
 class RequestMeter:
     """Times one request, as a context manager around its stream of deltas."""
 
-    def __init__(
-        self, metrics: RouterMetrics, endpoint: str, *, started: float, prompt_tokens: int, choices: int
-    ) -> None:
-        """``started`` is when the request arrived, by ``time.perf_counter``."""
-        self._metrics = metrics
+    def __init__(self, meters: Meters, endpoint: str, arrival: Arrival, choices: int) -> None:
+        self._metrics = meters.metrics
+        self._stages = meters.stages
         self._endpoint = endpoint
-        self._started = started
-        self._prompt_tokens = prompt_tokens
+        self._arrival = arrival
+        self._turn = 0.0
         self._first = [0.0] * choices
         self._last = [0.0] * choices
         self._tokens = [0] * choices
         self._unfinished = choices
+        self._goodput = Goodput(meters.goodput, meters.metrics.model, choices)
+        self.passages: Sequence[Passage] = ()
+        """Of each choice, once there are any."""
 
     def __enter__(self) -> RequestMeter:
-        self._metrics.in_flight.labels(self._endpoint).inc()
-        self._metrics.prompt_tokens.inc(self._prompt_tokens)
+        self._turn = time.perf_counter()
+        self._metrics.in_flight(self._endpoint).inc()
+        self._metrics.prompt_tokens.inc(self._arrival.prompt_tokens)
+        self._metrics.prompt_length.observe(self._arrival.prompt_tokens)
         return self
 
     def delivered(self, index: int, delta: Delta) -> None:
@@ -36,19 +64,51 @@ class RequestMeter:
         metrics, now = self._metrics, time.perf_counter()
         if delta.token_ids:
             if self._tokens[index] == 0:
-                self._first[index] = now
-                metrics.time_to_first_token.observe(now - self._started)
+                self._begins(index, now)
             else:
-                metrics.inter_token_latency.observe(now - self._last[index])
+                gap = now - self._last[index]
+                metrics.inter_token_latency.observe(gap)
+                self._goodput.gap(index, gap)
             self._last[index] = now
             self._tokens[index] += len(delta.token_ids)
             metrics.generated_tokens.inc(len(delta.token_ids))
         if delta.finish_reason is not None:
             self._finished(index, delta.finish_reason)
 
+    def _begins(self, index: int, now: float) -> None:
+        """The first token: what came before it is known."""
+        self._first[index] = now
+        self._metrics.time_to_first_token.observe(now - self._arrival.came)
+        passage = self._passage(index)
+        stages = self._stages_of(passage, now)
+        self._stages.took(stages)
+        self._goodput.began(now - self._arrival.came, stages, interrupted=passage.interruptions > 0)
+
+    def _stages_of(self, passage: Passage, now: float) -> dict[RequestStage, float]:
+        """They sum to the time to first token. What a ring does not tell of is in the last one."""
+        marks: tuple[tuple[RequestStage, float | None], ...] = (
+            ("prepare", self._arrival.asked),
+            ("admission", self._turn),
+            ("placement", passage.placed),
+            ("prefill_queue", passage.begun),
+            ("prefill", now),
+        )
+        stages: dict[RequestStage, float] = {}
+        before = self._arrival.came
+        for stage, at in marks:
+            stages[stage] = 0.0 if at is None else max(0.0, at - before)
+            before = before if at is None else max(before, at)
+        return stages
+
+    def _passage(self, index: int) -> Passage:
+        return self.passages[index] if self.passages else Passage()
+
     def _finished(self, index: int, reason: str) -> None:
         self._unfinished -= 1
-        self._metrics.choices.labels(self._endpoint, reason).inc()
+        self._metrics.ended(self._endpoint, reason)
+        self._metrics.answer_length.observe(self._tokens[index])
+        self._metrics.decode_time.observe(self._last[index] - self._first[index])
+        self._goodput.ended(index, interrupted=self._passage(index).interruptions > 0)
         if self._tokens[index] > 1:
             seconds = self._last[index] - self._first[index]
             self._metrics.time_per_output_token.observe(seconds / (self._tokens[index] - 1))
@@ -60,11 +120,14 @@ class RequestMeter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._metrics.in_flight.labels(self._endpoint).dec()
+        self._metrics.in_flight(self._endpoint).dec()
         if self._unfinished:
-            self._metrics.choices.labels(self._endpoint, _ended_by(error)).inc(self._unfinished)
+            self._metrics.ended(self._endpoint, _ended_by(error), self._unfinished)
+            if isinstance(error, Exception):
+                self._goodput.failed(error.code if isinstance(error, RingError) else "internal_error")
         else:
-            self._metrics.e2e_latency.observe(time.perf_counter() - self._started)
+            self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival.came)
+            self._goodput.over()
 
 
 def _ended_by(error: BaseException | None) -> str:

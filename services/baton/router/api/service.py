@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from baton.router.api.choices import Choice, merge
 from baton.router.api.completion import complete
 from baton.router.api.errors import ApiError, invalid, shown
 from baton.router.api.grammars import GrammarCheck
-from baton.router.api.meter import RequestMeter
+from baton.router.api.meter import Arrival, Meters, RequestMeter
 from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.queued import Queued, asked_of, check_room
 from baton.router.api.relay import Relay, SlowClientError
@@ -28,7 +29,7 @@ from baton.router.shared.limits import Tenant
 from baton.router.shared.state import SharedState
 from baton.router.types import ModelInfo, Request, Ring
 from baton.sampling_params import SamplingParams
-from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.telemetry.shared import SharedStateMetrics
 from baton.text.choice import ChoiceText, Delta
 from baton.text.stop import StopMatcher, StopStrings
@@ -122,6 +123,7 @@ class CompletionService:
         self.tokenizer = tokenizer
         self.settings = settings
         self.metrics = metrics
+        self._meters: Meters | None = None
         self.shared = shared or SharedState(None, SharedStateMetrics(metrics.registry))
         self.names = tuple(names)
         self.authentication = authentication or Authentication(None, tenant or Tenant())
@@ -189,11 +191,14 @@ class CompletionService:
         limits, from the first delta on.
         """
         self._note(job)
+        asked = time.perf_counter()
         with Following(job.record):
             async with ticket or self.ticket(job) as admitted, self._turn(job) as turn:
                 admitted.begin()
-                with self._meter(job) as meter, ExitStack() as stack:
-                    async with aclosing(merge(self._choices(job, stack))) as deltas:
+                with self._meter(job, asked) as meter, ExitStack() as stack:
+                    requests = self._requests(job)
+                    meter.passages = [request.passage for request in requests]
+                    async with aclosing(merge(self._choices(job, requests, stack))) as deltas:
                         async for index, delta in deltas:  # for every token: as little as may be
                             admitted.generated(delta.token_ids)
                             turn.generated(len(delta.token_ids))
@@ -231,30 +236,36 @@ class CompletionService:
         client = self.authentication.answerable(job.client)
         return Queued(self._gate, asked_of(job, client.tenant))
 
-    def _meter(self, job: Job) -> RequestMeter:
-        return RequestMeter(
-            self.metrics,
-            job.endpoint,
-            started=job.started,
-            prompt_tokens=sum(map(len, job.prompts)),
-            choices=job.choices,
-        )
+    def _meter(self, job: Job, asked: float) -> RequestMeter:
+        arrival = Arrival(job.started, asked, sum(map(len, job.prompts)))
+        return RequestMeter(self._meters_of(job.model.name), job.endpoint, arrival, job.choices)
 
-    def _choices(self, job: Job, stack: ExitStack) -> list[Choice]:
+    def _meters_of(self, model: str) -> Meters:
+        """A ring's model has one name for as long as the ring is there."""
+        if self._meters is None or self._meters.metrics.model != model:
+            metrics = self.metrics
+            self._meters = Meters(
+                ModelMetrics(metrics, model), metrics.stages.of("router", model), metrics.goodput
+            )
+        return self._meters
+
+    def _requests(self, job: Job) -> list[Request]:
+        """One for each choice of ``job``."""
+        return [
+            Request(f"{job.request_id}-{index}", self._params(job, index), job.cache_salt)
+            for index in range(job.choices)
+        ]
+
+    def _choices(self, job: Job, requests: Sequence[Request], stack: ExitStack) -> list[Choice]:
         """All choices of ``job``, for as long as ``stack`` is open."""
         stops = StopStrings(job.params.stop) if job.params.stop else None
         choices: list[Choice] = []
         for first in range(0, job.choices, job.n):
-            requests = [
-                Request(f"{job.request_id}-{index}", self._params(job, index), job.cache_salt)
-                for index in range(first, first + job.n)
-            ]
-            answers = stack.enter_context(
-                self.ring.generate(job.prompts[first // job.n], requests, job.urgency)
-            )
+            alike = requests[first : first + job.n]
+            answers = stack.enter_context(self.ring.generate(job.prompts[first // job.n], alike, job.urgency))
             choices += [
                 complete(index, chunks, self._text(job, first // job.n, request.params, stops), job.record)
-                for index, request, chunks in zip(count(first), requests, answers, strict=False)
+                for index, request, chunks in zip(count(first), alike, answers, strict=False)
             ]
         return choices
 

@@ -1,0 +1,55 @@
+"""How many requests kept to their targets, and why the others did not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+Missed = Literal["none", "ttft", "itl", "error"]
+"""What a request missed; that which came first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Upper limits in seconds; None: no limit."""
+
+    ttft: float | None = None
+    """Of each choice's time to first token."""
+    itl: float | None = None
+    """Of all inter-token latencies of a choice but one in a hundred."""
+
+    def __bool__(self) -> bool:
+        return self.ttft is not None or self.itl is not None
+
+
+NO_TARGETS = Targets()
+
+
+class GoodputMetrics:
+    """Belongs to the registry it is given."""
+
+    def __init__(self, registry: CollectorRegistry, targets: Targets) -> None:
+        self.targets = targets
+        self._requests = Counter(
+            "baton_slo_requests",
+            "Requests by the target they missed (none, ttft, itl, error) and why. Only with --slo-ttft or "
+            "--slo-itl. Those whose client left, and those refused before their turn, do not count.",
+            ("model", "missed", "cause"),
+            registry=registry,
+        )
+        limits = Gauge(
+            "baton_slo_target_seconds",
+            "The targets: ttft and itl, as far as there are any.",
+            ("target",),
+            registry=registry,
+        )
+        for name, limit in (("ttft", targets.ttft), ("itl", targets.itl)):
+            if limit is not None:
+                limits.labels(name).set(limit)
+
+    def ended(self, model: str, missed: Missed, cause: str) -> None:
+        """A request is over. ``cause`` is one of few words; empty if it missed nothing."""
+        self._requests.labels(model, "none", "")  # there from the first request on, be it 0
+        self._requests.labels(model, missed, cause).inc()

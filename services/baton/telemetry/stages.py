@@ -1,0 +1,60 @@
+"""What the stages of a request take, on the process where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Histogram
+
+RequestStage = Literal["prepare", "admission", "placement", "prefill_queue", "prefill"]
+"""In the order in which they come.
+
+At the router their sum is the time to first token, one observation of each per choice:
+
+- prepare: from arrival until the request can be run (reading, template, tokenizing)
+- admission: limits of the tenant, and the queue in front of the ring
+- placement: until workers are chosen and told; much where it waits for a worker that can take it
+- prefill_queue: until a worker says that it begins to compute (link, room at decode, the worker's queue)
+- prefill: until the first token is at the router
+
+A worker that computes prompts knows two of them on its own clock, without the network and what is before its
+engine: prefill_queue from when its engine took the request, prefill until the first token was sampled.
+"""
+
+STAGE_BUCKETS = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5),
+    *(5.0, 10.0, 30.0, 60.0, 120.0),
+)
+
+
+class StageMetrics:
+    """The histogram of a process. Belongs to the registry it is given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._histogram = Histogram(
+            "baton_request_stage_seconds",
+            "One stage of a request on its way to its first token: prepare, admission, placement, "
+            "prefill_queue, prefill. Those of the router sum to the time to first token; workers tell of "
+            "those two that are theirs.",
+            ("role", "model", "stage"),
+            registry=registry,
+            buckets=STAGE_BUCKETS,
+        )
+
+    def of(self, role: str, model: str) -> Stages:
+        """The stages of one model's requests in a process of this role."""
+        return Stages(self._histogram, role, model)
+
+
+class Stages:
+    """Told what stages took."""
+
+    def __init__(self, histogram: Histogram, role: str, model: str) -> None:
+        self._histogram = histogram
+        self._labels = (role, model)
+
+    def took(self, stages: Mapping[RequestStage, float]) -> None:
+        """Seconds of each."""
+        for stage, seconds in stages.items():
+            self._histogram.labels(*self._labels, stage).observe(seconds)

@@ -1,0 +1,138 @@
+"""A ring under load, watched by a real Prometheus with the rules and dashboards that Baton comes with."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.telemetry.vllm import ALIASES, STAGE_ALIASES
+from tests.support.metric_docs import described, exported, vllm_names
+from tests.support.pressure import pressure
+from tests.support.prometheus import (
+    Server,
+    empty_panels,
+    has_figures,
+    needs_prometheus,
+    rules,
+    running_prometheus,
+    selectors_of_rules,
+)
+from tests.support.ring import Ring, running_ring
+
+LOOK_BACK = "6s"
+QUIET = {"Pause of a resumed answer", "What asking Redis takes"}
+"""Panels that this ring cannot fill: it loses no worker, and has no Redis."""
+UNTIL_IT_HAPPENS = {
+    'baton_choices_total{finish_reason=~"error|deadline_exceeded"}',
+    'baton_requests_total{endpoint=~"/v1/.*|baton.*", status=~"5.."}',
+    "baton_admission_refused_total",
+    "baton_shared_state_calls_total",
+}
+"""What rules look at that is not there while nothing fails and there is no Redis."""
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    with running_ring(
+        tmp_path_factory.mktemp("ring"),
+        options=("--vllm-metric-names",),
+        decode_options=("--speculative-method", "ngram"),
+        router_options=(
+            *("--vllm-metric-names", "--slo-ttft", "0.0011", "--slo-itl", "30"),
+            *("--limit-requests-per-minute", "1000000"),
+        ),
+    ) as running:
+        with pressure(running.url) as load:
+            load.wait(4, 60)
+        yield running
+
+
+def _page(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+        text: str = response.read().decode()
+    return text
+
+
+def _addresses(ring: Ring) -> dict[str, str]:
+    """Where metrics are, by role."""
+    found = {service.ready.role: service.ready.metrics for service in ring.workers}  # type: ignore[union-attr]
+    return {"router": ring.url.removeprefix("http://"), **found}  # type: ignore[dict-item]
+
+
+def test_what_is_exported_is_what_is_documented(ring: Ring) -> None:
+    known = described()
+    seen: dict[str, set[str]] = {name: set() for name in known}
+    for role, address in _addresses(ring).items():
+        where = "router" if role == "router" else "worker"
+        page = exported(_page(address))
+        ours = {name: kind for name, kind in page.types.items() if not name.startswith("vllm:")}
+        for name, kind in ours.items():
+            assert name in known, f"{role} exports {name}, which docs/metrics.md does not have"
+            assert known[name].type == kind, name
+            assert where in known[name].where, f"docs/metrics.md has {name} elsewhere, not on the {where}"
+            labels = page.labels.get(name)
+            assert labels is None or labels == known[name].labels, f"{name} has the labels {labels}"
+            seen[name].add(where)
+    for name, places in seen.items():
+        assert places == known[name].where, f"docs/metrics.md has {name}, which only {places} export"
+
+
+def test_vllm_names_are_those_documented(ring: Ring) -> None:
+    aliases = {alias.name: name for name, alias in ALIASES.items()}
+    aliases |= {alias.name: "baton_request_stage_seconds" for alias in STAGE_ALIASES.values()}
+    assert vllm_names() == aliases
+    names = {
+        name.removesuffix("_total")
+        for address in _addresses(ring).values()
+        for name in exported(_page(address)).types
+        if name.startswith("vllm:")
+    }
+    assert names == set(aliases)
+
+
+def test_stages_account_for_the_first_token(ring: Ring) -> None:
+    """The router's stages sum to TTFT, and its workers' are within them."""
+    page = _page(_addresses(ring)["router"]).splitlines()
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in page if line[:1] != "#"}
+    stages = {name: v for name, v in values.items() if name.startswith("baton_request_stage_seconds_sum")}
+    assert len(stages) == 5
+    ttft = values['baton_time_to_first_token_seconds_sum{model="demo"}']
+    assert sum(stages.values()) == pytest.approx(ttft, rel=1e-6)
+    prefill = _page(_addresses(ring)["prefill"]).splitlines()
+    at_worker = sum(
+        float(line.rpartition(" ")[2])
+        for line in prefill
+        if line.startswith("baton_request_stage_seconds_sum")
+    )
+    waited = sum(v for name, v in stages.items() if "prefill" in name)
+    assert 0 < at_worker < waited
+
+
+@needs_prometheus
+def test_every_panel_and_rule_has_data_under_load(ring: Ring, tmp_path: Path) -> None:
+    targets = list(_addresses(ring).values())
+    with running_prometheus(tmp_path, targets, every="500ms") as server, pressure(ring.url) as load:
+        deadline = time.monotonic() + 25
+        while (problems := _problems(server)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert not problems, "\n".join(problems)
+        assert server.targets_up() == len(targets)
+        told = server.value("sum(baton_choices_total)")
+    assert set(load.statuses) == {200}
+    assert told > 0
+
+
+def _problems(server: Server) -> list[str]:
+    """What gives nothing and should; empty when all is well."""
+    problems = [f"{p}: {e}" for p, e in empty_panels(server, LOOK_BACK) if p.title not in QUIET]
+    problems += [
+        f"rule: {each}" for each in selectors_of_rules() - UNTIL_IT_HAPPENS if not server.query(each)
+    ]
+    for rule in rules():
+        if "record" in rule and not has_figures(server.query(rule["record"])):
+            problems.append(f"nothing is recorded as {rule['record']}")
+    return problems + server.broken_rules()

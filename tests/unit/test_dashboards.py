@@ -1,0 +1,139 @@
+"""Dashboards and rules without a ring: they are current, whole, parse, and ask for what is documented."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.metric_docs import described, family
+from tests.support.prometheus import (
+    DASHBOARDS,
+    ROOT,
+    RULES,
+    needs_prometheus,
+    panels,
+    promtool,
+    put_in,
+    rules,
+)
+
+KNOWN = described()
+ADDED = {"instance", "namespace", "job", "pod", "le"}
+"""Labels that Prometheus gives."""
+UNITS = {"s", "reqps", "ops", "short", "percentunit", "Bps", "bytes", "none"}
+_NAME = re.compile(r"\b(?:baton_\w+|process_\w+)")
+_GROUPING = re.compile(r"\b(?:by|on)\s*\(([^)]*)\)")
+_SELECTOR = re.compile(r"\b((?:baton|process)_\w+)\{([^}]*)\}")
+
+
+@pytest.fixture(params=DASHBOARDS, ids=lambda path: path.stem)
+def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return json.loads(request.param.read_text())
+
+
+def test_files_are_what_the_generator_writes() -> None:
+    subprocess.run([sys.executable, "-m", "scripts.dashboards", "--check"], check=True, cwd=ROOT)
+
+
+def test_there_is_a_dashboard_for_each_thing() -> None:
+    names = {path.stem for path in DASHBOARDS}
+    things = ("overview", "first-token", "prefill", "decode", "handoff", "cache", "router")
+    assert names == {f"baton-{thing}" for thing in things}
+
+
+def test_identities_are_unique(dashboard: dict[str, Any]) -> None:
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    titles = [panel["title"] for panel in dashboard["panels"] if panel["type"] != "row"]
+    assert len(set(titles)) == len(titles)
+    uids = [json.loads(path.read_text())["uid"] for path in DASHBOARDS]
+    assert len(set(uids)) == len(uids)
+
+
+def test_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_each_panel_has_a_unit_a_source_and_queries(dashboard: dict[str, Any]) -> None:
+    assert [v["name"] for v in dashboard["templating"]["list"]] == ["datasource", "namespace", "model"]
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            continue
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        assert unit in UNITS or unit.startswith("suffix: "), panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}"
+        assert panel["targets"], panel["title"]
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${datasource}"
+            assert target["legendFormat"]
+            if "[" in target["expr"]:
+                assert "[$__rate_interval]" in target["expr"], "rates go by the scrape interval"
+
+
+def _expressions() -> list[tuple[str, str]]:
+    asked = [(str(panel), expression) for panel in panels() for expression in panel.expressions]
+    return asked + [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
+
+
+def test_every_metric_asked_for_is_documented_with_its_labels() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    asked = _expressions()
+    assert len(asked) > 150
+    for where, expression in asked:
+        for name in _NAME.findall(expression):
+            assert family(name, KNOWN) in KNOWN, f"{where}: {name}"
+        for name, matchers in _SELECTOR.findall(expression):
+            labels = set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
+            allowed = KNOWN[family(name, KNOWN)].labels | ADDED
+            assert labels <= allowed, f"{where}: {name} has no {labels - allowed}"
+        named = _NAME.findall(expression)
+        if named and "baton:" not in expression:
+            theirs = set().union(*(KNOWN[family(name, KNOWN)].labels for name in named)) | ADDED
+            grouped = {label for by in _GROUPING.findall(expression) for label in re.split(r",\s*", by)}
+            assert grouped <= theirs, f"{where}: nothing has {grouped - theirs}"
+        for name in re.findall(r"\bbaton:\w+(?::\w+)*", expression):
+            assert name in recorded, f"{where}: {name}"
+
+
+@needs_prometheus
+def test_every_expression_parses(tmp_path: Path) -> None:
+    asked = [{"record": f"panel:{i}", "expr": e} for i, (_, e) in enumerate(_expressions())]
+    path = tmp_path / "panels.yaml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": asked}]}))
+    promtool("check", "rules", str(path))
+    promtool("check", "rules", *map(str, RULES))
+
+
+def test_variables_are_put_in() -> None:
+    asked = 'rate(a{namespace=~"$namespace", model=~"$model"}[$__rate_interval])'
+    assert put_in(asked, "1m") == 'rate(a{namespace=~".*", model=~".*"}[1m])'
+    assert not any("$" in expression for panel in panels() for expression in panel.expressions)
+
+
+def test_each_alert_says_how_bad_it_is_and_has_a_runbook() -> None:
+    headings = set(re.findall(r"^### (\w+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE))
+    alerts = [rule for rule in rules() if "alert" in rule]
+    names = [rule["alert"] for rule in alerts]
+    assert len(set(names)) == len(names)
+    for rule in alerts:
+        annotations: Any = rule["annotations"]
+        labels: Any = rule["labels"]
+        assert labels["severity"] in ("critical", "warning")
+        assert annotations["summary"], annotations["description"]
+        assert annotations["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
+    assert headings == set(names)
