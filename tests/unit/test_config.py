@@ -119,6 +119,8 @@ def test_a_host_tier_needs_prefix_caching() -> None:
         ("max_n", "max_n", 0),
         ("max_n", "max_n", 129),
         ("max_stop_strings", "max_stop_strings", -1),
+        ("trace_requests", "trace_requests", -1),
+        ("trace_memory", "trace_memory", -1),
         ("log_level", "log_level", "loud"),
     ],
 )
@@ -245,6 +247,8 @@ def test_router_options_survive_the_command_line(
         tool_call_parser="hermes",
         reasoning_parser="none",
         disaggregation="never",
+        trace_requests=7,
+        trace_memory=1 << 20,
         itl_target_ms=12.5,
         no_prefill="queue",
         no_decode="fail",

@@ -31,6 +31,7 @@ _PLACEMENT = "Placement"
 _NETWORK = "Network"
 _PROCESS = "Process"
 _SIMULATED = "Simulation"
+_TRACES = "Traces"
 
 Model = Annotated[
     str,
@@ -519,6 +520,22 @@ LogPrompts = Annotated[
         "--log-prompts",
         help="Write prompts to the audit log too, up to 4096 characters each.",
         rich_help_panel=_SECURITY,
+    ),
+]
+TraceRequests = Annotated[
+    int,
+    typer.Option(
+        help="Requests that have ended and are kept for `baton explain`, the latest.",
+        rich_help_panel=_TRACES,
+    ),
+]
+TraceMemory = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Memory for them; those that ended first go.",
+        rich_help_panel=_TRACES,
     ),
 ]
 MaxInflight = Annotated[

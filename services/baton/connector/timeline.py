@@ -56,6 +56,8 @@ class Timeline:
         self._at = {Stage.ASKED: now}
         self.moved_at = now
         """When anything happened last."""
+        self.flush_us = 0
+        """At decode: what prefill told of its last sends, on its own clock."""
 
     def reach(self, stage: Stage, now: float) -> None:
         """The last time counts for what comes piecemeal (sends, receives), the first for what is repeated."""

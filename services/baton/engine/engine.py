@@ -353,8 +353,11 @@ class Engine:
 
     def _tell_started(self, batch: ScheduledBatch) -> None:
         started = [item.sequence for item in batch.items if not item.sequence.started]
+        now = time.monotonic()
         for seq in started:
             seq.started = True
+            if seq.clock is not None:
+                seq.clock.started = now
         if started:
             self.on_start(started)
 

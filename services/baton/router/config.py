@@ -66,6 +66,8 @@ class RouterConfig:
     worker_tls_server_name: str | None = None
     audit_log: str | None = None  # "-": standard error
     log_prompts: bool = False
+    trace_requests: int = 1000  # that have ended, and can be explained
+    trace_memory: int = 16 << 20  # bytes
     max_inflight: int | None = None  # answers; None: by what workers say
     queue_size: int = 1024  # requests
     queue_tokens: int = 4_000_000
@@ -105,6 +107,7 @@ class RouterConfig:
         self._check_shared_state()
         self._check_security()
         self._check_admission()
+        self._check_traces()
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         if self.port and self.port == self.grpc_port:
@@ -167,6 +170,10 @@ class RouterConfig:
         _ = self.client_tls, self.worker_tls
         if self.log_prompts and self.audit_log is None:
             raise ConfigError("log_prompts", "needs --audit-log")
+
+    def _check_traces(self) -> None:
+        check_range("trace_requests", self.trace_requests, 0, 10**6)
+        check_range("trace_memory", self.trace_memory, 0, 1 << 34)
 
     def _check_admission(self) -> None:
         if self.max_inflight is not None:

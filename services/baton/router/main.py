@@ -41,6 +41,7 @@ from baton.router.security.keys import KeyFile
 from baton.router.shared.limits import Tenant
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
+from baton.router.traces.store import Traces
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
@@ -88,6 +89,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
     authentication = _authentication(config, key_file)
     audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
     admission = AdmissionMetrics(metrics.registry)
+    traces = Traces(config.trace_requests, config.trace_memory)
     services = [
         CompletionService(
             ring,
@@ -99,6 +101,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
             authentication=authentication,
             gate=_gate(config, ring, shared, admission),
             audit=audit,
+            traces=traces,
         )
         for ring, (each, tokenizer) in zip(rings, models, strict=True)
     ]

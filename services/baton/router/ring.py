@@ -27,6 +27,7 @@ from baton.router.members import Members
 from baton.router.placement import PlacementOptions, may_prefill, takes_over
 from baton.router.placer import Placer
 from baton.router.retries import Retries, RetryPolicy
+from baton.router.traces.record import Attempt, Placed
 from baton.router.trail import Suspects
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.waiting import FullError, WaitingRoom
@@ -60,6 +61,8 @@ class Place(NamedTuple):
     prefill: WorkerClient | None
     uncached: int
     """Tokens that are expected to be computed there."""
+    placed: Placed
+    """Why, for the record."""
 
 
 class WorkerRing:
@@ -230,7 +233,8 @@ class WorkerRing:
             return None
         decode, prefill = decision.choice
         uncached = decision.prompt.num_tokens - decision.chosen.cached
-        return Place(by_address[decode], by_address[prefill] if prefill else None, uncached)
+        placed = Placed.of(decision, lambda address: by_address[address].report())
+        return Place(by_address[decode], by_address[prefill] if prefill else None, uncached, placed)
 
     @contextmanager
     def generate(
@@ -368,6 +372,8 @@ class WorkerRing:
         self._groups.pop(group.name, None)
         self._stop_search(group)
         parts = [group] if group.going else []
+        if group.traced is not None:
+            group.traced.end(time.perf_counter())
         if group.parted and len(group.answers) > 1:
             parts = [self._part_of(group, answer) for answer in group.going]
         for part in parts:
@@ -390,6 +396,7 @@ class WorkerRing:
             revision=group.revision,
             name=answer.request.request_id,
             interrupted_at=group.interrupted_at,
+            traced=group.traced,
         )
         return answer.group
 
@@ -418,6 +425,8 @@ class WorkerRing:
     def _go_on(self, group: Group, cause: Cause, error: RingError, pause: float = 0.0) -> None:
         self._metrics.resumed(cause)
         group.error = error
+        if group.traced is not None:
+            group.traced.why = f"{cause}: {error}"
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
         self._seek(group, pause)
@@ -473,6 +482,7 @@ class WorkerRing:
         group.name = first.request.request_id
         self._groups[group.name] = group
         self._metrics.attempts.inc()
+        self._note_attempt(group, place)
         submit = pb.Submit(
             request_id=group.name,
             attempt=group.attempt,
@@ -496,6 +506,20 @@ class WorkerRing:
         self._aim(submit, decode)
         decode.touch()
         prefill.submit(submit, place.uncached)
+
+    @staticmethod
+    def _note_attempt(group: Group, place: Place) -> None:
+        """In the traces of all answers that it is for."""
+        traced = group.traced = Attempt(
+            group.attempt,
+            time.perf_counter(),
+            place.decode.address,
+            place.prefill.address if place.prefill else None,
+            place.placed,
+        )
+        for answer in group.going:
+            if answer.request.trace is not None:
+                answer.request.trace.begun(traced)
 
     def _aim(self, submit: pb.Submit, decode: WorkerClient) -> None:
         """Name the decode worker that the request is to be handed on to."""
@@ -596,12 +620,24 @@ class WorkerRing:
             answer = self._answers.get(delta.request_id)
             if answer is not None:
                 self._take(answer, worker, delta)
+        for phases in frame.phases:
+            self._take_phases(phases)
+
+    def _take_phases(self, phases: pb.Phases) -> None:
+        group = self._group_of(phases.request_id)
+        if group is not None and group.attempt == phases.attempt and group.traced is not None:
+            group.traced.tell(phases, time.perf_counter())
+
+    def _group_of(self, request_id: str) -> Group | None:
+        answer = self._answers.get(request_id)
+        return self._groups.get(request_id) or (answer.group if answer else None)
 
     def _take_start(self, worker: WorkerClient, delta: pb.TokenDelta) -> None:
-        answer = self._answers.get(delta.request_id)
-        group = self._groups.get(delta.request_id) or (answer.group if answer else None)
+        group = self._group_of(delta.request_id)
         if group is not None and group.attempt == delta.attempt:
             group.computing.add(worker)
+            if group.traced is not None and group.traced.started is None:
+                group.traced.started = time.perf_counter()
 
     def _take_failure(self, group: Group, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         """An attempt has failed that is under way as one, be the answer over that gave it its name."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.request.limits import ModelInfo
+from baton.router.traces.record import AnswerTrace
 from baton.sampling_params import SamplingParams
 from baton.text.choice import FinishReason, TokenChunk
 from baton.urgency import Urgency
@@ -34,6 +35,8 @@ class Request:
     params: SamplingParams
     cache_salt: bytes = b""
     """Cached blocks are shared within one salt only; the same for all answers to a prompt."""
+    trace: AnswerTrace | None = None
+    """Hears of its attempts."""
 
 
 class RingError(Exception):

@@ -14,6 +14,7 @@ from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.phases import Clock
 from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import FinishReason, Sequence
 from baton.engine.wire import sequence_from
@@ -161,9 +162,11 @@ class WorkerService(pb_grpc.WorkerServicer):
             self._routers.refuse(router_id, submit.request_id, submit.attempt, "this worker is draining")
             return
         named = (router_id, submit.request_id, submit.attempt)
+        arrived = time.monotonic()
         try:
             sequence = sequence_from(submit)
             sequence.owner = router_id
+            sequence.clock = Clock(arrived)
             self._engine.check(sequence)
             # A request of one token has nothing to hand on.
             handed_on = submit.HasField("decode") and sequence.params.max_tokens - sequence.num_outputs > 1
@@ -217,9 +220,19 @@ class WorkerService(pb_grpc.WorkerServicer):
                 end(*_named(output.seq), output.error)
             elif output.new_tokens:
                 self._routers.deliver(output.seq.owner, _delta(output))
+                if output.seq.clock is not None:
+                    self._tell_phases(output.seq, output.seq.clock, output.forward.ended)
             self._prefill.on_output(output)
             self._decode.on_output(output)
         self._decode.room_changed()
+
+    def _tell_phases(self, sequence: Sequence, clock: Clock, computed: float) -> None:
+        """Its first token has come."""
+        sequence.clock = None
+        compute = clock.phases(computed, time.monotonic())
+        compute.preemptions, compute.cached_tokens = sequence.preemptions, sequence.num_cached
+        phases = worker_pb2.Phases(request_id=sequence.request_id, attempt=sequence.attempt, compute=compute)
+        self._routers.tell_phases(sequence.owner, phases)
 
     async def run_timers(self) -> None:
         """Report to the routers, listen for their silence, and keep to the deadlines, for as long as the

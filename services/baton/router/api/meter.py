@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
+from baton.router.traces.record import Delivered
 from baton.router.types import DEADLINE_EXCEEDED, RingError
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.choice import Delta
@@ -52,6 +53,10 @@ class RequestMeter:
         if self._tokens[index] > 1:
             seconds = self._last[index] - self._first[index]
             self._metrics.time_per_output_token.observe(seconds / (self._tokens[index] - 1))
+
+    def deliveries(self) -> list[Delivered]:
+        """What each choice got so far."""
+        return [Delivered(*each) for each in zip(self._first, self._last, self._tokens, strict=True)]
 
     def cached(self, tokens: int) -> None:
         """A prompt's tokens that a prefix cache held."""

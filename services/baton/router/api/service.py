@@ -26,6 +26,9 @@ from baton.router.audit import LONGEST_PROMPT, MOST_PROMPTS, AuditLog, Following
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.shared.state import SharedState
+from baton.router.traces.origin import NOWHERE, Origin
+from baton.router.traces.record import AnswerTrace, RequestTrace
+from baton.router.traces.store import Traced, Traces
 from baton.router.types import ModelInfo, Request, Ring
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
@@ -72,6 +75,7 @@ class Job:
     """Log-probabilities name tokens by their ids."""
     client: Client | None = None
     """Who asks; None: whoever may where there are no keys."""
+    origin: Origin = NOWHERE
     format: AnswerFormat | None = None
     """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
@@ -114,6 +118,7 @@ class CompletionService:
         authentication: Authentication | None = None,
         gate: Gate | None = None,
         audit: AuditLog | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """``tenant`` is everybody's, where no ``authentication`` says otherwise. ``names`` are what clients
         may call the model, by its own name first; none: as the ring does. ``gate``: None, and nobody waits in
@@ -127,6 +132,7 @@ class CompletionService:
         self.authentication = authentication or Authentication(None, tenant or Tenant())
         self._gate = gate
         self.audit = audit
+        self.traces = traces or Traces()
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer)
 
@@ -189,11 +195,13 @@ class CompletionService:
         limits, from the first delta on.
         """
         self._note(job)
-        with Following(job.record):
-            async with ticket or self.ticket(job) as admitted, self._turn(job) as turn:
+        ticket = ticket or self.ticket(job)
+        with Following(job.record), Traced(self.traces, _trace_of(job, ticket)) as trace:
+            async with ticket as admitted, self._turn(job, trace) as turn:
                 admitted.begin()
                 with self._meter(job) as meter, ExitStack() as stack:
-                    async with aclosing(merge(self._choices(job, stack))) as deltas:
+                    trace.deliveries = meter.deliveries
+                    async with aclosing(merge(self._choices(job, trace, stack))) as deltas:
                         async for index, delta in deltas:  # for every token: as little as may be
                             admitted.generated(delta.token_ids)
                             turn.generated(len(delta.token_ids))
@@ -227,9 +235,9 @@ class CompletionService:
         if job.record is not None:
             job.record.outcome = "slow_client"
 
-    def _turn(self, job: Job) -> Queued:
+    def _turn(self, job: Job, trace: RequestTrace) -> Queued:
         client = self.authentication.answerable(job.client)
-        return Queued(self._gate, asked_of(job, client.tenant))
+        return Queued(self._gate, asked_of(job, client.tenant), trace)
 
     def _meter(self, job: Job) -> RequestMeter:
         return RequestMeter(
@@ -240,13 +248,18 @@ class CompletionService:
             choices=job.choices,
         )
 
-    def _choices(self, job: Job, stack: ExitStack) -> list[Choice]:
+    def _choices(self, job: Job, trace: RequestTrace, stack: ExitStack) -> list[Choice]:
         """All choices of ``job``, for as long as ``stack`` is open."""
         stops = StopStrings(job.params.stop) if job.params.stop else None
         choices: list[Choice] = []
         for first in range(0, job.choices, job.n):
             requests = [
-                Request(f"{job.request_id}-{index}", self._params(job, index), job.cache_salt)
+                Request(
+                    f"{job.request_id}-{index}",
+                    self._params(job, index),
+                    job.cache_salt,
+                    trace.answers[index],
+                )
                 for index in range(first, first + job.n)
             ]
             answers = stack.enter_context(
@@ -276,6 +289,20 @@ class CompletionService:
             echo=job.echoes[prompt].text if job.echoes else "",
             only_echo=job.only_echo,
         )
+
+
+def _trace_of(job: Job, ticket: Ticket) -> RequestTrace:
+    ticket.trace = RequestTrace(
+        request_id=job.request_id,
+        endpoint=job.endpoint,
+        model=job.model.name,
+        tenant=ticket.tenant.name,
+        origin=job.origin,
+        prompt_tokens=sum(map(len, job.prompts)),
+        arrived=job.started,
+        answers=[AnswerTrace(index) for index in range(job.choices)],
+    )
+    return ticket.trace
 
 
 def _note_delta(job: Job, index: int, delta: Delta, meter: RequestMeter) -> None:

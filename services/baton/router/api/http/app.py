@@ -12,6 +12,7 @@ from baton.router.api.http.authentication import Authenticate
 from baton.router.api.http.chat import ChatCompletions
 from baton.router.api.http.completions import Completions
 from baton.router.api.http.cors import Cors, add_cors
+from baton.router.api.http.debug import Debug
 from baton.router.api.http.envelope import RequestEnvelope
 from baton.router.api.http.failures import add_error_handlers
 from baton.router.api.http.messages.create import Messages
@@ -65,6 +66,7 @@ def app_for(*services: CompletionService, cors: Cors | None = None) -> FastAPI:
 def _add_routes(app: FastAPI, catalogue: Catalogue) -> None:
     completions, chat, responses = Completions(catalogue), ChatCompletions(catalogue), Responses(catalogue)
     messages, tokens, status = Messages(catalogue), Tokens(catalogue), Status(catalogue)
+    debug = Debug(catalogue)
     for path, handler, body in (
         ("/v1/completions", completions.create, schemas.CompletionRequest),
         ("/v1/chat/completions", chat.create, schemas.ChatRequest),
@@ -81,5 +83,7 @@ def _add_routes(app: FastAPI, catalogue: Catalogue) -> None:
         ("/health", status.health),
         ("/version", status.version),
         ("/metrics", status.metrics),
+        ("/debug/requests", debug.requests),
+        ("/debug/requests/{request_id:path}", debug.request),
     ):
         app.add_api_route(path, handler, methods=["GET"], response_model=None)

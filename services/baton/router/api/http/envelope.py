@@ -12,6 +12,7 @@ from baton.router.api.errors import as_api_error
 from baton.router.api.http.authentication import OPEN
 from baton.router.api.http.failures import error_response
 from baton.router.audit import AuditLog, Record
+from baton.router.traces.origin import Origin
 from baton.telemetry.metrics import RouterMetrics
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -21,6 +22,12 @@ def request_id_of(request: Request) -> str:
     """The id this server minted for ``request``: random, and no client's to choose."""
     minted: str = request.scope["state"]["request_id"]
     return minted
+
+
+def origin_of(request: Request) -> Origin:
+    """What the client of ``request`` says of where it comes from."""
+    origin: Origin = request.scope["state"]["origin"]
+    return origin
 
 
 def record_of(request: Request) -> Record | None:
@@ -52,7 +59,8 @@ class RequestEnvelope:
         minted = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = minted
         given = _client_id(scope)
-        header = (b"x-request-id", given or minted.encode())
+        scope["state"]["origin"] = Origin(None if given is None else given.decode("latin-1"))
+        own = ((b"x-request-id", given or minted.encode()), (b"x-baton-request-id", minted.encode()))
         record = self._record(scope, minted, given)
         status = 0
 
@@ -60,7 +68,7 @@ class RequestEnvelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         try:
