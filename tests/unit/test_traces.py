@@ -13,6 +13,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace.status import StatusCode
 from prometheus_client import CollectorRegistry
 
 from baton.cli.explain import explain
@@ -26,6 +28,7 @@ from baton.router.placement.policy import Candidate
 from baton.router.security.keys import KeyFile, entry_line, new_key
 from baton.router.shared.limits import Limits, Tenant
 from baton.router.traces.origin import NOWHERE, Origin, SpanContext
+from baton.router.traces.otlp import Exporter
 from baton.router.traces.phases import MEANING, phases_of
 from baton.router.traces.record import (
     MOST_ATTEMPTS,
@@ -347,6 +350,62 @@ async def test_a_request_that_waits_is_explained_while_it_does() -> None:
             [*_, last] = phases_of(trace, traced, time.perf_counter())
             assert last.name == "prefill.untold"
             await asking
+
+
+# --- spans
+
+
+def test_spans_of_several_attempts_and_choices_through_the_exporter() -> None:
+    memory = InMemorySpanExporter()
+    exporter = Exporter(memory)
+    traces = Traces(on_end=exporter.on_end, sample=1.0)
+    trace = trace_of("cmpl-bb", answers=2, origin=traces.origin(None, None))
+    trace.read, trace.admitted, trace.turn = 100.01, 100.02, 100.03
+    lost = Attempt(0, 100.04, "d1", "p", placed(3), ended=100.10, why="worker_lost: d1 is gone")
+    lost.tell(pb.Phases(compute=pb.ComputePhases(compute_us=20_000)), 100.07)
+    again = Attempt(1, 100.12, "d2", None, placed(1))
+    again.tell(pb.Phases(compute=pb.ComputePhases(compute_us=10_000)), 100.14)
+    for answer in trace.answers:
+        answer.begun(lost)
+        answer.begun(again)
+    trace.deliveries = lambda: [Delivered(100.08, 100.3, 9), Delivered(100.08, 100.2, 5)]
+    traces.begin(trace)
+    trace.ended = None
+    traces.end(trace, "overloaded")
+    unsampled = trace_of("cmpl-cc", origin=Traces(sample=0.0).origin(None, None))
+    traces.begin(unsampled)
+    traces.end(unsampled, "completed")
+    exporter.close()
+    spans = memory.get_finished_spans()
+    root, *others = spans
+    assert root.name == "POST /v1/completions" and root.parent is None
+    assert root.status.status_code is StatusCode.ERROR and root.status.description == "overloaded"
+    assert {span.context.trace_id for span in spans} == {root.context.trace_id}
+    assert len({span.context.span_id for span in spans}) == len(spans)
+    names = [span.name for span in others]
+    assert names.count("route.read") == 1
+    for name in (f"attempt {number} of choice {index}" for number in (0, 1) for index in (0, 1)):
+        assert names.count(name) == 1, names
+    failed = next(span for span in others if span.name == "attempt 0 of choice 0")
+    assert failed.status.status_code is StatusCode.ERROR and "d1 is gone" in failed.status.description
+    assert len(failed.attributes["baton.placement.considered"]) == 3
+    places = [span.resource.attributes["service.instance.id"] for span in others if span.name == "prefill"]
+    assert places.count("d2") == 2, "an attempt without prefill computes at decode"
+
+
+def test_what_is_sampled_is_up_to_the_client_then_to_the_ratio() -> None:
+    never, always = Traces(sample=0.0), Traces(sample=1.0)
+    header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-0{}"
+    for traces in (never, always):
+        for flag in (0, 1):
+            span = traces.origin(None, header.format(flag)).span
+            assert span is not None and span.sampled is bool(flag)
+    for traces, sampled in ((never, False), (always, True)):
+        span = traces.origin(None, "nonsense").span
+        assert span is not None and span.sampled is sampled
+    half = [Traces(sample=0.5).origin(None, None).span for _ in range(400)]
+    assert 120 < sum(span is not None and span.sampled for span in half) < 280
+    assert Traces().origin("mine", header.format(1)) == Origin("mine")
 
 
 # --- who may see it

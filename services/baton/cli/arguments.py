@@ -522,6 +522,10 @@ LogPrompts = Annotated[
         rich_help_panel=_SECURITY,
     ),
 ]
+Ui = Annotated[
+    bool,
+    typer.Option("--ui/--no-ui", help="Serve a live page at /ui.", rich_help_panel=_TRACES),
+]
 TraceRequests = Annotated[
     int,
     typer.Option(
@@ -535,6 +539,22 @@ TraceMemory = Annotated[
         parser=_size,
         metavar="SIZE",
         help="Memory for them; those that ended first go.",
+        rich_help_panel=_TRACES,
+    ),
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Send spans of requests to this OpenTelemetry collector: http://HOST:4317, OTLP over gRPC.",
+        rich_help_panel=_TRACES,
+    ),
+]
+TraceSample = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Of the requests whose traceparent does not say, those to send spans of: 0 to 1.",
         rich_help_panel=_TRACES,
     ),
 ]

@@ -9,7 +9,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 import uvicorn
@@ -42,6 +42,7 @@ from baton.router.shared.limits import Tenant
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.traces.store import Traces
+from baton.router.ui.history import History
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
@@ -89,7 +90,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
     authentication = _authentication(config, key_file)
     audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
     admission = AdmissionMetrics(metrics.registry)
-    traces = Traces(config.trace_requests, config.trace_memory)
+    traces, close_traces = _traces(config)
     services = [
         CompletionService(
             ring,
@@ -109,9 +110,16 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
     async with contextlib.AsyncExitStack() as stack:
         if audit is not None:
             stack.callback(audit.close)
+        stack.push_async_callback(asyncio.to_thread, close_traces)
         listener = _listen(config)
         stack.callback(listener.close)
-        http = uvicorn.Server(_http_config(config, services))
+        history = None
+        if config.ui:
+            named = zip(configs, rings, strict=True)
+            sources = [_ring_source(each.model_name, ring) for each, ring in named]
+            history = History(metrics, sources, lambda: admission.waiting)
+            stack.callback(asyncio.create_task(history.run(), name="live page").cancel)
+        http = uvicorn.Server(_http_config(config, services, history))
         _stop_on_signals(http)
         if key_file is not None:
             stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
@@ -128,6 +136,19 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
         await serving
     return 0
+
+
+def _traces(config: RouterConfig) -> tuple[Traces, Callable[[], None]]:
+    """Where traces are kept, and what is to be called at the end. Raises StartError."""
+    kept = config.trace_requests, config.trace_memory
+    if config.otlp_endpoint is None:
+        return Traces(*kept), lambda: None
+    try:
+        from baton.router.traces.otlp import Exporter
+    except ImportError:
+        raise StartError("--otlp-endpoint needs OpenTelemetry: pip install 'baton[otel]'") from None
+    exporter = Exporter.to(config.otlp_endpoint)
+    return Traces(*kept, exporter.on_end, config.trace_sample), exporter.close
 
 
 def _count_tasks(registry: CollectorRegistry) -> None:
@@ -230,9 +251,11 @@ def _authentication(config: RouterConfig, keys: KeyFile | None) -> Authenticatio
     return Authentication(None if keys is None else keys.find, Tenant(limits=config.limits))
 
 
-def _http_config(config: RouterConfig, services: Sequence[CompletionService]) -> uvicorn.Config:
+def _http_config(
+    config: RouterConfig, services: Sequence[CompletionService], history: History | None
+) -> uvicorn.Config:
     settings = uvicorn.Config(
-        app_for(*services, cors=_cors(config)),
+        app_for(*services, cors=_cors(config), history=history),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -132,7 +132,7 @@ class CompletionService:
         self.authentication = authentication or Authentication(None, tenant or Tenant())
         self._gate = gate
         self.audit = audit
-        self.traces = traces or Traces()
+        self.traces = Traces() if traces is None else traces
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer)
 

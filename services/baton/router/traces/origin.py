@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _SAMPLED = 1
+_RATIO_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,11 @@ class SpanContext:
         return cls(trace_id, span_id, bool(int(found[4], 16) & _SAMPLED))
 
     @classmethod
-    def begin(cls, *, sampled: bool) -> SpanContext:
-        """The first span of a trace of its own."""
-        return cls(secrets.randbits(128) or 1, secrets.randbits(64) or 1, sampled)
+    def begin(cls, ratio: float) -> SpanContext:
+        """The first span of a trace of its own, of which ``ratio`` are sampled: by the trace's id, as others
+        do that see the same trace."""
+        trace_id = secrets.randbits(128) or 1
+        return cls(trace_id, secrets.randbits(64) or 1, (trace_id & _RATIO_BITS) < ratio * (_RATIO_BITS + 1))
 
     def child(self) -> SpanContext:
         return SpanContext(self.trace_id, secrets.randbits(64) or 1, self.sampled)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from baton.router.audit import outcome_of
+from baton.router.traces.origin import Origin, SpanContext
 from baton.router.traces.record import RequestTrace, key_of
+
+log = logging.getLogger(__name__)
 
 _REQUEST_BYTES = 2000
 _ANSWER_BYTES = 500
 _ATTEMPT_BYTES = 2000
 _CANDIDATE_BYTES = 500
 _REPORT_BYTES = 800
-"""What each takes at most; `tests/unit/test_traces.py` measures it. Requests that were placed between the same
-reports share these."""
+"""What each takes at most; `tests/unit/test_traces.py` measures it. Requests that were placed between the
+same reports share these."""
 
 
 class Traces:
@@ -26,12 +30,15 @@ class Traces:
         most_requests: int = 1000,
         most_bytes: int = 16 << 20,
         on_end: Callable[[RequestTrace], None] = lambda _: None,
+        sample: float | None = None,
     ) -> None:
         """At most so many that have ended are kept, and of so many bytes, the latest. ``on_end`` hears of
-        each request that ends."""
+        each request that ends. ``sample``: the share of the requests that are exported, of those whose
+        clients do not say; None: nothing is."""
         self._most_requests = most_requests
         self._most_bytes = most_bytes
         self._on_end = on_end
+        self._sample = sample
         self._running: dict[str, RequestTrace] = {}
         self._ended: OrderedDict[str, tuple[RequestTrace, int]] = OrderedDict()
         self.num_bytes = 0
@@ -39,6 +46,14 @@ class Traces:
 
     def __len__(self) -> int:
         return len(self._running) + len(self._ended)
+
+    def origin(self, client_id: str | None, traceparent: str | None) -> Origin:
+        """From the headers of a request that has just come."""
+        if self._sample is None:
+            return Origin(client_id)
+        parent = None if traceparent is None else SpanContext.parse(traceparent)
+        span = SpanContext.begin(self._sample) if parent is None else parent.child()
+        return Origin(client_id, parent, span)
 
     def begin(self, trace: RequestTrace) -> None:
         self._running[trace.key] = trace
@@ -54,7 +69,10 @@ class Traces:
         while len(self._ended) > self._most_requests or self.num_bytes > self._most_bytes:
             _, (_, gone) = self._ended.popitem(last=False)
             self.num_bytes -= gone
-        self._on_end(trace)
+        try:
+            self._on_end(trace)
+        except Exception:  # the answer is not to suffer
+            log.exception("request %s: its trace could not be exported", trace.request_id)
 
     def find(self, request_id: str, tenant: str | None) -> RequestTrace | None:
         """The trace of a request, by the id of its answer, by the random part of that, as workers call one of

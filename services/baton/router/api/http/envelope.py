@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +14,7 @@ from baton.router.api.http.authentication import OPEN
 from baton.router.api.http.failures import error_response
 from baton.router.audit import AuditLog, Record
 from baton.router.traces.origin import Origin
+from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -46,11 +48,13 @@ class RequestEnvelope:
         metrics: RouterMetrics,
         retry_after_seconds: int,
         audit: AuditLog | None = None,
+        traces: Traces,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._retry_after_seconds = retry_after_seconds
         self._audit = audit
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,8 +63,12 @@ class RequestEnvelope:
         minted = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = minted
         given = _client_id(scope)
-        scope["state"]["origin"] = Origin(None if given is None else given.decode("latin-1"))
-        own = ((b"x-request-id", given or minted.encode()), (b"x-baton-request-id", minted.encode()))
+        origin = scope["state"]["origin"] = self._traces.origin(
+            None if given is None else given.decode("latin-1"), Headers(scope=scope).get("traceparent")
+        )
+        own = [(b"x-request-id", given or minted.encode()), (b"x-baton-request-id", minted.encode())]
+        if origin.span is not None:
+            own.append((b"traceresponse", origin.span.header.encode()))
         record = self._record(scope, minted, given)
         status = 0
 
