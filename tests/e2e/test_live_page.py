@@ -22,7 +22,8 @@ SHOWN = """Object.fromEntries([...document.querySelectorAll('dd')]
 ROWS = """[...document.querySelectorAll('#workers tr')]
   .map((row) => [...row.cells].map((cell) => cell.textContent))"""
 INK = """Object.fromEntries([...document.querySelectorAll('canvas')].map((canvas) => [canvas.id,
-  canvas.getContext('2d').getImageData(0, 20, canvas.width, canvas.height - 24).data.filter(Boolean).length]))"""
+  canvas.getContext('2d').getImageData(0, 20, canvas.width, canvas.height - 24)
+    .data.filter(Boolean).length]))"""
 
 
 @contextmanager
@@ -101,7 +102,7 @@ async def look(ring: Ring, tmp_path: Path) -> None:
         rows = await page.evaluate(ROWS)
         assert [row[:4] for row in rows] == [
             [worker.ready.address, worker.ready.role, "demo", "ready"]  # type: ignore[union-attr]
-            for worker in ring.workers
+            for worker in reversed(ring.workers)  # by role
         ]
         assert [row[4:7] for row in rows] == [["0", "0", "0"]] * 2
         assert not page.errors

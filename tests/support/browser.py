@@ -100,8 +100,11 @@ async def browsing(directory: Path) -> AsyncIterator[Page]:
         async with connect(at, max_size=1 << 26) as socket:
             page = Page(socket)
             listening = asyncio.create_task(page.listen())
-            yield page
-            listening.cancel()
+            try:
+                yield page
+            finally:
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
     finally:
         process.terminate()
         await process.wait()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import subprocess
+import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -476,3 +478,29 @@ def test_what_tenants_are_told_names_no_worker() -> None:
     assert "10.1.1" in json.dumps(document_of(trace))
     told = document_of(trace, workers=False)
     assert "10.1.1" not in json.dumps(told) and "d0" not in json.dumps(told)
+
+
+WITHOUT_OPENTELEMETRY = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter", "opentelemetry.proto")):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Blocked())
+from baton.router import main
+from baton.router.config import RouterConfig
+
+main._traces(RouterConfig(workers=("a:1",)))
+try:
+    main._traces(RouterConfig(workers=("a:1",), otlp_endpoint="http://a:4317"))
+except main.StartError as error:
+    print(error)
+"""
+
+
+def test_a_router_needs_opentelemetry_only_if_it_is_to_use_it() -> None:
+    argv = [sys.executable, "-c", WITHOUT_OPENTELEMETRY]
+    result = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert result.stdout == "--otlp-endpoint needs OpenTelemetry: pip install 'baton[otel]'\n", result.stderr

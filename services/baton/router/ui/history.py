@@ -106,13 +106,16 @@ class History:
             "prompt_tokens": totals.prompt_tokens,
             "generated_tokens": totals.generated_tokens,
             "answered": totals.answered,
-            "workers": [
-                {**asdict(view), "model": ring.model} for ring in self._rings for view in ring.views()
-            ],
+            "workers": self._workers(),
             "points": [{**asdict(point), "at": round(point.at - now, 1)} for point in self._points],
             "every_s": EVERY_S,
             "most_points": MOST_POINTS,
         }
+
+    def _workers(self) -> list[dict[str, object]]:
+        found = [(ring.model, view) for ring in self._rings for view in ring.views()]
+        found.sort(key=lambda each: (each[0], each[1].role, each[1].address))
+        return [{**asdict(view), "model": model} for model, view in found]
 
     def _read(self, now: float) -> Totals:
         metrics = self._metrics

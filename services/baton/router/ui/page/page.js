@@ -3,6 +3,7 @@
 // Asks the router for its figures, one question at a time, and draws them. No library, and no markup from data.
 
 const TIMEOUT_MS = 5000;
+const LEAST_SECONDS = 60; // that a chart is wide
 const element = (id) => document.getElementById(id);
 const style = getComputedStyle(document.documentElement);
 let key = sessionStorage.getItem("baton-key");
@@ -45,16 +46,22 @@ function row(worker) {
 function draw(id, data, ...names) {
   const canvas = element(id);
   const context = canvas.getContext("2d");
-  const { width, height } = canvas;
+  const scale = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth, height = canvas.clientHeight;
+  canvas.width = width * scale;
+  canvas.height = height * scale;
+  context.scale(scale, scale);
   const top = Math.max(1e-9, ...names.flatMap((name) => data.points.map((point) => point[name] ?? 0)));
-  const seconds = data.every_s * data.most_points;
+  const oldest = data.points.length ? -data.points[0].at : 0;
+  const seconds = Math.min(Math.max(oldest, LEAST_SECONDS), data.every_s * data.most_points);
   const x = (point) => width * (1 + point.at / seconds);
   const y = (value) => height - 4 - (height - 24) * (value / top);
-  context.clearRect(0, 0, width, height);
   context.fillStyle = context.strokeStyle = style.color || "gray";
   context.globalAlpha = 0.6;
-  context.font = "14px system-ui, sans-serif";
-  context.fillText(top > 1e-8 ? top.toPrecision(3) : "0", 4, 14);
+  context.font = "12px system-ui, sans-serif";
+  context.fillText(top < 1e-8 ? "0" : top < 10 ? top.toFixed(1) : top.toFixed(0), 4, 12);
+  context.textAlign = "right";
+  context.fillText(`${Math.round(seconds)} s`, width - 4, 12);
   context.fillRect(0, height - 3, width, 1);
   context.globalAlpha = 1;
   names.forEach((name, index) => {
