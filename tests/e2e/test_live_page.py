@@ -67,6 +67,7 @@ def metrics(ring: Ring) -> dict[str, float]:
         "waiting": total("baton_admission_waiting_requests"),
         "prompt_tokens": total("baton_prompt_tokens_total"),
         "generated_tokens": total("baton_generated_tokens_total"),
+        "answers": total("baton_choices_total"),
         "open_handoffs": total("baton_worker_handoffs_open"),
         "held": held,
         "blocks": total("baton_worker_kv_blocks"),
@@ -112,7 +113,7 @@ async def settled(page: Any, ring: Ring) -> None:
     """Nothing runs any more, and the page says of everything what the metrics say."""
     found = await asyncio.to_thread(metrics, ring)
     expected = {name: str(round(found[name])) for name in ("in_flight", "waiting", "open_handoffs")}
-    expected |= {name: str(round(found[name])) for name in ("generated_tokens", "prompt_tokens")}
+    expected |= {name: str(round(found[name])) for name in ("generated_tokens", "prompt_tokens", "answers")}
     expected["kv_use"] = f"{found['held']:.0f} of {found['blocks']:.0f}"
     shown: dict[str, str] = {}
     for _ in range(100):

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -42,7 +44,7 @@ from baton.router.traces.record import (
     RequestTrace,
 )
 from baton.router.traces.store import Traces
-from baton.router.types import Request
+from baton.router.types import Request, TokenChunk
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
 from baton.urgency import CALM
@@ -51,6 +53,7 @@ from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
 from tests.support.local_worker import LocalWorker, local_ring, until
 from tests.support.tiny_tokenizers import byte_level_tokenizer
+from tests.unit.test_beam_engine import beams
 
 
 def candidate(decode: str, prefill: str | None = None) -> Candidate:
@@ -86,6 +89,7 @@ def trace_of(
 # --- phases
 
 
+NOTHING = Delivered(0.0, 0.0, 0)
 moments = st.floats(0.0, 1.0, allow_nan=False)
 durations = st.integers(0, 2_000_000)
 
@@ -122,7 +126,7 @@ def traces(draw: st.DrawFn) -> RequestTrace:
         if lost:
             trace.answers[0].begun(draw(attempts(0, at[3], at[4])))
         trace.answers[0].begun(draw(attempts(1, at[5], None)))
-        got = [Delivered(at[6], at[7], 3)] if draw(st.booleans()) else [Delivered(0.0, 0.0, 0)]
+        got = [draw(st.sampled_from([Delivered(at[6], at[7], 3, True), Delivered(at[6], at[7], 3), NOTHING]))]
         trace.deliveries = lambda: got
     if draw(st.booleans()):
         trace.end("completed")
@@ -155,7 +159,7 @@ def test_each_phase_has_its_place() -> None:
     attempt.tell(pb.Phases(compute=compute), 100.06)
     attempt.tell(pb.Phases(handoff=pb.HandoffPhases(flush_us=6000, commit_us=7000)), 100.09)
     attempt.tell(pb.Phases(join=pb.JoinPhases(queue_us=1000, step_us=8000, publish_us=500)), 100.11)
-    trace.deliveries = lambda: [Delivered(100.061, 100.2, 9)]
+    trace.deliveries = lambda: [Delivered(100.061, 100.2, 9, True)]
     trace.end("completed")
     trace.ended = 100.21
     found = {p.name: round(1e3 * p.seconds, 3) for p in phases_of(trace, trace.answers[0], 0.0)}
@@ -181,6 +185,23 @@ def test_each_phase_has_its_place() -> None:
         "decode.steps": 90.0,
         "finish": 10.0,
     }
+
+
+def test_a_choice_that_is_over_is_not_told_of_what_became_of_the_others() -> None:
+    trace = trace_of(answers=2)
+    trace.read = trace.admitted = trace.turn = 100.0
+    shared = Attempt(0, 100.0, "d", None, placed())
+    shared.tell(pb.Phases(compute=pb.ComputePhases(compute_us=100_000)), 100.1)
+    for answer in trace.answers:
+        answer.begun(shared)
+    shared.end(100.5, "worker_lost: gone")
+    trace.answers[1].begun(Attempt(1, 100.6, "d", None, placed()))
+    trace.deliveries = lambda: [Delivered(100.1, 100.3, 5, True), Delivered(100.1, 100.4, 6)]
+    names = [[phase.name for phase in phases_of(trace, answer, 101.0)] for answer in trace.answers]
+    assert names == [
+        ["prefill.compute", "decode.steps", "finish"],
+        ["prefill.compute", "decode.steps", "resume", "prefill.untold"],
+    ]
 
 
 # --- the store
@@ -339,6 +360,31 @@ async def test_workers_tell_each_part_once_and_a_resumed_request_shows_each_atte
         assert attempt.placed.reports
 
 
+@pytest.mark.parametrize("roles", [("prefill", "decode"), ("both",)])
+@pytest.mark.parametrize("kind", ["several", "beams"])
+async def test_answers_that_go_together_share_an_attempt(kind: str, roles: tuple[str, ...]) -> None:
+    params = PARAMS if kind == "several" else beams(2, max_tokens=8, stops=frozenset())
+    traced = [AnswerTrace(index) for index in range(2)]
+    requests = [Request(f"r-{each.index}", replace(params, seed=each.index), b"", each) for each in traced]
+    async with local_ring([LocalWorker(role, step_s=0.01) for role in roles]) as ring:
+        with ring.generate(PROMPT, requests, CALM) as answers:
+
+            async def take(chunks: AsyncGenerator[TokenChunk]) -> None:
+                async for _ in chunks:
+                    pass
+
+            began = time.perf_counter()
+            await asyncio.gather(*map(take, answers))
+            took = time.perf_counter() - began
+    [attempt] = traced[0].attempts
+    assert traced[1].attempts == [attempt]
+    assert attempt.compute is not None and 0.009 <= attempt.compute.compute < took
+    handed_on = len(roles) == 2
+    assert (attempt.handoff is not None, attempt.join is not None) == (handed_on, handed_on)
+    told_of = [each.at for each in (attempt.compute, attempt.handoff, attempt.join) if each is not None]
+    assert told_of == sorted(told_of) and told_of[-1] < began + took, "not with a load report, later"
+
+
 async def test_a_request_that_waits_is_explained_while_it_does() -> None:
     worker = LocalWorker("both", step_s=0.05)
     async with local_ring([worker]) as ring:
@@ -370,7 +416,7 @@ def test_spans_of_several_attempts_and_choices_through_the_exporter() -> None:
     for answer in trace.answers:
         answer.begun(lost)
         answer.begun(again)
-    trace.deliveries = lambda: [Delivered(100.08, 100.3, 9), Delivered(100.08, 100.2, 5)]
+    trace.deliveries = lambda: [Delivered(100.08, 100.3, 9, True), Delivered(100.08, 100.2, 5, True)]
     traces.begin(trace)
     trace.ended = None
     traces.end(trace, "overloaded")

@@ -129,7 +129,7 @@ class Sequence:
     started: bool = field(default=False, init=False)
     """A step has computed, or is about to compute, something of it here."""
     clock: Clock | None = field(default=None, init=False)
-    """Of a request that was submitted here, until its first token is told."""
+    """Of a request that was submitted here, until its prompt is computed."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
     """Cancelled while a forward pass was using its blocks: ends when that pass is over."""

@@ -426,7 +426,7 @@ class WorkerRing:
         self._metrics.resumed(cause)
         group.error = error
         if group.traced is not None:
-            group.traced.why = f"{cause}: {error}"
+            group.traced.end(time.perf_counter(), f"{cause}: {error}")
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
         self._seek(group, pause)
@@ -566,6 +566,8 @@ class WorkerRing:
         """All answers end with ``error``, on all workers but one, which knows."""
         if group.search is not None:
             group.search.cancel()
+        if group.traced is not None:
+            group.traced.end(time.perf_counter(), f"{error.code}: {error}")
         self._cancel(group, group.answers, but=but)
         self._groups.pop(group.name, None)
         self._fail(group.going, error)

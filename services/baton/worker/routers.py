@@ -45,12 +45,14 @@ class RouterStream:
         self._phases: list[worker_pb2.Phases] = []
 
     def deliver(self, delta: worker_pb2.TokenDelta) -> None:
-        if not self._pending:
+        if not self._pending and not self._phases:
             asyncio.get_running_loop().call_soon(self.flush)
         self._pending.append(delta)
 
     def tell_phases(self, phases: worker_pb2.Phases) -> None:
-        """In the next frame, whatever makes it leave: the deltas of this turn, or the next load report."""
+        """In one frame with the deltas of this turn, if there are any."""
+        if not self._pending and not self._phases:
+            asyncio.get_running_loop().call_soon(self.flush)
         self._phases.append(phases)
 
     def flush(self) -> None:

@@ -220,16 +220,19 @@ class WorkerService(pb_grpc.WorkerServicer):
                 end(*_named(output.seq), output.error)
             elif output.new_tokens:
                 self._routers.deliver(output.seq.owner, _delta(output))
-                if output.seq.clock is not None:
-                    self._tell_phases(output.seq, output.seq.clock, output.forward.ended)
+            if output.seq.clock is not None:
+                self._tell_phases(output, output.seq.clock)
             self._prefill.on_output(output)
             self._decode.on_output(output)
         self._decode.room_changed()
 
-    def _tell_phases(self, sequence: Sequence, clock: Clock, computed: float) -> None:
-        """Its first token has come."""
+    def _tell_phases(self, output: SequenceOutput, clock: Clock) -> None:
+        """Once its prompt is computed, and what was given of its answer with it."""
+        sequence = output.seq
+        if output.advanced_to < sequence.num_prompt + sequence.resumed_from:
+            return
         sequence.clock = None
-        compute = clock.phases(computed, time.monotonic())
+        compute = clock.phases(output.forward.ended, time.monotonic())
         compute.preemptions, compute.cached_tokens = sequence.preemptions, sequence.num_cached
         phases = worker_pb2.Phases(request_id=sequence.request_id, attempt=sequence.attempt, compute=compute)
         self._routers.tell_phases(sequence.owner, phases)

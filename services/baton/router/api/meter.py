@@ -25,6 +25,7 @@ class RequestMeter:
         self._first = [0.0] * choices
         self._last = [0.0] * choices
         self._tokens = [0] * choices
+        self._finished_ones = [False] * choices
         self._unfinished = choices
 
     def __enter__(self) -> RequestMeter:
@@ -48,6 +49,7 @@ class RequestMeter:
             self._finished(index, delta.finish_reason)
 
     def _finished(self, index: int, reason: str) -> None:
+        self._finished_ones[index] = True
         self._unfinished -= 1
         self._metrics.choices.labels(self._endpoint, reason).inc()
         if self._tokens[index] > 1:
@@ -56,7 +58,8 @@ class RequestMeter:
 
     def deliveries(self) -> list[Delivered]:
         """What each choice got so far."""
-        return [Delivered(*each) for each in zip(self._first, self._last, self._tokens, strict=True)]
+        told = zip(self._first, self._last, self._tokens, self._finished_ones, strict=True)
+        return [Delivered(*each) for each in told]
 
     def cached(self, tokens: int) -> None:
         """A prompt's tokens that a prefix cache held."""

@@ -86,7 +86,7 @@ def phases_of(trace: RequestTrace, answer: AnswerTrace, now: float) -> list[Phas
     """Those of one choice until its end, or until ``now`` if it goes on. They add up to that time."""
     delivered = trace.delivered[answer.index] if trace.delivered else Delivered(0.0, 0.0, 0)
     end = trace.ended if trace.ended is not None else now
-    over = delivered.last if trace.ended is not None and delivered.last else end
+    over = delivered.last if delivered.finished and delivered.last else end
     chain = _Chain(trace.arrived)
     chain.until(_Stretch(min(trace.read, end), "route.read"))
     chain.until(_Stretch(end if trace.admitted is None else trace.admitted, "route.limits"))
@@ -94,12 +94,11 @@ def phases_of(trace: RequestTrace, answer: AnswerTrace, now: float) -> list[Phas
     before = "route.place"
     for attempt in answer.attempts:
         chain.until(_Stretch(min(attempt.submitted, end), before))
-        until = over if attempt.ended is None else min(attempt.ended, end)
+        until = over if attempt.ended is None else min(attempt.ended, over)
         for stretch in sorted(_stretches(attempt, delivered.first, until), key=lambda each: each.end):
             chain.until(stretch, attempt.number)
         before = "resume"
-    last = answer.attempts[-1] if answer.attempts else None
-    chain.until(_Stretch(end, before if last is None or last.ended is not None else "finish"))
+    chain.until(_Stretch(end, "finish" if delivered.finished else before))
     return chain.phases
 
 
@@ -158,4 +157,4 @@ def _last(attempt: Attempt, first: float) -> str:
         if attempt.handoff is not None:
             return "decode.network"
         return "prefill.untold" if attempt.compute is None else "handoff.untold"
-    return "decode.steps" if attempt.compute is not None or first else "prefill.untold"
+    return "decode.steps" if attempt.compute is not None or first > attempt.submitted else "prefill.untold"

@@ -22,6 +22,7 @@ MOST_ATTEMPTS = 16
 MOST_CANDIDATES = 16
 """Of one placement that are kept."""
 LONGEST_CONNECTOR = 32
+LONGEST_WHY = 512
 
 
 class Placed(NamedTuple):
@@ -142,9 +143,11 @@ class Attempt:
             case "join" if self.join is None:
                 self.join = Join.of(phases.join, now)
 
-    def end(self, now: float) -> None:
+    def end(self, now: float, why: str = "") -> None:
+        """It was given up. What is said first counts."""
         if self.ended is None:
             self.ended = now
+        self.why = self.why or why[:LONGEST_WHY]
 
 
 class Delivered(NamedTuple):
@@ -154,6 +157,8 @@ class Delivered(NamedTuple):
     """When its first token went out; 0.0: none has."""
     last: float
     tokens: int
+    finished: bool = False
+    """That was all of it."""
 
 
 @dataclass(slots=True, eq=False)

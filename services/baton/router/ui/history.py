@@ -34,8 +34,8 @@ class Totals:
     at: float
     prompt_tokens: float
     generated_tokens: float
-    answered: float
-    """Requests, whatever became of them."""
+    answers: float
+    """Those that have ended, however."""
     ttft: Buckets
     itl: Buckets
 
@@ -105,7 +105,7 @@ class History:
             "waiting": self._waiting(),
             "prompt_tokens": totals.prompt_tokens,
             "generated_tokens": totals.generated_tokens,
-            "answered": totals.answered,
+            "answers": totals.answers,
             "workers": self._workers(),
             "points": [{**asdict(point), "at": round(point.at - now, 1)} for point in self._points],
             "every_s": EVERY_S,
@@ -123,7 +123,7 @@ class History:
             now,
             value_of(metrics.prompt_tokens),
             value_of(metrics.generated_tokens),
-            value_of(metrics.requests),
+            value_of(metrics.choices),
             buckets_of(metrics.time_to_first_token),
             buckets_of(metrics.inter_token_latency),
         )

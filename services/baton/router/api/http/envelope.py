@@ -17,6 +17,7 @@ from baton.router.traces.origin import Origin
 from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
 
+UNAUDITED = OPEN | {"/ui/data"}
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -96,8 +97,8 @@ class RequestEnvelope:
                 self._audit.end(record)
 
     def _record(self, scope: Scope, minted: str, given: bytes | None) -> Record | None:
-        """For the audit log, which tells nothing of probes."""
-        if self._audit is None or scope["path"] in OPEN:
+        """For the audit log, which tells nothing of what is asked every other second."""
+        if self._audit is None or scope["path"] in UNAUDITED:
             return None
         record = self._audit.begin(minted, None if given is None else given.decode("latin-1"))
         scope["state"]["record"] = record

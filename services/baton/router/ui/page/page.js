@@ -17,7 +17,7 @@ async function ask() {
 }
 
 function show(data) {
-  for (const name of ["in_flight", "waiting", "answered", "prompt_tokens", "generated_tokens"]) {
+  for (const name of ["in_flight", "waiting", "answers", "prompt_tokens", "generated_tokens"]) {
     element(name).textContent = String(data[name]);
   }
   const sum = (name) => data.workers.reduce((total, worker) => total + worker[name], 0);
