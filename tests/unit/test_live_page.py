@@ -48,6 +48,11 @@ def test_quantiles_are_prometheus_own(share: float, counts: tuple[int, ...], exp
     assert quantile(share, before, after) == (expected if expected is None else pytest.approx(expected))
 
 
+def test_the_first_observation_of_all_counts() -> None:
+    assert quantile(0.5, (), ((1.0, 0.0), (2.0, 10.0), (INF, 10.0))) == pytest.approx(1.5)
+    assert quantile(0.5, (), ()) is None
+
+
 def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() -> None:
     metrics = RouterMetrics(CollectorRegistry())
     metrics.generated_tokens.inc(1000)  # before the page's time

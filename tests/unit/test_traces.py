@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
+from baton.router.grpc_api import add_services
 from baton.router.placement import Decision, Prompt, WorkerReport
 from baton.router.placement.policy import Candidate
 from baton.router.security.keys import KeyFile, entry_line, new_key
@@ -48,7 +50,9 @@ from baton.router.types import Request, TokenChunk
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
 from baton.urgency import CALM
+from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
+from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
 from tests.support.local_worker import LocalWorker, local_ring, until
@@ -511,6 +515,31 @@ async def test_tenants_see_their_own_requests_and_operators_all(tmp_path: Path) 
         assert json.loads(as_json)["client_request_id"] == "my-id"
         with pytest.raises(UserError, match="Nothing is known of request"):
             await asyncio.to_thread(explain, url, "nobody", api_key=keys["root"])
+
+
+async def test_a_grpc_call_brings_its_trace_along_and_can_be_explained(tmp_path: Path) -> None:
+    traces = Traces(sample=0.0)
+    service = CompletionService(
+        FakeRing(lambda call: [70, 71]),
+        byte_level_tokenizer(tmp_path),
+        ApiSettings(),
+        RouterMetrics(CollectorRegistry()),
+        traces=traces,
+    )
+    server = grpc.aio.server()
+    add_services(server, service)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = inference_pb2.GenerateRequest(text="hi", params=inference_pb2.SamplingParams(max_tokens=4))
+        call = InferenceStub(channel).Generate(request, metadata=(("traceparent", header),))
+        responses = [response async for response in call]
+    await server.stop(None)
+    trace = traces.find(responses[0].request_id, None)
+    assert trace is not None and trace.outcome == "completed"
+    assert trace.origin.parent is not None and trace.origin.parent.header == header
+    assert trace.origin.span is not None and trace.origin.span.sampled
 
 
 def test_what_tenants_are_told_names_no_worker() -> None:

@@ -53,11 +53,11 @@ class Timeline:
 
     def __init__(self, now: float, connector: str) -> None:
         self.connector = connector
+        self.flush_us = 0
+        """At decode: what prefill told of its last sends, on its own clock."""
         self._at = {Stage.ASKED: now}
         self.moved_at = now
         """When anything happened last."""
-        self.flush_us = 0
-        """At decode: what prefill told of its last sends, on its own clock."""
 
     def reach(self, stage: Stage, now: float) -> None:
         """The last time counts for what comes piecemeal (sends, receives), the first for what is repeated."""

@@ -149,7 +149,8 @@ def buckets_of(histogram: Histogram) -> Buckets:
 def quantile(share: float, before: Buckets, after: Buckets) -> float | None:
     """Of what was observed in between, as Prometheus estimates it: evenly spread within a bucket, and the
     highest finite bound for what lies beyond. None: nothing was observed."""
-    counts = [(bound, count - then) for (bound, count), (_, then) in zip(after, before, strict=True)]
+    then = dict(before)  # of a histogram with labels, empty before its first observation
+    counts = [(bound, count - then.get(bound, 0.0)) for bound, count in after]
     total = counts[-1][1] if counts else 0.0
     if total <= 0:
         return None
