@@ -49,7 +49,7 @@ def ring(tmp_path_factory: pytest.TempPathFactory, spans: tuple[str, Spans]) -> 
 
 
 def prompt(number: int) -> list[int]:
-    return [(7 * i + number) % 200 + 3 for i in range(1000)]
+    return [(7 * i + number) % 200 + 3 for i in range(1800)]
 
 
 def told(ring: Ring, request_id: str) -> Any:
