@@ -63,5 +63,5 @@ clean:  ## remove everything that was installed or built
 	@touch $@
 
 .venv/.dev: .venv/.created pyproject.toml constraints.txt
-	$(BIN)/pip install -e '.[worker,ucx,kubernetes,bench,test,lint]' -c constraints.txt
+	$(BIN)/pip install -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
 	@touch $@ .venv/.worker

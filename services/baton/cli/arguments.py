@@ -31,6 +31,7 @@ _PLACEMENT = "Placement"
 _NETWORK = "Network"
 _PROCESS = "Process"
 _SIMULATED = "Simulation"
+_TRACES = "Traces"
 
 Model = Annotated[
     str,
@@ -545,6 +546,42 @@ LogPrompts = Annotated[
         "--log-prompts",
         help="Write prompts to the audit log too, up to 4096 characters each.",
         rich_help_panel=_SECURITY,
+    ),
+]
+Ui = Annotated[
+    bool,
+    typer.Option("--ui/--no-ui", help="Serve a live page at /ui.", rich_help_panel=_TRACES),
+]
+TraceRequests = Annotated[
+    int,
+    typer.Option(
+        help="Requests that have ended and are kept for `baton explain`, the latest.",
+        rich_help_panel=_TRACES,
+    ),
+]
+TraceMemory = Annotated[
+    int,
+    typer.Option(
+        parser=_size,
+        metavar="SIZE",
+        help="Memory for them; those that ended first go.",
+        rich_help_panel=_TRACES,
+    ),
+]
+OtlpEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Send spans of requests to this OpenTelemetry collector: http://HOST:4317, OTLP over gRPC.",
+        rich_help_panel=_TRACES,
+    ),
+]
+TraceSample = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Of the requests whose traceparent does not say, those to send spans of: 0 to 1.",
+        rich_help_panel=_TRACES,
     ),
 ]
 MaxInflight = Annotated[

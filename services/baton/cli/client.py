@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import SplitResult, urlsplit
@@ -56,7 +57,7 @@ def is_ready(url: str) -> bool:
 def ask(url: str, question: Question, api_key: str | None = None) -> Iterator[Piece]:
     """Stream the answer. Raises UserError when nothing answers, the ring refuses or the stream breaks."""
     base = _split(url)
-    try:
+    with _explaining(url):
         headers = {"Content-Type": "application/json"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
@@ -70,12 +71,33 @@ def ask(url: str, question: Question, api_key: str | None = None) -> Iterator[Pi
         if response.status != 200:
             raise UserError(f"the ring refused: {_refusal(response.status, response.read())}")
         yield from read_events(response)
+
+
+@contextmanager
+def _explaining(url: str) -> Iterator[None]:
+    """What goes wrong on the way to ``url`` is a line for a person."""
+    try:
+        yield
     except ConnectionRefusedError:
         raise UserError(f"nothing listens on {url}; start a ring with `baton up`") from None
     except TimeoutError:
         raise UserError(f"{url} did not answer in time") from None
     except (OSError, http.client.HTTPException) as error:
         raise UserError(f"the connection to {url} broke: {error or type(error).__name__}") from None
+
+
+def get(url: str, path: str, api_key: str | None = None) -> bytes:
+    """The document at ``path``. Raises UserError when nothing answers, or the ring refuses."""
+    base = _split(url)
+    with _explaining(url):
+        connection = _connection(base, _CONNECT_SECONDS)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        connection.request("GET", base.path + path, headers=headers)
+        response = connection.getresponse()
+        body = response.read()
+    if response.status != 200:
+        raise UserError(f"the ring refused: {_refusal(response.status, body)}")
+    return body
 
 
 def read_events(answer: Answer) -> Iterator[Piece]:

@@ -83,6 +83,9 @@ def up(
     itl_target_ms: arg.ItlTargetMs = None,
     no_prefill: arg.NoPrefill = _ROUTER.no_prefill,
     no_decode: arg.NoDecode = _ROUTER.no_decode,
+    ui: arg.Ui = True,
+    otlp_endpoint: arg.OtlpEndpoint = None,
+    trace_sample: arg.TraceSample = _ROUTER.trace_sample,
     connector: arg.Connector = _WORKER.connector,
     verify_handoff: arg.VerifyHandoff = False,
     block_size: arg.BlockSize = _WORKER.block_size,
@@ -307,6 +310,11 @@ def router(
     worker_tls_server_name: arg.WorkerTlsServerName = None,
     audit_log: arg.AuditLog = None,
     log_prompts: arg.LogPrompts = False,
+    ui: arg.Ui = True,
+    trace_requests: arg.TraceRequests = _ROUTER.trace_requests,
+    trace_memory: arg.TraceMemory = _ROUTER.trace_memory,
+    otlp_endpoint: arg.OtlpEndpoint = None,
+    trace_sample: arg.TraceSample = _ROUTER.trace_sample,
     max_inflight: arg.MaxInflight = None,
     queue_size: arg.QueueSize = _ROUTER.queue_size,
     queue_tokens: arg.QueueTokens = _ROUTER.queue_tokens,
@@ -402,6 +410,26 @@ def generate(
     for piece in ask(url, question, api_key):
         print(piece.text, end="", flush=True)
     print()
+
+
+@commands.command(rich_help_panel="Use")
+def explain(
+    request_id: Annotated[
+        str | None,
+        typer.Argument(
+            help="The id of an answer, what its header x-baton-request-id says, or the client's own "
+            "x-request-id. Default: list the latest requests."
+        ),
+    ] = None,
+    url: arg.Url = "http://127.0.0.1:8000",
+    limit: Annotated[int, typer.Option(help="Requests to list, where none is named.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="As the router tells it.")] = False,
+    api_key: arg.ApiKey = None,
+) -> None:
+    """Say where the time of a request went, and why it went where it did."""
+    from baton.cli.explain import explain as run_explain
+
+    print(run_explain(url, request_id, limit=limit, as_json=as_json, api_key=api_key))
 
 
 @commands.command(rich_help_panel="Use")

@@ -55,6 +55,8 @@ class Timeline:
 
     def __init__(self, now: float, connector: str) -> None:
         self.connector = connector
+        self.flush_us = 0
+        """At decode: what prefill told of its last sends, on its own clock."""
         self._at = {Stage.ASKED: now}
         self.moved_at = now
         """When anything happened last that was not said before."""

@@ -36,6 +36,7 @@ from baton.connector.ranks.ends import Strand
 from baton.connector.timeline import STAGE_OF, Stage, Timeline
 from baton.connector.transport import TransferError
 from baton.connector.wiring import Terms, Wiring, agree
+from baton.decode.phases import handoff_phases, join_phases
 from baton.decode.room import PoolRoom
 from baton.engine.beams import Candidates
 from baton.engine.engine import Engine, SequenceOutput
@@ -273,6 +274,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
             return
         known = wire.from_prefill(message, link)
         if known is not None:
+            timeline = self._timelines.get(known.name)
+            if timeline is not None and message.HasField("send_complete"):
+                timeline.flush_us = message.send_complete.flush_us
             self._reach(known.name, STAGE_OF.get(type(known)))
             self._do(lambda now: self._machine.receive(link, known, now))
 
@@ -423,7 +427,10 @@ class DecodeRole(pb_grpc.HandoffServicer):
         timeline.reach(Stage.STEPPED, output.forward.ended)
         for stage, start, end in _STAGES:
             self._wiring.metrics.stage(timeline.connector, stage, timeline.between(start, end))
-        log.debug("handoff %s", timeline.line(Name(output.seq.request_id, output.seq.attempt)))
+        name = Name(output.seq.request_id, output.seq.attempt)
+        phases = join_phases(name, timeline, output.forward.ended, time.monotonic())
+        self._outlet.tell_phases(output.seq.owner, phases)
+        log.debug("handoff %s", timeline.line(name))
 
     def _join(self, sequence: Sequence, timeline: Timeline) -> None:
         """The engine has a request that was taken over. Those that ended before a step computed anything for
@@ -431,6 +438,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         timeline.reach(Stage.COMMITTED, time.monotonic())
         self._joined = {s: t for s, t in self._joined.items() if s.status is not Status.FINISHED}
         self._joined[sequence] = timeline
+        name = Name(sequence.request_id, sequence.attempt)
+        self._outlet.tell_phases(sequence.owner, handoff_phases(name, timeline))
 
     def _commit(self, commit: Commit) -> None:
         timeline = self._timelines.pop(commit.name)

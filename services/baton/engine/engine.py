@@ -363,6 +363,8 @@ class Engine:
         now = time.monotonic() if started else 0.0
         for seq in started:
             seq.started, seq.began_at = True, now
+            if seq.clock is not None:
+                seq.clock.started = now
         if started:
             self.on_start(started)
 

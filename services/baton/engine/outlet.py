@@ -16,6 +16,10 @@ class Outlet(Protocol):
     def deliver(self, owner: str, delta: pb.TokenDelta) -> None:
         """Put ``delta`` into the next frame to the router ``owner``; dropped when that router is gone."""
 
+    def tell_phases(self, owner: str, phases: pb.Phases) -> None:
+        """Put ``phases`` into the next frame to the router ``owner``, with the deltas of this turn of the
+        event loop; dropped when that router is gone."""
+
     def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         """End an attempt with an error that the router may show to its client."""
 

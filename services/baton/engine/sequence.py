@@ -14,6 +14,7 @@ import numpy as np
 from baton.block_hash import hash_blocks
 from baton.engine.beams import Candidates
 from baton.engine.block_pool import BlockPool
+from baton.engine.phases import Clock
 from baton.logprobs import Logprobs, TokenDetails
 from baton.sampling_params import SamplingParams
 from baton.urgency import CALM, Urgency
@@ -132,6 +133,8 @@ class Sequence:
     another one."""
     started: bool = field(default=False, init=False)
     """A step has computed, or is about to compute, something of it here."""
+    clock: Clock | None = field(default=None, init=False)
+    """Of a request that was submitted here, until its prompt is computed."""
     preemptions: int = field(default=0, init=False)
     cancelled: bool = field(default=False, init=False)
     """Cancelled while a forward pass was using its blocks: ends when that pass is over."""

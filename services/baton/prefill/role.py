@@ -32,6 +32,7 @@ from baton.connector.transport import TransferError
 from baton.connector.wiring import Wiring
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outlet import Outlet
+from baton.engine.phases import microseconds
 from baton.engine.sequence import Sequence, Status
 from baton.engine.wire import forks_to_proto, given
 from baton.logprobs import Logprobs, TokenDetails
@@ -205,6 +206,8 @@ class PrefillRole:
     def on_output(self, output: SequenceOutput) -> None:
         """A step computed some of a request's prompt, or sampled its first token."""
         sequence = output.seq
+        if not sequence.hold_after_prefill:  # as for every token of decode: nothing to make a name for
+            return
         name = Name(sequence.request_id, sequence.attempt)
         if name not in self._requests:
             return
@@ -250,7 +253,10 @@ class PrefillRole:
             self._fail(name, "the link to decode was lost", Failure.REFUSED)
             return
         num_blocks = -(-request.sequence.num_tokens // connection.block_size)
-        self._timelines[name] = Timeline(time.monotonic(), connection.connector)
+        now = time.monotonic()
+        self._timelines[name] = Timeline(now, connection.connector)
+        if request.sequence.clock is not None:
+            request.sequence.clock.asked = now
         self._do(lambda now: self._machine.ask(name, link, num_blocks, now))
 
     async def _dial(self, peer: Peer, on_lost: Callable[[DecodePeer], None]) -> DecodePeer:
@@ -321,6 +327,8 @@ class PrefillRole:
         request = self._requests.get(name)
         if request is None:
             return
+        if request.sequence.clock is not None:
+            request.sequence.clock.credited = time.monotonic()
         try:
             self._engine.add(request.sequence)
         except ValueError as error:  # a newer attempt of the request is here already
@@ -335,7 +343,15 @@ class PrefillRole:
         if isinstance(message, Ask):
             peer.send(partial(self._asking, message.name))
         else:
-            peer.send(wire.to_decode(message))
+            peer.send(self._told(message))
+
+    def _told(self, message: wire.FromPrefill) -> pb.PrefillMessage:
+        told = wire.to_decode(message)
+        timeline = self._timelines.get(message.name)
+        if told.HasField("send_complete") and timeline is not None:
+            flush = timeline.between(Stage.COMPUTED, Stage.COMPLETE)
+            told.send_complete.flush_us = microseconds(flush or 0.0)
+        return told
 
     def _asking(self, name: Name) -> pb.PrefillMessage | None:
         """``Ask`` with the request whole; None if it was given up before this could be said."""

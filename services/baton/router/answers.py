@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from baton.router.ledger import Entry
 from baton.router.mailbox import Mailbox
+from baton.router.traces.record import Attempt
 from baton.router.trail import Trail
 from baton.router.types import Request, RingError, TokenChunk
 from baton.router.workers import WorkerClient
@@ -65,6 +66,8 @@ class Group:
     """When the attempt before this one ended. None: tokens have come since."""
     error: RingError | None = None
     """With ``interrupted_at``: what the client is told if that was the last attempt."""
+    traced: Attempt | None = None
+    """The attempt that is under way, or was the last one, for the record."""
     left: WorkerClient | None = None
     """With ``interrupted_at``: the worker that drains, which it left."""
 

@@ -89,10 +89,11 @@ class Following:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._record is not None and self._record.outcome is None:
-            self._record.outcome = _outcome(error)
+            self._record.outcome = outcome_of(error)
 
 
-def _outcome(error: BaseException | None) -> str:
+def outcome_of(error: BaseException | None) -> str:
+    """How an answer ended that was left with ``error``."""
     if error is None:
         return "completed"
     if isinstance(error, ApiError | RingError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
@@ -67,6 +68,11 @@ class RouterConfig:
     worker_tls_server_name: str | None = None
     audit_log: str | None = None  # "-": standard error
     log_prompts: bool = False
+    ui: bool = True  # the live page
+    trace_requests: int = 1000  # that have ended, and can be explained
+    trace_memory: int = 16 << 20  # bytes
+    otlp_endpoint: str | None = None  # of an OpenTelemetry collector; None: nothing is exported
+    trace_sample: float = 1.0  # of the requests whose clients do not say
     max_inflight: int | None = None  # answers; None: by what workers say
     queue_size: int = 1024  # requests
     queue_tokens: int = 4_000_000
@@ -111,6 +117,7 @@ class RouterConfig:
         self._check_security()
         self._check_admission()
         self._check_targets()
+        self._check_traces()
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         if self.port and self.port == self.grpc_port:
@@ -174,6 +181,15 @@ class RouterConfig:
         _ = self.client_tls, self.worker_tls
         if self.log_prompts and self.audit_log is None:
             raise ConfigError("log_prompts", "needs --audit-log")
+
+    def _check_traces(self) -> None:
+        check_range("trace_requests", self.trace_requests, 0, 10**6)
+        check_range("trace_memory", self.trace_memory, 0, 1 << 34)
+        check_range("trace_sample", self.trace_sample, 0, 1)
+        if self.otlp_endpoint is not None:
+            parts = urlsplit(self.otlp_endpoint)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+                raise ConfigError("otlp_endpoint", "write it like http://127.0.0.1:4317, for OTLP over gRPC")
 
     def _check_admission(self) -> None:
         if self.max_inflight is not None:

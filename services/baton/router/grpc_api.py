@@ -25,6 +25,7 @@ from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
 from baton.router.api.urgency import LONGEST_TIMEOUT_S, resolve_urgency
 from baton.router.security.client import Client
+from baton.router.traces.origin import Origin
 from baton.router.types import ModelInfo
 from baton.structured_output import StructuredOutput
 from baton.text.choice import Delta
@@ -102,7 +103,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 record.client = client
             self._catalogue.check_room(client)
             calls = self._calls.of(request.model)
-            job = await calls.job(request, request_id, started, context.time_remaining(), client)
+            origin = self._catalogue.traces.origin(None, _metadata(context).get("traceparent"))
+            job = await calls.job(request, request_id, started, context.time_remaining(), client, origin)
             await calls.answer(replace(job, record=record), context)
             status = "200"
         except Exception as error:  # noqa: BLE001 - `as_api_error` logs what is unexpected
@@ -134,9 +136,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def _client(self, context: _Context) -> Client:
         """Who calls, by the metadata ``authorization`` or ``x-api-key``."""
-        metadata = dict(context.invocation_metadata() or ())
-        given = (metadata.get("authorization"), metadata.get("x-api-key"))
-        return self._catalogue.authentication.client(*(v if isinstance(v, str) else None for v in given))
+        metadata = _metadata(context)
+        return self._catalogue.authentication.client(metadata.get("authorization"), metadata.get("x-api-key"))
+
+
+def _metadata(context: _Context) -> dict[str, str]:
+    """What a call brings besides its message, as far as that is text."""
+    given = dict(context.invocation_metadata() or ())
+    return {name: value for name, value in given.items() if isinstance(value, str)}
 
 
 class _Calls:
@@ -152,6 +159,7 @@ class _Calls:
         started: float,
         remaining_s: float | None,
         client: Client,
+        origin: Origin,
     ) -> Job:
         """``remaining_s``: until the call's deadline, if it has one."""
         model = self._service.model(request.model or None, client)
@@ -182,6 +190,7 @@ class _Calls:
                 request.priority or None, _timeout(remaining_s), model, started=started, client=client
             ),
             client=client,
+            origin=origin,
             cache_salt=client.cache_salt(None),
             seeded=asked.HasField("seed"),
             echoes=[await self._echo(request, prompt)] if request.echo else (),

@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import grpc
 import uvicorn
@@ -41,6 +41,8 @@ from baton.router.security.keys import KeyFile
 from baton.router.shared.limits import Tenant
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
+from baton.router.traces.store import Traces
+from baton.router.ui.history import History
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
@@ -88,6 +90,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
     authentication = _authentication(config, key_file)
     audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
     admission = AdmissionMetrics(metrics.registry)
+    traces, close_traces = _traces(config)
     services = [
         CompletionService(
             ring,
@@ -99,6 +102,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
             authentication=authentication,
             gate=_gate(config, ring, shared, admission),
             audit=audit,
+            traces=traces,
         )
         for ring, (each, tokenizer) in zip(rings, models, strict=True)
     ]
@@ -107,9 +111,16 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
     async with contextlib.AsyncExitStack() as stack:
         if audit is not None:
             stack.callback(audit.close)
+        stack.push_async_callback(asyncio.to_thread, close_traces)
         listener = _listen(config)
         stack.callback(listener.close)
-        http = _HttpServer(_http_config(config, services))
+        history = None
+        if config.ui:
+            named = zip(configs, rings, strict=True)
+            sources = [_ring_source(each.model_name, ring) for each, ring in named]
+            history = History(metrics, sources, lambda: admission.waiting)
+            stack.callback(asyncio.create_task(history.run(), name="live page").cancel)
+        http = _HttpServer(_http_config(config, services, history))
         stopping = _stop_on_signals(http)
         if key_file is not None:
             stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
@@ -139,6 +150,19 @@ async def _drain_grpc(server: grpc.aio.Server | None, stopping: asyncio.Event, t
     await stopping.wait()
     if server is not None:
         await server.stop(timeout_s)
+
+
+def _traces(config: RouterConfig) -> tuple[Traces, Callable[[], None]]:
+    """Where traces are kept, and what is to be called at the end. Raises StartError."""
+    kept = config.trace_requests, config.trace_memory
+    if config.otlp_endpoint is None:
+        return Traces(*kept), lambda: None
+    try:
+        from baton.router.traces.otlp import Exporter
+    except ImportError:
+        raise StartError("--otlp-endpoint needs OpenTelemetry: pip install 'baton[otel]'") from None
+    exporter = Exporter.to(config.otlp_endpoint)
+    return Traces(*kept, exporter.on_end, config.trace_sample), exporter.close
 
 
 def _count_tasks(registry: CollectorRegistry) -> None:
@@ -246,9 +270,11 @@ def _authentication(config: RouterConfig, keys: KeyFile | None) -> Authenticatio
     return Authentication(None if keys is None else keys.find, Tenant(limits=config.limits))
 
 
-def _http_config(config: RouterConfig, services: Sequence[CompletionService]) -> uvicorn.Config:
+def _http_config(
+    config: RouterConfig, services: Sequence[CompletionService], history: History | None
+) -> uvicorn.Config:
     settings = uvicorn.Config(
-        app_for(*services, cors=_cors(config)),
+        app_for(*services, cors=_cors(config), history=history),
         log_config=None,
         access_log=False,
         lifespan="off",

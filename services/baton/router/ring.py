@@ -27,6 +27,7 @@ from baton.router.members import Members
 from baton.router.placement import PlacementOptions, may_prefill, takes_over
 from baton.router.placer import Placer
 from baton.router.retries import Retries, RetryPolicy
+from baton.router.traces.record import Attempt, Placed
 from baton.router.trail import Suspects
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.waiting import FullError, WaitingRoom
@@ -60,6 +61,8 @@ class Place(NamedTuple):
     prefill: WorkerClient | None
     uncached: int
     """Tokens that are expected to be computed there."""
+    placed: Placed
+    """Why, for the record."""
 
 
 class WorkerRing:
@@ -235,7 +238,8 @@ class WorkerRing:
             return None
         decode, prefill = decision.choice
         uncached = decision.prompt.num_tokens - decision.chosen.cached
-        return Place(by_address[decode], by_address[prefill] if prefill else None, uncached)
+        placed = Placed.of(decision, lambda address: by_address[address].report())
+        return Place(by_address[decode], by_address[prefill] if prefill else None, uncached, placed)
 
     @contextmanager
     def generate(
@@ -376,6 +380,8 @@ class WorkerRing:
         self._groups.pop(group.name, None)
         self._stop_search(group)
         parts = [group] if group.going else []
+        if group.traced is not None:
+            group.traced.end(time.perf_counter())
         if group.parted and len(group.answers) > 1:
             parts = [self._part_of(group, answer) for answer in group.going]
         computed = bool(group.computing)
@@ -400,6 +406,7 @@ class WorkerRing:
             revision=group.revision,
             name=answer.request.request_id,
             interrupted_at=group.interrupted_at,
+            traced=group.traced,
         )
         return answer.group
 
@@ -427,6 +434,8 @@ class WorkerRing:
     def _go_on(self, group: Group, cause: Cause, error: RingError, pause: float = 0.0) -> None:
         self._metrics.resumed(cause)
         group.error = error
+        if group.traced is not None:
+            group.traced.end(time.perf_counter(), f"{cause}: {error}")
         if group.interrupted_at is None:
             group.interrupted_at = time.monotonic()
         if cause != "refused":  # of that nothing was begun
@@ -485,6 +494,7 @@ class WorkerRing:
         group.name = first.request.request_id
         self._groups[group.name] = group
         self._metrics.attempts.inc()
+        self._note_attempt(group, place)
         submit = pb.Submit(
             request_id=group.name,
             attempt=group.attempt,
@@ -516,6 +526,20 @@ class WorkerRing:
         now = time.perf_counter()
         for answer in group.answers:
             answer.request.passage.placed = answer.request.passage.placed or now
+
+    @staticmethod
+    def _note_attempt(group: Group, place: Place) -> None:
+        """In the traces of all answers that it is for."""
+        traced = group.traced = Attempt(
+            group.attempt,
+            time.perf_counter(),
+            place.decode.address,
+            place.prefill.address if place.prefill else None,
+            place.placed,
+        )
+        for answer in group.going:
+            if answer.request.trace is not None:
+                answer.request.trace.begun(traced)
 
     def _aim(self, submit: pb.Submit, decode: WorkerClient) -> None:
         """Name the decode worker that the request is to be handed on to."""
@@ -562,6 +586,8 @@ class WorkerRing:
         """All answers end with ``error``, on all workers but one, which knows."""
         if group.search is not None:
             group.search.cancel()
+        if group.traced is not None:
+            group.traced.end(time.perf_counter(), f"{error.code}: {error}")
         self._cancel(group, group.answers, but=but)
         self._groups.pop(group.name, None)
         self._fail(group.going, error)
@@ -616,13 +642,25 @@ class WorkerRing:
             answer = self._answers.get(delta.request_id)
             if answer is not None:
                 self._take(answer, worker, delta)
+        for phases in frame.phases:
+            self._take_phases(phases)
+
+    def _take_phases(self, phases: pb.Phases) -> None:
+        group = self._group_of(phases.request_id)
+        if group is not None and group.attempt == phases.attempt and group.traced is not None:
+            group.traced.tell(phases, time.perf_counter())
+
+    def _group_of(self, request_id: str) -> Group | None:
+        answer = self._answers.get(request_id)
+        return self._groups.get(request_id) or (answer.group if answer else None)
 
     def _take_start(self, worker: WorkerClient, delta: pb.TokenDelta) -> None:
-        answer = self._answers.get(delta.request_id)
-        group = self._groups.get(delta.request_id) or (answer.group if answer else None)
+        group = self._group_of(delta.request_id)
         if group is not None and group.attempt == delta.attempt:
             self._note_begun(group)
             group.computing.add(worker)
+            if group.traced is not None and group.traced.started is None:
+                group.traced.started = time.perf_counter()
 
     @staticmethod
     def _note_begun(group: Group) -> None:

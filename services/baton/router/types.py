@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.request.limits import ModelInfo
+from baton.router.traces.record import AnswerTrace
 from baton.sampling_params import SamplingParams
 from baton.text.choice import FinishReason, TokenChunk
 from baton.urgency import Urgency
@@ -44,10 +45,12 @@ class Request:
     """One answer to a prompt, as workers know it."""
 
     request_id: str
-    passage: Passage = field(default_factory=Passage, compare=False, kw_only=True)
     params: SamplingParams
     cache_salt: bytes = b""
     """Cached blocks are shared within one salt only; the same for all answers to a prompt."""
+    trace: AnswerTrace | None = None
+    """Hears of its attempts."""
+    passage: Passage = field(default_factory=Passage, compare=False, kw_only=True)
 
 
 class RingError(Exception):

@@ -48,6 +48,11 @@ class AdmissionMetrics:
             buckets=WAIT_BUCKETS,
         )
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return sum(view().waiting for view in self._views)
+
     def watch(self, view: Callable[[], AdmissionView]) -> None:
         """Tell from now on how a queue is; several are added up."""
         self._views.append(view)

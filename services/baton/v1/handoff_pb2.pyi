@@ -566,12 +566,15 @@ class SendComplete(_message.Message):
     FIRSTS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    FLUSH_US_FIELD_NUMBER: _builtins.int
     num_tokens: _builtins.int
     tokens_digest: _builtins.bytes
     """over the token ids whose KV was sent"""
     num_segments: _builtins.int
     cached_tokens: _builtins.int
     """prompt tokens prefill found in its own prefix cache"""
+    flush_us: _builtins.int
+    """from the last chunk computed until now, on prefill's clock: for the record, see HandoffPhases"""
     @_builtins.property
     def name(self) -> Global___Name: ...
     @_builtins.property
@@ -592,10 +595,11 @@ class SendComplete(_message.Message):
         firsts: _abc.Iterable[Global___FirstToken] | None = ...,
         cached_tokens: _builtins.int = ...,
         checksums: _abc.Iterable[_builtins.int] | None = ...,
+        flush_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "checksums", b"checksums", "firsts", b"firsts", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "checksums", b"checksums", "firsts", b"firsts", "flush_us", b"flush_us", "name", b"name", "num_segments", b"num_segments", "num_tokens", b"num_tokens", "tokens_digest", b"tokens_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -490,26 +490,191 @@ class Frame(_message.Message):
     DELTAS_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenDelta]: ...
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
     def blocks(self) -> Global___BlockEvents: ...
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phases]:
+        """not in TokenDelta: nobody is to look for them in every delta"""
+
     def __init__(
         self,
         *,
         deltas: _abc.Iterable[Global___TokenDelta] | None = ...,
         load: Global___Load | None = ...,
         blocks: Global___BlockEvents | None = ...,
+        phases: _abc.Iterable[Global___Phases] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "deltas", b"deltas", "load", b"load"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "deltas", b"deltas", "load", b"load", "phases", b"phases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Frame: _TypeAlias = Frame  # noqa: Y015
+
+@_typing.final
+class Phases(_message.Message):
+    """Where the time of an attempt went on this worker, in microseconds of its own clock: told once by each worker
+    that has a part in it, as soon as that is over, for all answers that are under way as one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    COMPUTE_FIELD_NUMBER: _builtins.int
+    HANDOFF_FIELD_NUMBER: _builtins.int
+    JOIN_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    attempt: _builtins.int
+    @_builtins.property
+    def compute(self) -> Global___ComputePhases: ...
+    @_builtins.property
+    def handoff(self) -> Global___HandoffPhases: ...
+    @_builtins.property
+    def join(self) -> Global___JoinPhases: ...
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        compute: Global___ComputePhases | None = ...,
+        handoff: Global___HandoffPhases | None = ...,
+        join: Global___JoinPhases | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compute", b"compute", "handoff", b"handoff", "join", b"join", "part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "compute", b"compute", "handoff", b"handoff", "join", b"join", "part", b"part", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["compute", "handoff", "join"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___Phases: _TypeAlias = Phases  # noqa: Y015
+
+@_typing.final
+class ComputePhases(_message.Message):
+    """Of whoever computes the prompt, with the first token: one after the other, from the submit's arrival to the frame."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_US_FIELD_NUMBER: _builtins.int
+    ROOM_US_FIELD_NUMBER: _builtins.int
+    QUEUE_US_FIELD_NUMBER: _builtins.int
+    COMPUTE_US_FIELD_NUMBER: _builtins.int
+    PUBLISH_US_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    link_us: _builtins.int
+    """until there was a link to decode; 0 where nothing is handed on"""
+    room_us: _builtins.int
+    """until decode had promised room; likewise"""
+    queue_us: _builtins.int
+    """until the first step with it began"""
+    compute_us: _builtins.int
+    """until the last step of the prompt had ended"""
+    publish_us: _builtins.int
+    """until it is put into a frame"""
+    preemptions: _builtins.int
+    cached_tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        link_us: _builtins.int = ...,
+        room_us: _builtins.int = ...,
+        queue_us: _builtins.int = ...,
+        compute_us: _builtins.int = ...,
+        publish_us: _builtins.int = ...,
+        preemptions: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "compute_us", b"compute_us", "link_us", b"link_us", "preemptions", b"preemptions", "publish_us", b"publish_us", "queue_us", b"queue_us", "room_us", b"room_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComputePhases: _TypeAlias = ComputePhases  # noqa: Y015
+
+@_typing.final
+class HandoffPhases(_message.Message):
+    """Of decode, when it has taken the request over. The first four go beside prefill's computing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROOM_US_FIELD_NUMBER: _builtins.int
+    WAIT_US_FIELD_NUMBER: _builtins.int
+    GRANT_US_FIELD_NUMBER: _builtins.int
+    TRANSFER_US_FIELD_NUMBER: _builtins.int
+    FLUSH_US_FIELD_NUMBER: _builtins.int
+    COMMIT_US_FIELD_NUMBER: _builtins.int
+    CONNECTOR_FIELD_NUMBER: _builtins.int
+    room_us: _builtins.int
+    """from hearing of it to the promise of room"""
+    wait_us: _builtins.int
+    """until prefill had the first blocks"""
+    grant_us: _builtins.int
+    """until pages were bound"""
+    transfer_us: _builtins.int
+    """until the last block had arrived"""
+    flush_us: _builtins.int
+    """on prefill's clock: from the last chunk computed to the last send over"""
+    commit_us: _builtins.int
+    """from hearing of that end to the request being decode's"""
+    connector: _builtins.str
+    def __init__(
+        self,
+        *,
+        room_us: _builtins.int = ...,
+        wait_us: _builtins.int = ...,
+        grant_us: _builtins.int = ...,
+        transfer_us: _builtins.int = ...,
+        flush_us: _builtins.int = ...,
+        commit_us: _builtins.int = ...,
+        connector: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit_us", b"commit_us", "connector", b"connector", "flush_us", b"flush_us", "grant_us", b"grant_us", "room_us", b"room_us", "transfer_us", b"transfer_us", "wait_us", b"wait_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandoffPhases: _TypeAlias = HandoffPhases  # noqa: Y015
+
+@_typing.final
+class JoinPhases(_message.Message):
+    """Of decode, with the first step of a request that it has taken over: one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_US_FIELD_NUMBER: _builtins.int
+    STEP_US_FIELD_NUMBER: _builtins.int
+    PUBLISH_US_FIELD_NUMBER: _builtins.int
+    queue_us: _builtins.int
+    """from the commit until that step began"""
+    step_us: _builtins.int
+    """that step"""
+    publish_us: _builtins.int
+    """until it is put into a frame"""
+    def __init__(
+        self,
+        *,
+        queue_us: _builtins.int = ...,
+        step_us: _builtins.int = ...,
+        publish_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["publish_us", b"publish_us", "queue_us", b"queue_us", "step_us", b"step_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinPhases: _TypeAlias = JoinPhases  # noqa: Y015
 
 @_typing.final
 class BlockEvents(_message.Message):

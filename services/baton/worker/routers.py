@@ -42,20 +42,28 @@ class RouterStream:
         self._ended = False
         self._again: asyncio.TimerHandle | None = None
         self._pending: list[worker_pb2.TokenDelta] = []
+        self._phases: list[worker_pb2.Phases] = []
 
     def deliver(self, delta: worker_pb2.TokenDelta) -> None:
-        if not self._pending:
+        if not self._pending and not self._phases:
             asyncio.get_running_loop().call_soon(self.flush)
         self._pending.append(delta)
+
+    def tell_phases(self, phases: worker_pb2.Phases) -> None:
+        """In one frame with the deltas of this turn, if there are any."""
+        if not self._pending and not self._phases:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._phases.append(phases)
 
     def flush(self) -> None:
         """Queue a frame with what is pending, or only the load report."""
         deltas, self._pending = self._pending, []
+        phases, self._phases = self._phases, []
         if self.frames.qsize() >= MAX_QUEUED_FRAMES:
             log.warning("router %s does not read its frames: cut off", self.router_id)
             self.end()
             return
-        frame = worker_pb2.Frame(deltas=deltas, load=self._load())
+        frame = worker_pb2.Frame(deltas=deltas, load=self._load(), phases=phases)
         frame.load.submits_taken = self.submits_taken
         if self.blocks is not None:
             self._tell_blocks(frame, self.blocks)
@@ -114,6 +122,11 @@ class Routers:
         stream = self._streams.get(owner)
         if stream is not None:
             stream.deliver(delta)
+
+    def tell_phases(self, owner: str, phases: worker_pb2.Phases) -> None:
+        stream = self._streams.get(owner)
+        if stream is not None:
+            stream.tell_phases(phases)
 
     def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
         self.deliver(owner, _failure(request_id, attempt, reason))

@@ -14,6 +14,7 @@ from baton.connector.liveness import TEMPO, TICK_S, Tempo
 from baton.connector.messages import AbortReason, Name
 from baton.decode.role import DecodeRole
 from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.phases import Clock
 from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import FinishReason, Sequence
 from baton.engine.wire import sequence_from
@@ -165,9 +166,11 @@ class WorkerService(pb_grpc.WorkerServicer):
             self._routers.refuse(router_id, submit.request_id, submit.attempt, "this worker is draining")
             return
         named = (router_id, submit.request_id, submit.attempt)
+        arrived = time.monotonic()
         try:
             sequence = sequence_from(submit)
             sequence.owner = router_id
+            sequence.clock = Clock(arrived)
             self._engine.check(sequence)
             # A request of one token has nothing to hand on.
             handed_on = submit.HasField("decode") and sequence.params.max_tokens - sequence.num_outputs > 1
@@ -221,11 +224,24 @@ class WorkerService(pb_grpc.WorkerServicer):
                 end(*_named(output.seq), output.error)
             elif output.new_tokens:
                 self._routers.deliver(output.seq.owner, _delta(output))
+            if output.seq.clock is not None:
+                self._tell_phases(output, output.seq.clock)
             self._prefill.on_output(output)
             self._decode.on_output(output)
             if output.new_tokens and output.is_first:
                 self._measure(output)
         self._decode.room_changed()
+
+    def _tell_phases(self, output: SequenceOutput, clock: Clock) -> None:
+        """Once its prompt is computed, and what was given of its answer with it."""
+        sequence = output.seq
+        if output.advanced_to < sequence.num_prompt + sequence.resumed_from:
+            return
+        sequence.clock = None
+        compute = clock.phases(output.forward.ended, time.monotonic())
+        compute.preemptions, compute.cached_tokens = sequence.preemptions, sequence.num_cached
+        phases = worker_pb2.Phases(request_id=sequence.request_id, attempt=sequence.attempt, compute=compute)
+        self._routers.tell_phases(sequence.owner, phases)
 
     async def run_timers(self) -> None:
         """Report to the routers, listen for their silence, and keep to the deadlines, for as long as the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 from baton.router.api.errors import ApiError
 from baton.router.shared.limits import Decision, Measure, Room, Tenant
 from baton.router.shared.state import Lease, SharedState
+from baton.router.traces.record import RequestTrace
 
 if TYPE_CHECKING:
     from baton.router.api.service import Job
@@ -30,7 +32,7 @@ class Ticket:
 
     def __init__(self, shared: SharedState, tenant: Tenant, job: Job) -> None:
         self._shared = shared
-        self._tenant = tenant
+        self.tenant = tenant
         self._reserved = reservation(tenant, job)
         self._prompt_tokens = sum(map(len, job.prompts))
         self._generated = 0
@@ -38,6 +40,8 @@ class Ticket:
         self._lease: Lease | None = None
         self.headers: Mapping[str, str] = {}
         """What the client is told of its limits, once the request is admitted."""
+        self.trace: RequestTrace | None = None
+        """Of the request, once it runs."""
 
     def begin(self) -> None:
         """Something is done for it from now on: its prompt counts. What is refused or given up before it is
@@ -48,10 +52,12 @@ class Ticket:
         self._generated += len(token_ids)
 
     async def __aenter__(self) -> Ticket:
-        decision, self._lease = await self._shared.admit(self._tenant, self._reserved)
+        decision, self._lease = await self._shared.admit(self.tenant, self._reserved)
         self.headers = limit_headers(decision)
+        if self.trace is not None:
+            self.trace.admitted = time.perf_counter()
         if decision.refused_by is not None:
-            raise refusal(self._tenant, decision, self._reserved)
+            raise refusal(self.tenant, decision, self._reserved)
         return self
 
     async def __aexit__(

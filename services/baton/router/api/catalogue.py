@@ -11,6 +11,7 @@ from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.audit import AuditLog
 from baton.router.security.client import Client
+from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
 
 Handler = TypeVar("Handler")
@@ -41,6 +42,11 @@ class Catalogue:
     @property
     def audit(self) -> AuditLog | None:
         return self.services[0].audit
+
+    @property
+    def traces(self) -> Traces:
+        """Of the requests to all of them."""
+        return self.services[0].traces
 
     @property
     def metrics(self) -> RouterMetrics:

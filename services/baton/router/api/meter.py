@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from baton.router.api.goodput import Goodput
+from baton.router.traces.record import Delivered
 from baton.router.types import DEADLINE_EXCEEDED, Passage, RingError
 from baton.telemetry.goodput import GoodputMetrics
 from baton.telemetry.metrics import ModelMetrics
@@ -47,6 +48,7 @@ class RequestMeter:
         self._first = [0.0] * choices
         self._last = [0.0] * choices
         self._tokens = [0] * choices
+        self._finished_ones = [False] * choices
         self._unfinished = choices
         self._goodput = Goodput(meters.goodput, meters.metrics.model, choices)
         self.passages: Sequence[Passage] = ()
@@ -104,6 +106,7 @@ class RequestMeter:
         return self.passages[index] if self.passages else Passage()
 
     def _finished(self, index: int, reason: str) -> None:
+        self._finished_ones[index] = True
         self._unfinished -= 1
         self._metrics.ended(self._endpoint, reason)
         self._metrics.answer_length.observe(self._tokens[index])
@@ -112,6 +115,11 @@ class RequestMeter:
         if self._tokens[index] > 1:
             seconds = self._last[index] - self._first[index]
             self._metrics.time_per_output_token.observe(seconds / (self._tokens[index] - 1))
+
+    def deliveries(self) -> list[Delivered]:
+        """What each choice got so far."""
+        told = zip(self._first, self._last, self._tokens, self._finished_ones, strict=True)
+        return [Delivered(*each) for each in told]
 
     def cached(self, tokens: int) -> None:
         """A prompt's tokens that a prefix cache held."""

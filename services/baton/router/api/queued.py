@@ -10,6 +10,7 @@ from baton.router.admission.gate import Gate, Turn, retry_after
 from baton.router.admission.queue import Asked, RefusedError
 from baton.router.api.errors import ApiError
 from baton.router.shared.limits import Tenant
+from baton.router.traces.record import RequestTrace
 
 if TYPE_CHECKING:
     from baton.router.api.service import Job
@@ -51,8 +52,9 @@ class Queued:
     much, with ``Retry-After`` by how long the queue is.
     """
 
-    def __init__(self, gate: Gate | None, asked: Asked) -> None:
+    def __init__(self, gate: Gate | None, asked: Asked, trace: RequestTrace) -> None:
         self._asked = asked
+        self._trace = trace
         self._turn: Turn | None = None if gate is None else gate.turn(asked)
 
     def generated(self, tokens: int) -> None:
@@ -65,6 +67,7 @@ class Queued:
                 await self._turn.__aenter__()
             except RefusedError as error:
                 raise refused(self._asked.tenant, error) from None
+        self._trace.turn = time.perf_counter()
         return self
 
     async def __aexit__(

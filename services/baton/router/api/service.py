@@ -27,6 +27,9 @@ from baton.router.audit import LONGEST_PROMPT, MOST_PROMPTS, AuditLog, Following
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.shared.state import SharedState
+from baton.router.traces.origin import NOWHERE, Origin
+from baton.router.traces.record import AnswerTrace, RequestTrace
+from baton.router.traces.store import Traced, Traces
 from baton.router.types import ModelInfo, Request, Ring
 from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
@@ -73,6 +76,7 @@ class Job:
     """Log-probabilities name tokens by their ids."""
     client: Client | None = None
     """Who asks; None: whoever may where there are no keys."""
+    origin: Origin = NOWHERE
     format: AnswerFormat | None = None
     """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
@@ -115,6 +119,7 @@ class CompletionService:
         authentication: Authentication | None = None,
         gate: Gate | None = None,
         audit: AuditLog | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """``tenant`` is everybody's, where no ``authentication`` says otherwise. ``names`` are what clients
         may call the model, by its own name first; none: as the ring does. ``gate``: None, and nobody waits in
@@ -129,6 +134,7 @@ class CompletionService:
         self.authentication = authentication or Authentication(None, tenant or Tenant())
         self._gate = gate
         self.audit = audit
+        self.traces = Traces() if traces is None else traces
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer)
 
@@ -192,12 +198,14 @@ class CompletionService:
         """
         self._note(job)
         asked = time.perf_counter()
-        with Following(job.record):
-            async with ticket or self.ticket(job) as admitted, self._turn(job) as turn:
+        ticket = ticket or self.ticket(job)
+        with Following(job.record), Traced(self.traces, _trace_of(job, ticket)) as trace:
+            async with ticket as admitted, self._turn(job, trace) as turn:
                 admitted.begin()
                 with self._meter(job, asked) as meter, ExitStack() as stack:
-                    requests = self._requests(job)
+                    requests = self._requests(job, trace)
                     meter.passages = [request.passage for request in requests]
+                    trace.deliveries = meter.deliveries
                     async with aclosing(merge(self._choices(job, requests, stack))) as deltas:
                         async for index, delta in deltas:  # for every token: as little as may be
                             admitted.generated(delta.token_ids)
@@ -232,9 +240,9 @@ class CompletionService:
         if job.record is not None:
             job.record.outcome = "slow_client"
 
-    def _turn(self, job: Job) -> Queued:
+    def _turn(self, job: Job, trace: RequestTrace) -> Queued:
         client = self.authentication.answerable(job.client)
-        return Queued(self._gate, asked_of(job, client.tenant))
+        return Queued(self._gate, asked_of(job, client.tenant), trace)
 
     def _meter(self, job: Job, asked: float) -> RequestMeter:
         arrival = Arrival(job.started, asked, sum(map(len, job.prompts)))
@@ -249,10 +257,15 @@ class CompletionService:
             )
         return self._meters
 
-    def _requests(self, job: Job) -> list[Request]:
+    def _requests(self, job: Job, trace: RequestTrace) -> list[Request]:
         """One for each choice of ``job``."""
         return [
-            Request(f"{job.request_id}-{index}", self._params(job, index), job.cache_salt)
+            Request(
+                f"{job.request_id}-{index}",
+                self._params(job, index),
+                job.cache_salt,
+                trace=trace.answers[index],
+            )
             for index in range(job.choices)
         ]
 
@@ -287,6 +300,20 @@ class CompletionService:
             echo=job.echoes[prompt].text if job.echoes else "",
             only_echo=job.only_echo,
         )
+
+
+def _trace_of(job: Job, ticket: Ticket) -> RequestTrace:
+    ticket.trace = RequestTrace(
+        request_id=job.request_id,
+        endpoint=job.endpoint,
+        model=job.model.name,
+        tenant=ticket.tenant.name,
+        origin=job.origin,
+        prompt_tokens=sum(map(len, job.prompts)),
+        arrived=job.started,
+        answers=[AnswerTrace(index) for index in range(job.choices)],
+    )
+    return ticket.trace
 
 
 def _note_delta(job: Job, index: int, delta: Delta, meter: RequestMeter) -> None:

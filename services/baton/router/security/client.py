@@ -20,6 +20,8 @@ class Client:
     """The key's name, for logs; None: there are no keys."""
     models: frozenset[str] | None = None
     """Those it may ask; None: all."""
+    operator: bool = False
+    """It may hear of all tenants' requests, and of workers."""
     most_urgent: int = -MOST_PRIORITY
     """The least ``priority`` that its requests may have."""
 

@@ -51,6 +51,7 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     hash: str
     tenant: str
     models: list[str] | None = None
+    operator: bool = False
     most_urgent: int = -MOST_PRIORITY
 
 
@@ -125,6 +126,7 @@ def parse(data: bytes, defaults: Limits) -> Keys:
             tenant=tenants.get(entry.tenant) or Tenant(entry.tenant, defaults),
             key=entry.name,
             models=None if entry.models is None else frozenset(entry.models),
+            operator=entry.operator,
             most_urgent=entry.most_urgent,
         )
     return Keys(clients)

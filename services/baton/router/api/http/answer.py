@@ -23,6 +23,7 @@ from baton.router.api.http.chunks import (
     usage_fields,
 )
 from baton.router.api.http.disconnect import ClientWatch
+from baton.router.api.http.headers import told_headers
 from baton.router.api.http.logprobs import NOTHING, Fields, LogprobsView, Told
 from baton.router.api.http.parts import ChoiceParts
 from baton.router.api.http.schemas import GenerationFields
@@ -73,7 +74,7 @@ class Answerer:
         ticket = self._service.ticket(job)
         async with ClientWatch(request.receive):
             body = await self._document(job, ticket, bool(fields.return_token_ids))
-        return Response(body, media_type="application/json", headers=dict(ticket.headers))
+        return Response(body, media_type="application/json", headers=told_headers(ticket))
 
     def _envelope(self, job: Job, *, streamed: bool) -> Envelope:
         kind = "chat.completion" if self._chat else "text_completion"

@@ -12,8 +12,10 @@ from baton.router.api.http.authentication import Authenticate
 from baton.router.api.http.chat import ChatCompletions
 from baton.router.api.http.completions import Completions
 from baton.router.api.http.cors import Cors, add_cors
+from baton.router.api.http.debug import Debug
 from baton.router.api.http.envelope import RequestEnvelope
 from baton.router.api.http.failures import add_error_handlers
+from baton.router.api.http.live import FILES, LivePage
 from baton.router.api.http.messages.create import Messages
 from baton.router.api.http.messages.errors import ENDPOINT as MESSAGES
 from baton.router.api.http.messages.fields import CountRequest, MessageRequest
@@ -26,6 +28,7 @@ from baton.router.api.http.tokens import Tokens
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.types import Ring
+from baton.router.ui.history import History
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 
@@ -42,13 +45,18 @@ def create_app(
     return app_for(service)
 
 
-def app_for(*services: CompletionService, cors: Cors | None = None) -> FastAPI:
-    """The application around completion cores, one for each model, that may have other front ends too."""
+def app_for(
+    *services: CompletionService, cors: Cors | None = None, history: History | None = None
+) -> FastAPI:
+    """The application around completion cores, one for each model, that may have other front ends too.
+    ``history``: what the live page shows; None: there is no page."""
     catalogue = Catalogue(services)
     app = DescribedApi(
         title="Baton", version=baton.__version__, summary="Inference with the APIs of OpenAI and Anthropic"
     )
     _add_routes(app, catalogue)
+    if history is not None:
+        _add_page(app, LivePage(history))
     retry_after = catalogue.settings.retry_after_seconds
     add_error_handlers(app, retry_after)
     app.add_middleware(Authenticate, authentication=catalogue.authentication, retry_after_seconds=retry_after)
@@ -57,14 +65,22 @@ def app_for(*services: CompletionService, cors: Cors | None = None) -> FastAPI:
         metrics=catalogue.metrics,
         retry_after_seconds=retry_after,
         audit=catalogue.audit,
+        traces=catalogue.traces,
     )
     add_cors(app, cors or Cors())
     return app
 
 
+def _add_page(app: FastAPI, page: LivePage) -> None:
+    for path in FILES:
+        app.add_api_route(path, page.file, methods=["GET"], response_model=None, include_in_schema=False)
+    app.add_api_route("/ui/data", page.data, methods=["GET"], response_model=None, include_in_schema=False)
+
+
 def _add_routes(app: FastAPI, catalogue: Catalogue) -> None:
     completions, chat, responses = Completions(catalogue), ChatCompletions(catalogue), Responses(catalogue)
     messages, tokens, status = Messages(catalogue), Tokens(catalogue), Status(catalogue)
+    debug = Debug(catalogue)
     for path, handler, body in (
         ("/v1/completions", completions.create, schemas.CompletionRequest),
         ("/v1/chat/completions", chat.create, schemas.ChatRequest),
@@ -81,5 +97,7 @@ def _add_routes(app: FastAPI, catalogue: Catalogue) -> None:
         ("/health", status.health),
         ("/version", status.version),
         ("/metrics", status.metrics),
+        ("/debug/requests", debug.requests),
+        ("/debug/requests/{request_id:path}", debug.request),
     ):
         app.add_api_route(path, handler, methods=["GET"], response_model=None)

@@ -12,8 +12,8 @@ from baton.router.api.http.failures import error_response
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 
-OPEN = frozenset({"/health", "/metrics", "/version"})
-"""Paths for probes and scrapers, which have no key; they tell nothing of requests."""
+OPEN = frozenset({"/health", "/metrics", "/version", "/ui", "/ui/page.js", "/ui/page.css"})
+"""Paths for probes and scrapers, which have no key, and the page's files; they tell nothing of requests."""
 
 LONGEST_SALT = 256
 

@@ -13,7 +13,7 @@ from baton.router.api.errors import invalid, shown
 from baton.router.api.http.answer import Answerer
 from baton.router.api.http.authentication import cache_salt, client_of
 from baton.router.api.http.body import read_request
-from baton.router.api.http.envelope import record_of, request_id_of
+from baton.router.api.http.envelope import origin_of, record_of, request_id_of
 from baton.router.api.http.schemas import CompletionRequest
 from baton.router.api.http.structured import structured_output
 from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
@@ -94,6 +94,7 @@ class _CompletionJobs:
             n=n,
             client=client_of(request),
             record=record_of(request),
+            origin=origin_of(request),
             cache_salt=cache_salt(request, body.cache_salt),
             seeded=body.seed is not None,
             skip_special_tokens=body.skip_special_tokens is not False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,8 +13,11 @@ from baton.router.api.errors import as_api_error
 from baton.router.api.http.authentication import OPEN
 from baton.router.api.http.failures import error_response
 from baton.router.audit import AuditLog, Record
+from baton.router.traces.origin import Origin
+from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
 
+UNAUDITED = OPEN | {"/ui/data"}
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -21,6 +25,12 @@ def request_id_of(request: Request) -> str:
     """The id this server minted for ``request``: random, and no client's to choose."""
     minted: str = request.scope["state"]["request_id"]
     return minted
+
+
+def origin_of(request: Request) -> Origin:
+    """What the client of ``request`` says of where it comes from."""
+    origin: Origin = request.scope["state"]["origin"]
+    return origin
 
 
 def record_of(request: Request) -> Record | None:
@@ -39,11 +49,13 @@ class RequestEnvelope:
         metrics: RouterMetrics,
         retry_after_seconds: int,
         audit: AuditLog | None = None,
+        traces: Traces,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._retry_after_seconds = retry_after_seconds
         self._audit = audit
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,7 +64,12 @@ class RequestEnvelope:
         minted = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = minted
         given = _client_id(scope)
-        header = (b"x-request-id", given or minted.encode())
+        origin = scope["state"]["origin"] = self._traces.origin(
+            None if given is None else given.decode("latin-1"), Headers(scope=scope).get("traceparent")
+        )
+        own = [(b"x-request-id", given or minted.encode()), (b"x-baton-request-id", minted.encode())]
+        if origin.span is not None:
+            own.append((b"traceresponse", origin.span.header.encode()))
         record = self._record(scope, minted, given)
         status = 0
 
@@ -60,7 +77,7 @@ class RequestEnvelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         try:
@@ -80,8 +97,8 @@ class RequestEnvelope:
                 self._audit.end(record)
 
     def _record(self, scope: Scope, minted: str, given: bytes | None) -> Record | None:
-        """For the audit log, which tells nothing of probes."""
-        if self._audit is None or scope["path"] in OPEN:
+        """For the audit log, which tells nothing of what is asked every other second."""
+        if self._audit is None or scope["path"] in UNAUDITED:
             return None
         record = self._audit.begin(minted, None if given is None else given.decode("latin-1"))
         scope["state"]["record"] = record

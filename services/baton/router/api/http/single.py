@@ -14,6 +14,7 @@ from starlette.responses import Response
 from baton.router.api.errors import ApiError, as_api_error
 from baton.router.api.http.blocks import GrowingAnswer, Step
 from baton.router.api.http.disconnect import ClientWatch
+from baton.router.api.http.headers import told_headers
 from baton.router.api.http.logprobs import LogprobsView
 from baton.router.api.http.stream import Begun, EventStream, begin
 from baton.router.api.service import CompletionService, Job
@@ -60,7 +61,7 @@ async def answer_single(
         async for index, delta in deltas:
             writer.answer.add(delta, await _logprobs(view, index, delta))
     return Response(
-        orjson.dumps(writer.document()), media_type="application/json", headers=dict(ticket.headers)
+        orjson.dumps(writer.document()), media_type="application/json", headers=told_headers(ticket)
     )
 
 

@@ -1,0 +1,36 @@
+"""Where the time of a request went at decode: its handoff, and its first step there."""
+
+from __future__ import annotations
+
+from baton.connector.messages import Name
+from baton.connector.timeline import Stage, Timeline
+from baton.engine.phases import microseconds
+from baton.v1 import worker_pb2 as pb
+
+
+def handoff_phases(name: Name, timeline: Timeline) -> pb.Phases:
+    """Of a handoff that is committed."""
+
+    def between(start: Stage, end: Stage) -> int:
+        return microseconds(timeline.between(start, end) or 0.0)
+
+    handoff = pb.HandoffPhases(
+        room_us=between(Stage.ASKED, Stage.CREDITED),
+        wait_us=between(Stage.CREDITED, Stage.READY),
+        grant_us=between(Stage.READY, Stage.GRANTED),
+        transfer_us=between(Stage.GRANTED, Stage.ARRIVED),
+        flush_us=timeline.flush_us,
+        commit_us=between(Stage.COMPLETE, Stage.COMMITTED),
+        connector=timeline.connector,
+    )
+    return pb.Phases(request_id=name.request_id, attempt=name.attempt, handoff=handoff)
+
+
+def join_phases(name: Name, timeline: Timeline, ended: float, now: float) -> pb.Phases:
+    """Of its first step, which ended at ``ended``."""
+    join = pb.JoinPhases(
+        queue_us=microseconds(timeline.between(Stage.COMMITTED, Stage.STARTED) or 0.0),
+        step_us=microseconds(ended - (timeline.reached(Stage.STARTED) or ended)),
+        publish_us=microseconds(now - ended),
+    )
+    return pb.Phases(request_id=name.request_id, attempt=name.attempt, join=join)
