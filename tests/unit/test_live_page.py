@@ -16,7 +16,7 @@ from baton.router.api.service import CompletionService
 from baton.router.security.keys import KeyFile, entry_line, new_key
 from baton.router.shared.limits import Limits, Tenant
 from baton.router.ui.history import MOST_POINTS, WINDOW, History, buckets_of, quantile
-from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.telemetry.ring import RingSource, WorkerView
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
@@ -55,12 +55,13 @@ def test_the_first_observation_of_all_counts() -> None:
 
 def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() -> None:
     metrics = RouterMetrics(CollectorRegistry())
-    metrics.generated_tokens.inc(1000)  # before the page's time
+    of_model = ModelMetrics(metrics, "demo")
+    of_model.generated_tokens.inc(1000)  # before the page's time
     page = history(metrics)
     at = page._totals[0].at
     for step in range(1, MOST_POINTS + 20):
-        metrics.generated_tokens.inc(20)
-        metrics.time_to_first_token.observe(0.3)
+        of_model.generated_tokens.inc(20)
+        of_model.time_to_first_token.observe(0.3)
         page.tick(at + 2.0 * step)
     document = page.document()
     points = document["points"]
@@ -77,10 +78,11 @@ def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() -> Non
 
 def test_buckets_add_up_over_labels() -> None:
     metrics = RouterMetrics(CollectorRegistry())
-    metrics.inter_token_latency.observe(0.0035)
+    for model in ("one", "other"):
+        metrics.inter_token_latency.labels(model).observe(0.0035)
     found = buckets_of(metrics.inter_token_latency)
     assert [bound for bound, _ in found] == sorted(bound for bound, _ in found)
-    assert found[-1] == (INF, 1.0)
+    assert found[-1] == (INF, 2.0)
 
 
 async def test_the_page_is_open_and_its_figures_are_for_operators(tmp_path: Path) -> None:
