@@ -226,11 +226,11 @@ class TestLifecycle:
         [prefill], [decode] = (
             scaled[f"test-baton-{role}"]["spec"]["triggers"] for role in ("prefill", "decode")
         )
-        assert prefill["metadata"]["query"] == (
-            'sum(baton_waiting_prefill_tokens{namespace="serving",role="prefill"}) / 20000 or vector(0)'
-        )
+        backlog = 'sum(baton_prefill_backlog_seconds{namespace="serving",role="prefill"}) or vector(0)'
+        assert prefill["metadata"]["query"] == backlog
         assert prefill["metadata"]["threshold"] == "1.5"
-        assert 'state="held"' in decode["metadata"]["query"]
+        usage = 'sum(baton_kv_usage_ratio{namespace="serving",role="decode"}) or vector(0)'
+        assert decode["metadata"]["query"] == usage
         assert decode["metadata"]["threshold"] == "0.8"
         [metric] = of_kind(rendered("HPA"), "HorizontalPodAutoscaler")["test-baton-decode"]["spec"]["metrics"]
         assert metric["external"]["target"]["averageValue"] == "800m"
