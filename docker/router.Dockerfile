@@ -14,7 +14,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY services services
 COPY kernels kernels
-RUN /opt/baton/bin/pip install '.[kubernetes,sim]' -c constraints.txt \
+RUN /opt/baton/bin/pip install '.[kubernetes,sim,otel]' -c constraints.txt \
     && /opt/baton/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is not None)'
 
 FROM ${BASE}

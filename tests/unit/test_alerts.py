@@ -67,7 +67,8 @@ ILL: Mapping[str, Mapping[str, str | None]] = {
         'baton_worker_ready{instance="r", worker="p", role="prefill", model="m"}': "1+0x100 _x30",
     },
     "BatonWorkerUnreachable": {
-        'baton_worker_ready{instance="r", worker="x", role="unknown", model="m"}': "0+0x130"
+        'baton_worker_ready{instance="r", worker="x", role="decode", model="m"}': "1+0x100 _x30",
+        'baton_worker_ready{instance="r", worker="x", role="unknown", model="m"}': "_x101 0+0x30",
     },
     "BatonWorkerEjected": {
         'baton_worker_ejected{instance="r", worker="d", role="decode", model="m"}': "1+0x130"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.connector.messages import REPEAT_S, Name
+from baton.decode.role import IN_LINE
 from baton.prefill.role import PrefillRole
 from baton.sampling_params import SamplingParams
 from tests.support.fake_engine import run_alone
@@ -32,7 +33,8 @@ async def test_it_is_given_up_and_done_again(forgotten: str, monkeypatch: pytest
     monkeypatch.setattr(PrefillRole, forgotten, forget)
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
     async with local_ring([prefill, decode]) as ring:
-        decode.decode._wiring = replace(decode.decode._wiring, patience_s=1.5 * REPEAT_S)
+        patience_s = 1.5 * REPEAT_S / (IN_LINE if forgotten == "_compute" else 1)
+        decode.decode._wiring = replace(decode.decode._wiring, patience_s=patience_s)
         params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
         assert await answer(ring, "r", PROMPT, LENGTH) == run_alone(PROMPT, params)
         assert set(names) == {Name("r", 0)}

@@ -8,7 +8,7 @@
 {{- else if kindIs "bool" $value }}
 {{- if $value }}
 - --{{ $flag }}
-{{- else if has $name (list "chunkedPrefill" "prefixCaching" "allowCredentials") }}
+{{- else if has $name (list "chunkedPrefill" "prefixCaching" "allowCredentials" "ui") }}
 - --no-{{ $flag }}
 {{- end }}
 {{- else if kindIs "slice" $value }}

@@ -52,6 +52,9 @@ from baton.v1 import inference_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
+IN_LINE = 10
+"""Times as long a handoff may show no life before prefill has begun to compute it."""
+
 _STAGES = (
     ("room", Stage.ASKED, Stage.CREDITED),
     ("prefill", Stage.CREDITED, Stage.READY),
@@ -163,9 +166,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
     def _give_up_stalled(self, now: float) -> None:
         """A handoff of which nothing has come for too long, though its link is healthy: prefill may have
-        forgotten it. Waiting for room is decode's own affair and does not count."""
-        patience = self._wiring.patience_s
+        forgotten it. Waiting for room is decode's own affair and does not count; before its first blocks it
+        may have to stand in prefill's line, and has ten times as long."""
         for name, timeline in list(self._timelines.items()):
+            begun = timeline.reached(Stage.READY) is not None
+            patience = self._wiring.patience_s * (1 if begun else IN_LINE)
             waits = timeline.reached(Stage.CREDITED) is not None
             if waits and now - timeline.moved_at >= patience:
                 last = timeline.last.value

@@ -72,7 +72,7 @@ class RouterConfig:
     trace_requests: int = 1000  # that have ended, and can be explained
     trace_memory: int = 16 << 20  # bytes
     otlp_endpoint: str | None = None  # of an OpenTelemetry collector; None: nothing is exported
-    trace_sample: float = 1.0  # of the requests whose clients do not say
+    trace_sample: float = 0.05  # of the requests whose clients do not say
     max_inflight: int | None = None  # answers; None: by what workers say
     queue_size: int = 1024  # requests
     queue_tokens: int = 4_000_000

@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
+FORCED_LOOK_S = 0.1
 """Longer than clients and load balancers keep idle connections (60 s mostly): they should close first, or a
 request can meet our close on the way."""
 
@@ -139,10 +140,17 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         draining = asyncio.create_task(_drain_grpc(grpc_server, stopping, config.drain_timeout))
         await serving
         stopping.set()
-        if grpc_server is not None and http.force_exit:
+        await _unless_forced(draining, http)
+        if grpc_server is not None and not draining.done():
             await grpc_server.stop(None)
         await draining
     return 0
+
+
+async def _unless_forced(draining: asyncio.Task[None], server: uvicorn.Server) -> None:
+    """Until gRPC's calls have ended, or a second signal has come."""
+    while not (draining.done() or server.force_exit):
+        await asyncio.wait((draining,), timeout=FORCED_LOOK_S)
 
 
 async def _drain_grpc(server: grpc.aio.Server | None, stopping: asyncio.Event, timeout_s: float) -> None:

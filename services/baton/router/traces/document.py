@@ -16,6 +16,10 @@ Document = dict[str, object]
 
 def summary_of(trace: RequestTrace) -> Document:
     """What a list tells of one request."""
+    return _summary(trace.seen())
+
+
+def _summary(trace: RequestTrace) -> Document:
     now = time.perf_counter()
     first = [ttft for answer in trace.answers if (ttft := time_to_first_token(trace, answer)) is not None]
     return {
@@ -35,10 +39,10 @@ def summary_of(trace: RequestTrace) -> Document:
 
 def document_of(trace: RequestTrace, *, workers: bool = True) -> Document:
     """All of it. ``workers``: with their addresses, and why they were chosen."""
-    now = time.perf_counter()
+    now, trace = time.perf_counter(), trace.seen()
     span = trace.origin.span
     return {
-        **summary_of(trace),
+        **_summary(trace),
         "trace_id": None if span is None else f"{span.trace_id:032x}",
         "choices": [_choice(trace, answer, now, workers) for answer in trace.answers],
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from opentelemetry import trace as api
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -19,7 +21,7 @@ MOST_WAITING = 32_768
 """Spans that wait to be sent, about 1,500 requests; those beyond are dropped, and requests never wait."""
 EVERY_MS = 1000
 TIMEOUT_S = 5.0
-CLOSE_MS = 2000
+CLOSE_S = 2.0
 MOST_RESOURCES = 4096
 """Workers come and go."""
 
@@ -49,9 +51,11 @@ class Exporter:
             self._processor.on_end(self._span(trace, span, data))
 
     def close(self) -> None:
-        """Sends what waits, if that takes no longer than ``CLOSE_MS``."""
-        self._processor.force_flush(CLOSE_MS)
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
+        """Sends what waits, if that takes no longer than ``CLOSE_S``."""
+        # It goes on for minutes where the collector does not answer, whatever time it is given.
+        closing = threading.Thread(target=self._processor.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
 
     def _span(self, trace: RequestTrace, root: SpanContext, data: SpanData) -> ReadableSpan:
         parent = trace.origin.parent

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -217,6 +218,12 @@ class RequestTrace:
     def delivered(self) -> list[Delivered]:
         """For each choice; empty before its turn."""
         return self._delivered if self.deliveries is None else self.deliveries()
+
+    def seen(self) -> RequestTrace:
+        """As it is now, to be read as often as is liked: what runs has its deliveries counted once."""
+        copied = copy(self)
+        copied._delivered, copied.deliveries = self.delivered, None
+        return copied
 
     def end(self, outcome: str) -> None:
         self.ended = time.perf_counter()

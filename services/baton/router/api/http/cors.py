@@ -9,6 +9,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 _TOLD = (
     "x-request-id",
+    "x-baton-request-id",
+    "traceresponse",
+    "server-timing",
     "retry-after",
     "x-should-retry",
     *(
