@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from baton import logs, ready
-from baton.cli.parent import exit_with_parent
+from baton.parent import exit_with_parent
 
 
 class Router(http.server.BaseHTTPRequestHandler):

@@ -354,6 +354,14 @@ GrpcPort = Annotated[
     int,
     typer.Option(help="Port of the gRPC API; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK),
 ]
+Processes = Annotated[
+    int,
+    typer.Option(
+        help="Router processes that share the ports; one uses one core. Limits that Redis does not keep are "
+        "shared out between them.",
+        rich_help_panel=_NETWORK,
+    ),
+]
 AllowedOrigins = Annotated[
     list[str] | None,
     typer.Option(

@@ -327,6 +327,7 @@ def router(
     host: arg.Host = _ROUTER.host,
     port: arg.HttpPort = _ROUTER.port,
     grpc_port: arg.GrpcPort = _ROUTER.grpc_port,
+    processes: arg.Processes = _ROUTER.processes,
     allowed_origins: arg.AllowedOrigins = None,
     allow_credentials: arg.AllowCredentials = _ROUTER.allow_credentials,
     allowed_methods: arg.AllowedMethods = None,
@@ -385,7 +386,7 @@ def _run_router(config: RouterConfig) -> int:
 
 def _tie_to(parent: int | None) -> None:
     if parent is not None:
-        from baton.cli.parent import exit_with_parent
+        from baton.parent import exit_with_parent
 
         exit_with_parent(parent)
 

@@ -25,11 +25,12 @@ from baton.tls.files import CLIENT_AUTHS, ClientAuth, TlsFiles
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
 DISCOVERIES = ("static", "kubernetes")
+MOST_PROCESSES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """One router process. Raises ConfigError when a value cannot work.
+    """One router. Raises ConfigError when a value cannot work.
 
     A port of 0 is picked by the system and told in the ready line; a gRPC port of -1 serves no gRPC.
     """
@@ -50,6 +51,7 @@ class RouterConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int = 8001
+    processes: int = 1  # that share the ports
     redis_url: str | None = field(default=None, repr=False)  # may hold a password
     redis_password_file: str | None = None
     redis_timeout_ms: float = 30.0
@@ -120,6 +122,7 @@ class RouterConfig:
         self._check_traces()
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
+        check_range("processes", self.processes, 1, MOST_PROCESSES)
         if self.port and self.port == self.grpc_port:
             raise ConfigError("grpc_port", f"{self.port} is already the HTTP port")
         check_range("max_body_bytes", self.max_body_bytes, 1024)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import grpc
 import uvicorn
 import uvloop
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton import hub, logs, options
 from baton.decoding import DecodingInterceptor
@@ -35,6 +35,9 @@ from baton.router.discovery.choice import discovery_for
 from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
 from baton.router.models import each_model
+from baton.router.processes.parent import Parent
+from baton.router.processes.place import Place
+from baton.router.processes.siblings import Siblings
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.security.keys import KeyFile
@@ -70,8 +73,15 @@ def run(config: RouterConfig) -> int:
     Raises StartError, with one line for a person, when the tokenizer or a port cannot be had.
     """
     logs.configure(config.log_level)
+    if config.processes > 1:
+        return Parent(config, _serve_place, _listen).run()
+    return _serve_place(config, None)
+
+
+def _serve_place(config: RouterConfig, place: Place | None) -> int:
+    """``place``: among several processes."""
     models = [(each, _tokenizer(each)) for each in each_model(config)]
-    return uvloop.run(_serve(config, models))
+    return uvloop.run(_serve(config, models, place))
 
 
 def _tokenizer(config: RouterConfig) -> Tokenizer:
@@ -81,9 +91,13 @@ def _tokenizer(config: RouterConfig) -> Tokenizer:
         raise StartError(str(error)) from error
 
 
-async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Tokenizer]]) -> int:
+async def _serve(
+    config: RouterConfig, models: Sequence[tuple[RouterConfig, Tokenizer]], place: Place | None
+) -> int:
+    siblings = Siblings(place)
     metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
     _count_tasks(metrics.registry)
+    _count_restarts(metrics.registry, place)
     configs = [each for each, _ in models]
     rings = await _rings(configs, metrics.registry)
     shared = _shared_state(config, rings, metrics.registry)
@@ -113,18 +127,19 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         if audit is not None:
             stack.callback(audit.close)
         stack.push_async_callback(asyncio.to_thread, close_traces)
-        listener = _listen(config)
+        listener = _listen(config) if place is None else place.listener
         stack.callback(listener.close)
         history = None
         if config.ui:
             named = zip(configs, rings, strict=True)
             sources = [_ring_source(each.model_name, ring) for each, ring in named]
-            history = History(metrics, sources, lambda: admission.waiting)
+            history = History(metrics, sources, lambda: admission.waiting, siblings)
             stack.callback(asyncio.create_task(history.run(), name="live page").cancel)
-        http = _HttpServer(_http_config(config, services, history))
+        http = _HttpServer(_http_config(config, services, history, siblings))
         stopping = _stop_on_signals(http)
         if key_file is not None:
             stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
+        await stack.enter_async_context(siblings.listening())
         shared.start()
         stack.push_async_callback(shared.close)
         for ring in rings:
@@ -135,7 +150,10 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         stack.callback(garbage.cancel)
         host, port = listener.getsockname()[:2]
         serving = asyncio.create_task(http.serve(sockets=[listener]))
-        announce(RouterReady(options.join_address(host, port), grpc_address))
+        if place is None:
+            announce(RouterReady(options.join_address(host, port), grpc_address))
+        else:
+            place.tell_ready()
         log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
         draining = asyncio.create_task(_drain_grpc(grpc_server, stopping, config.drain_timeout))
         await serving
@@ -178,6 +196,13 @@ def _count_tasks(registry: CollectorRegistry) -> None:
     tasks = Gauge("baton_router_tasks", "Tasks of the router's event loop.", registry=registry)
     loop = asyncio.get_running_loop()
     tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
+
+
+def _count_restarts(registry: CollectorRegistry, place: Place | None) -> None:
+    restarts = Counter(
+        "baton_router_process_restarts", "Times that this process took the place of one that died.", registry=registry
+    )
+    restarts.inc(0 if place is None else place.restarts)
 
 
 async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -> list[WorkerRing]:
@@ -255,7 +280,9 @@ def _shared_state(
         for ring in rings:
             ring.members.note_elsewhere(reservations)
 
-    return SharedState(store, SharedStateMetrics(registry), mine=mine, elsewhere=elsewhere)
+    return SharedState(
+        store, SharedStateMetrics(registry), mine=mine, elsewhere=elsewhere, replicas=config.processes
+    )
 
 
 def _gate(config: RouterConfig, ring: WorkerRing, shared: SharedState, metrics: AdmissionMetrics) -> Gate:
@@ -279,10 +306,13 @@ def _authentication(config: RouterConfig, keys: KeyFile | None) -> Authenticatio
 
 
 def _http_config(
-    config: RouterConfig, services: Sequence[CompletionService], history: History | None
+    config: RouterConfig,
+    services: Sequence[CompletionService],
+    history: History | None,
+    siblings: Siblings,
 ) -> uvicorn.Config:
     settings = uvicorn.Config(
-        app_for(*services, cors=_cors(config), history=history),
+        app_for(*services, cors=_cors(config), history=history, siblings=siblings),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -297,10 +327,11 @@ def _http_config(
     return settings
 
 
-def _listen(config: RouterConfig) -> socket.socket:
+def _listen(config: RouterConfig, together: bool = False) -> socket.socket:
+    """``together``: with others, between which the system shares out the connections."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG, reuse_port=together)
     except OSError as error:
         where = options.join_address(config.host, config.port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error
@@ -321,10 +352,11 @@ async def _serve_grpc(
     """The server and its address, if there is to be one."""
     if config.grpc_port < 0:
         return None, None
-    # A second router on a port in use must fail to start, not share it.
+    # A second router on a port in use must fail to start, not share it. With several processes, their parent
+    # has seen to that.
     server = grpc.aio.server(
         interceptors=[DecodingInterceptor()],
-        options=[*server_options(services[0].settings), ("grpc.so_reuseport", 0)],
+        options=[*server_options(services[0].settings), ("grpc.so_reuseport", config.processes > 1)],
     )
     add_services(server, *services, stopping=stopping)
     where = options.join_address(config.host, config.grpc_port)

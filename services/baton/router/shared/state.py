@@ -83,11 +83,12 @@ class SharedState:
         *,
         mine: Callable[[], Reservations] = _nothing,
         elsewhere: Callable[[Reservations], None] = _ignore,
+        replicas: int = 1,
     ) -> None:
         """``mine`` is what this router has on its way to workers; ``elsewhere`` is told what all the others
-        have."""
+        have. ``replicas``: how many there are at least, by what can be known without Redis."""
         self.router = secrets.token_hex(8)
-        self.replicas = 1
+        self.replicas = self._least = replicas
         self._store = store
         self._metrics = metrics
         self._mine = mine
@@ -228,7 +229,7 @@ class SharedState:
         if self._memory is not None and self._memory != beat.memory:
             self._forgotten()
         self._memory = beat.memory
-        self.replicas = len(beat.words)
+        self.replicas = max(self._least, len(beat.words))
         self._metrics.replicas.set(self.replicas)
         others = [word for name, word in beat.words.items() if name != self.router]
         self._elsewhere(_sum(others))

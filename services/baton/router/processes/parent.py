@@ -1,0 +1,198 @@
+"""The parent of a router's processes: it holds the ports, starts them, and starts those anew that die."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.context import ForkProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from baton import options
+from baton.options import StartError, UserError
+from baton.parent import exit_with_parent
+from baton.ready import RouterReady, announce
+from baton.router.config import RouterConfig
+from baton.router.processes.place import Place
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+RESTART_S = 0.5
+MOST_DEATHS, WITHIN_S = 4, 60.0
+"""A router that loses so many processes in so short a time ends: whoever started it has ways to say so."""
+STOPS = (signal.SIGTERM, signal.SIGINT)
+
+Listen = Callable[[RouterConfig, bool], socket.socket]
+"""Opens the port for HTTP; True: together with others."""
+Serve = Callable[[RouterConfig, Place], int]
+"""One process's work, until it is told to stop; gives its exit status."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """A place, and the process that has it now."""
+
+    index: int
+    listener: socket.socket
+    process: ForkProcess | None = None
+    ready: Event | None = None
+    since: float = 0.0
+    restarts: int = 0
+    due: float = 0.0
+    """When the next is started, while there is none."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready is not None and self.ready.is_set()
+
+
+class Parent:
+    """Runs ``config.processes`` of them. Has one thread and no event loop, so that it can fork at any time."""
+
+    def __init__(self, config: RouterConfig, serve: Serve, listen: Listen) -> None:
+        self._config = config
+        self._serve = serve
+        self._listen = listen
+        self._seats: list[_Seat] = []
+        self._directory = Path()
+        self._mask: set[signal.Signals] = set()
+        """Signals that were blocked before."""
+        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._announced = False
+        self._stopping = False
+        self._status = 0
+
+    def run(self) -> int:
+        """Until a signal, or until a process cannot start. Gives the exit status: of those that ended badly,
+        the first. Raises StartError when a port cannot be had."""
+        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, STOPS))
+        with contextlib.ExitStack() as stack:
+            stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, self._mask)
+            self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-router-")))
+            self._config = replace(self._config, grpc_port=stack.enter_context(_held_grpc_port(self._config)))
+            # Fails where somebody else listens, as a port that is shared would not.
+            with contextlib.closing(self._listen(self._config, False)) as alone:
+                port = alone.getsockname()[1]
+            self._config = replace(self._config, port=port)
+            for index in range(self._config.processes):
+                listener = stack.enter_context(contextlib.closing(self._listen(self._config, True)))
+                self._seats.append(_Seat(index, listener))
+            self._watch()
+        return self._status
+
+    def _watch(self) -> None:
+        while not self._stopping or any(seat.process for seat in self._seats):
+            for seat in self._seats:
+                self._look_after(seat)
+            if not self._announced and not self._stopping and all(seat.is_ready for seat in self._seats):
+                self._announce()
+            if signal.sigtimedwait(STOPS, LOOK_S):
+                self._stop()
+
+    def _look_after(self, seat: _Seat) -> None:
+        now = time.monotonic()
+        if seat.process is None:
+            if not self._stopping and now >= seat.due:
+                self._start(seat, now)
+        elif seat.process.exitcode is not None:
+            self._ended(seat, seat.process.exitcode, now)
+
+    def _start(self, seat: _Seat, now: float) -> None:
+        context = multiprocessing.get_context("fork")
+        seat.ready, seat.since = context.Event(), now
+        place = Place(
+            seat.index,
+            self._config.processes,
+            seat.listener,
+            self._directory,
+            seat.restarts,
+            tell_ready=seat.ready.set,
+        )
+        seat.process = context.Process(target=self._child, args=(place, os.getpid()), name=f"router {seat.index}")
+        seat.process.start()
+
+    def _ended(self, seat: _Seat, code: int, now: float) -> None:
+        ready = seat.is_ready
+        seat.process, seat.ready = None, None
+        if self._stopping:
+            self._status = self._status or _status_of(code)
+            return
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        self._deaths.append(now)
+        if not ready:
+            self._give_up(f"process {seat.index} of this router did not start: it ended {how}", code)
+        elif len(self._deaths) == MOST_DEATHS and now - self._deaths[0] < WITHIN_S:
+            self._give_up(f"{MOST_DEATHS} processes of this router ended within a minute, the last {how}", code)
+        else:
+            log.error("process %d of this router ended %s: it is started again", seat.index, how)
+            seat.due, seat.restarts = now + RESTART_S, seat.restarts + 1
+
+    def _give_up(self, why: str, code: int) -> None:
+        log.error("%s; all are ended", why)
+        self._status = _status_of(code) or 1
+        self._stop()
+
+    def _stop(self) -> None:
+        """Told to all, and the second time again: then they end what is open."""
+        self._stopping = True
+        for seat in self._seats:
+            seat.listener.close()  # or clients would go on to wait where nobody comes any more
+            if seat.process is not None:
+                seat.process.terminate()
+
+    def _announce(self) -> None:
+        self._announced = True
+        config = self._config
+        grpc = None if config.grpc_port < 0 else options.join_address(config.host, config.grpc_port)
+        host, port = self._seats[0].listener.getsockname()[:2]
+        announce(RouterReady(options.join_address(host, port), grpc))
+        log.info("%d router processes ready at %s:%d", config.processes, host, port)
+
+    def _child(self, place: Place, parent: int) -> None:
+        """In the new process."""
+        exit_with_parent(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for seat in self._seats:
+            if seat.index != place.index:
+                seat.listener.close()
+        try:
+            status = self._serve(self._config, place)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
+        sys.exit(status)
+
+
+def _status_of(code: int) -> int:
+    """As a shell tells it."""
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _held_grpc_port(config: RouterConfig) -> Iterator[int]:
+    """The port for gRPC, which each process opens itself, kept from everybody else; -1 for none."""
+    if config.grpc_port < 0:
+        yield -1
+        return
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        with socket.create_server((config.host, config.grpc_port), family=family) as alone:
+            port = alone.getsockname()[1]
+        with socket.socket(family, socket.SOCK_STREAM) as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind((config.host, port))
+            yield port
+    except OSError as error:
+        where = options.join_address(config.host, config.grpc_port)
+        raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error

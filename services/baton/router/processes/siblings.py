@@ -1,0 +1,98 @@
+"""The processes of one router ask each other, over Unix sockets: a question is a name and some bytes, and so is
+its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from baton.router.processes.place import Place
+
+log = logging.getLogger(__name__)
+
+ASK_S = 1.0
+"""What does not answer in time is left out: a page must not wait for a process that hangs."""
+MOST_QUESTION = 64 << 10
+MOST_ANSWER = 64 << 20
+_LENGTH = 4
+
+Answer: TypeAlias = Callable[[bytes], Awaitable[bytes]]
+"""To a question's bytes. Nothing: it has nothing to say."""
+
+
+class Siblings:
+    """The other processes of this router. Event loop's thread only."""
+
+    def __init__(self, place: Place | None = None) -> None:
+        """None: there are no others."""
+        self.index = 0 if place is None else place.index
+        self._place = place
+        self._answers: dict[str, Answer] = {}
+
+    def on(self, question: str, answer: Answer) -> None:
+        """What this process says when it is asked."""
+        self._answers[question] = answer
+
+    async def ask(self, question: str, about: bytes = b"") -> dict[int, bytes]:
+        """The answers of the others, by their index; of those that have one, and within a second."""
+        if self._place is None:
+            return {}
+        others = [index for index in range(self._place.count) if index != self.index]
+        answers = await asyncio.gather(*(self._ask(index, question, about) for index in others))
+        return {index: answer for index, answer in zip(others, answers, strict=True) if answer}
+
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Answer the others."""
+        if self._place is None:
+            yield
+            return
+        path = self._socket(self._place, self.index)
+        path.unlink(missing_ok=True)  # that of a process which had this place before
+        server = await asyncio.start_unix_server(self._serve, path)
+        try:
+            yield
+        finally:
+            server.close()
+
+    @staticmethod
+    def _socket(place: Place, index: int) -> Path:
+        return place.directory / str(index)
+
+    async def _ask(self, index: int, question: str, about: bytes) -> bytes:
+        assert self._place is not None
+        try:
+            async with asyncio.timeout(ASK_S):
+                reader, writer = await asyncio.open_unix_connection(self._socket(self._place, index))
+                with contextlib.closing(writer):
+                    _write(writer, question.encode() + b"\n" + about)
+                    return await _read(reader, MOST_ANSWER)
+        except (OSError, EOFError, ValueError, TimeoutError) as error:
+            log.info("process %d of this router does not say its %s: %r", index, question, error)
+            return b""
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            try:
+                async with asyncio.timeout(ASK_S):
+                    question, _, about = (await _read(reader, MOST_QUESTION)).partition(b"\n")
+                    _write(writer, await self._answers[question.decode()](about))
+                    await writer.drain()
+            except (OSError, EOFError, ValueError, KeyError, TimeoutError) as error:
+                log.warning("another process of this router is not answered: %r", error)
+
+
+def _write(writer: asyncio.StreamWriter, message: bytes) -> None:
+    writer.write(len(message).to_bytes(_LENGTH, "big") + message)
+
+
+async def _read(reader: asyncio.StreamReader, most: int) -> bytes:
+    """ValueError for a message of more than ``most`` bytes, EOFError for the end of the stream."""
+    length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
+    if length > most:
+        raise ValueError(f"a message of {length} bytes, of at most {most}")
+    return await reader.readexactly(length)
