@@ -53,17 +53,17 @@ def test_the_first_observation_of_all_counts() -> None:
     assert quantile(0.5, (), ()) is None
 
 
-def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() -> None:
+async def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() -> None:
     metrics = RouterMetrics(CollectorRegistry())
     of_model = ModelMetrics(metrics, "demo")
     of_model.generated_tokens.inc(1000)  # before the page's time
     page = history(metrics)
-    at = page._totals[0].at
+    at = page._seen[0][0]
     for step in range(1, MOST_POINTS + 20):
         of_model.generated_tokens.inc(20)
         of_model.time_to_first_token.observe(0.3)
-        page.tick(at + 2.0 * step)
-    document = page.document()
+        page.tick(at + 2.0 * step, await page.totals())
+    document = await page.document()
     points = document["points"]
     assert isinstance(points, list) and len(points) == MOST_POINTS
     assert points[-1]["token_rate"] == pytest.approx(10.0)
@@ -71,8 +71,8 @@ def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() -> Non
     assert document["generated_tokens"] == 1000 + 20 * (MOST_POINTS + 19)
     assert document["waiting"] == 4
     for step in range(MOST_POINTS + 20, MOST_POINTS + 21 + WINDOW):
-        page.tick(at + 2.0 * step)
-    latest = page.document()["points"][-1]  # type: ignore[index]
+        page.tick(at + 2.0 * step, await page.totals())
+    latest = (await page.document())["points"][-1]  # type: ignore[index]
     assert latest["token_rate"] == 0 and latest["ttft_p50"] is None
 
 

@@ -200,7 +200,9 @@ def _count_tasks(registry: CollectorRegistry) -> None:
 
 def _count_restarts(registry: CollectorRegistry, place: Place | None) -> None:
     restarts = Counter(
-        "baton_router_process_restarts", "Times that this process took the place of one that died.", registry=registry
+        "baton_router_process_restarts",
+        "Times that this process took the place of one that died.",
+        registry=registry,
     )
     restarts.inc(0 if place is None else place.restarts)
 
@@ -331,7 +333,9 @@ def _listen(config: RouterConfig, together: bool = False) -> socket.socket:
     """``together``: with others, between which the system shares out the connections."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG, reuse_port=together)
+        listener = socket.create_server(
+            (config.host, config.port), family=family, backlog=BACKLOG, reuse_port=together
+        )
     except OSError as error:
         where = options.join_address(config.host, config.port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error

@@ -26,19 +26,22 @@ class Family(msgspec.Struct, array_like=True, frozen=True):
     samples: list[_Sample]
 
 
-def pack(families: Iterable[Metric]) -> bytes:
-    """For another process. Not JSON, which has no NaN and no infinity."""
-    return msgspec.msgpack.encode(
-        [
-            Family(
-                family.name,
-                family.documentation,
-                family.type,
-                [_Sample(sample.name, dict(sample.labels), sample.value) for sample in family.samples],
-            )
-            for family in families
-        ]
-    )
+def families(metrics: Iterable[Metric]) -> list[Family]:
+    """As another process can be told of them."""
+    return [
+        Family(
+            metric.name,
+            metric.documentation,
+            metric.type,
+            [_Sample(sample.name, dict(sample.labels), sample.value) for sample in metric.samples],
+        )
+        for metric in metrics
+    ]
+
+
+def pack(told: list[Family]) -> bytes:
+    """Not as JSON, which has no NaN and no infinity."""
+    return msgspec.msgpack.encode(told)
 
 
 def unpack(packed: bytes) -> list[Family]:

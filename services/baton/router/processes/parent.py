@@ -58,7 +58,7 @@ class _Seat:
 
 
 class Parent:
-    """Runs ``config.processes`` of them. Has one thread and no event loop, so that it can fork at any time."""
+    """Runs ``config.processes`` of them. It has one thread and no event loop, so it can fork at any time."""
 
     def __init__(self, config: RouterConfig, serve: Serve, listen: Listen) -> None:
         self._config = config
@@ -119,7 +119,9 @@ class Parent:
             seat.restarts,
             tell_ready=seat.ready.set,
         )
-        seat.process = context.Process(target=self._child, args=(place, os.getpid()), name=f"router {seat.index}")
+        seat.process = context.Process(
+            target=self._child, args=(place, os.getpid()), name=f"router {seat.index}"
+        )
         seat.process.start()
 
     def _ended(self, seat: _Seat, code: int, now: float) -> None:
@@ -133,7 +135,9 @@ class Parent:
         if not ready:
             self._give_up(f"process {seat.index} of this router did not start: it ended {how}", code)
         elif len(self._deaths) == MOST_DEATHS and now - self._deaths[0] < WITHIN_S:
-            self._give_up(f"{MOST_DEATHS} processes of this router ended within a minute, the last {how}", code)
+            self._give_up(
+                f"{MOST_DEATHS} processes of this router ended within a minute, the last {how}", code
+            )
         else:
             log.error("process %d of this router ended %s: it is started again", seat.index, how)
             seat.due, seat.restarts = now + RESTART_S, seat.restarts + 1

@@ -1,5 +1,5 @@
-"""The processes of one router ask each other, over Unix sockets: a question is a name and some bytes, and so is
-its answer."""
+"""The processes of one router ask each other, over Unix sockets: a question is a name and some bytes, its
+answer bytes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class Siblings:
         self.index = 0 if place is None else place.index
         self._place = place
         self._answers: dict[str, Answer] = {}
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self._place is not None
 
     def on(self, question: str, answer: Answer) -> None:
         """What this process says when it is asked."""

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import NoReturn
 
+import msgspec
 from prometheus_client import Counter, Gauge, Histogram
 
+from baton.router.processes.siblings import Siblings
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.ring import RingSource
 
@@ -23,15 +25,19 @@ MOST_POINTS = 150
 WINDOW = 5
 """Points before a point whose answers its quantiles and rates are of: ten seconds."""
 
+TOTALS = "totals"
+"""What the processes of a router ask each other for."""
+
 Buckets = tuple[tuple[float, float], ...]
 """(upper bound, observations up to it), ascending, the last bound being infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What has been counted since the router started, at one moment."""
+    """What has been counted since the router started, and what there is, at one moment."""
 
-    at: float
+    in_flight: float
+    waiting: float
     prompt_tokens: float
     generated_tokens: float
     answers: float
@@ -56,16 +62,22 @@ class Point:
 
 
 class History:
-    """Event loop's thread only."""
+    """Of all processes of a router together. Event loop's thread only."""
 
     def __init__(
-        self, metrics: RouterMetrics, rings: Sequence[RingSource], waiting: Callable[[], int]
+        self,
+        metrics: RouterMetrics,
+        rings: Sequence[RingSource],
+        waiting: Callable[[], int],
+        siblings: Siblings | None = None,
     ) -> None:
         """``waiting``: requests in front of the rings."""
         self._metrics = metrics
         self._rings = rings
         self._waiting = waiting
-        self._totals: deque[Totals] = deque([self._read(time.monotonic())], maxlen=WINDOW + 1)
+        self._siblings = siblings or Siblings()
+        self._siblings.on(TOTALS, self._tell_totals)
+        self._seen: deque[tuple[float, Totals]] = deque([(time.monotonic(), self._mine())], maxlen=WINDOW + 1)
         self._points: deque[Point] = deque(maxlen=MOST_POINTS)
 
     async def run(self) -> NoReturn:
@@ -73,15 +85,15 @@ class History:
         while True:
             await asyncio.sleep(EVERY_S)
             try:
-                self.tick(time.monotonic())
+                totals = await self.totals()
+                self.tick(time.monotonic(), totals)
             except Exception:
                 log.exception("a point of the live page could not be made")
 
-    def tick(self, now: float) -> None:
-        totals = self._read(now)
-        before = self._totals[0]
-        self._totals.append(totals)
-        seconds = max(totals.at - before.at, 1e-9)
+    def tick(self, now: float, totals: Totals) -> None:
+        then, before = self._seen[0]
+        self._seen.append((now, totals))
+        seconds = max(now - then, 1e-9)
         self._points.append(
             Point(
                 at=now,
@@ -91,18 +103,18 @@ class History:
                 ttft_p99=_ms(quantile(0.99, before.ttft, totals.ttft)),
                 itl_p50=_ms(quantile(0.5, before.itl, totals.itl)),
                 itl_p99=_ms(quantile(0.99, before.itl, totals.itl)),
-                in_flight=value_of(self._metrics.in_flight),
-                waiting=self._waiting(),
+                in_flight=totals.in_flight,
+                waiting=totals.waiting,
             )
         )
 
-    def document(self) -> dict[str, object]:
+    async def document(self) -> dict[str, object]:
         """All that the page shows, as it is now."""
+        totals = await self.totals()
         now = time.monotonic()
-        totals = self._read(now)
         return {
-            "in_flight": value_of(self._metrics.in_flight),
-            "waiting": self._waiting(),
+            "in_flight": totals.in_flight,
+            "waiting": totals.waiting,
             "prompt_tokens": totals.prompt_tokens,
             "generated_tokens": totals.generated_tokens,
             "answers": totals.answers,
@@ -117,16 +129,45 @@ class History:
         found.sort(key=lambda each: (each[0], each[1].role, each[1].address))
         return [{**asdict(view), "model": model} for model, view in found]
 
-    def _read(self, now: float) -> Totals:
+    async def totals(self) -> Totals:
+        """Of all processes that answer."""
+        others = (await self._siblings.ask(TOTALS)).values()
+        return _sum([self._mine(), *(msgspec.msgpack.decode(each, type=Totals) for each in others)])
+
+    async def _tell_totals(self, _: bytes) -> bytes:
+        return msgspec.msgpack.encode(self._mine())
+
+    def _mine(self) -> Totals:
         metrics = self._metrics
         return Totals(
-            now,
+            value_of(metrics.in_flight),
+            self._waiting(),
             value_of(metrics.prompt_tokens),
             value_of(metrics.generated_tokens),
             value_of(metrics.choices),
             buckets_of(metrics.time_to_first_token),
             buckets_of(metrics.inter_token_latency),
         )
+
+
+def _sum(totals: Sequence[Totals]) -> Totals:
+    return Totals(
+        in_flight=sum(each.in_flight for each in totals),
+        waiting=sum(each.waiting for each in totals),
+        prompt_tokens=sum(each.prompt_tokens for each in totals),
+        generated_tokens=sum(each.generated_tokens for each in totals),
+        answers=sum(each.answers for each in totals),
+        ttft=_added(each.ttft for each in totals),
+        itl=_added(each.itl for each in totals),
+    )
+
+
+def _added(several: Iterable[Iterable[tuple[float, float]]]) -> Buckets:
+    found: dict[float, float] = {}
+    for buckets in several:
+        for bound, count in buckets:
+            found[bound] = found.get(bound, 0.0) + count
+    return tuple(sorted(found.items()))
 
 
 def value_of(metric: Counter | Gauge) -> float:
@@ -137,13 +178,10 @@ def value_of(metric: Counter | Gauge) -> float:
 
 def buckets_of(histogram: Histogram) -> Buckets:
     """Over all labels."""
-    found: dict[float, float] = {}
-    for family in histogram.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_bucket"):
-                bound = float(sample.labels["le"])
-                found[bound] = found.get(bound, 0.0) + sample.value
-    return tuple(sorted(found.items()))
+    samples = (sample for family in histogram.collect() for sample in family.samples)
+    return _added(
+        [(float(sample.labels["le"]), sample.value)] for sample in samples if sample.name.endswith("_bucket")
+    )
 
 
 def quantile(share: float, before: Buckets, after: Buckets) -> float | None:

@@ -27,6 +27,7 @@ from baton.router.api.http.status import Status
 from baton.router.api.http.tokens import Tokens
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
+from baton.router.processes.siblings import Siblings
 from baton.router.types import Ring
 from baton.router.ui.history import History
 from baton.telemetry.metrics import RouterMetrics
@@ -46,15 +47,19 @@ def create_app(
 
 
 def app_for(
-    *services: CompletionService, cors: Cors | None = None, history: History | None = None
+    *services: CompletionService,
+    cors: Cors | None = None,
+    history: History | None = None,
+    siblings: Siblings | None = None,
 ) -> FastAPI:
     """The application around completion cores, one for each model, that may have other front ends too.
-    ``history``: what the live page shows; None: there is no page."""
+    ``history``: what the live page shows; None: there is no page. ``siblings``: the other processes that
+    answer at the same address."""
     catalogue = Catalogue(services)
     app = DescribedApi(
         title="Baton", version=baton.__version__, summary="Inference with the APIs of OpenAI and Anthropic"
     )
-    _add_routes(app, catalogue)
+    _add_routes(app, catalogue, siblings or Siblings())
     if history is not None:
         _add_page(app, LivePage(history))
     retry_after = catalogue.settings.retry_after_seconds
@@ -77,10 +82,10 @@ def _add_page(app: FastAPI, page: LivePage) -> None:
     app.add_api_route("/ui/data", page.data, methods=["GET"], response_model=None, include_in_schema=False)
 
 
-def _add_routes(app: FastAPI, catalogue: Catalogue) -> None:
+def _add_routes(app: FastAPI, catalogue: Catalogue, siblings: Siblings) -> None:
     completions, chat, responses = Completions(catalogue), ChatCompletions(catalogue), Responses(catalogue)
-    messages, tokens, status = Messages(catalogue), Tokens(catalogue), Status(catalogue)
-    debug = Debug(catalogue)
+    messages, tokens = Messages(catalogue), Tokens(catalogue)
+    status, debug = Status(catalogue, siblings), Debug(catalogue, siblings)
     for path, handler, body in (
         ("/v1/completions", completions.create, schemas.CompletionRequest),
         ("/v1/chat/completions", chat.create, schemas.ChatRequest),

@@ -46,7 +46,7 @@ class LivePage:
         if not is_operator(request):
             raise ApiError(403, "This key is not an operator's.", code="permission_denied")
         return Response(
-            orjson.dumps(self._history.document()),
+            orjson.dumps(await self._history.document()),
             media_type="application/json",
             headers={"cache-control": "no-store"},
         )

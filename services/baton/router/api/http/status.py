@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
 
 import orjson
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,15 +17,24 @@ from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError
 from baton.router.api.http.authentication import client_of
 from baton.router.api.service import CompletionService
+from baton.router.processes.figures import Together, families, pack, unpack
+from baton.router.processes.siblings import Siblings
 from baton.router.types import ModelInfo
 from baton.telemetry.snapshot import Snapshot
+
+METRICS = "metrics"
+"""What the processes of a router ask each other for."""
+
+Encoder = Callable[[Collector], bytes]
 
 
 class Status:
     """The read-only endpoints."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, siblings: Siblings) -> None:
         self._catalogue = catalogue
+        self._siblings = siblings
+        siblings.on(METRICS, self._packed_metrics)
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -65,10 +76,24 @@ class Status:
 
     async def metrics(self, request: Request) -> Response:
         """Metrics in the format that the scraper prefers. Read here, where nothing changes meanwhile; written
-        out on a thread, as tokens are not to wait for a long page."""
+        out on a thread, as tokens are not to wait for a long page. Of several processes, those of all."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        page = await asyncio.to_thread(encode, Snapshot(self._catalogue.metrics.exported))
+        others = await self._siblings.ask(METRICS)
+        mine = self._snapshot()
+        page = await asyncio.to_thread(self._page, encode, mine, others)
         return Response(page, headers={"content-type": content_type})
+
+    def _page(self, encode: Encoder, mine: Snapshot, others: Mapping[int, bytes]) -> bytes:
+        if not self._siblings.several:
+            return encode(mine)
+        figures = {index: unpack(packed) for index, packed in others.items()}
+        return encode(Together({self._siblings.index: families(mine.collect()), **figures}))
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._catalogue.metrics.exported)
+
+    async def _packed_metrics(self, _: bytes) -> bytes:
+        return await asyncio.to_thread(lambda mine: pack(families(mine.collect())), self._snapshot())
 
     def _entry(self, model: ModelInfo, name: str) -> dict[str, object]:
         """``name`` may be an alias of the model's."""

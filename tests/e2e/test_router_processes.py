@@ -1,0 +1,114 @@
+"""A router of several processes, to its clients and operators one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from baton import ready
+from baton.v1 import inference_pb2, inference_pb2_grpc
+from tests.support.ring import Ring, running, running_routers, simulated
+
+PROCESSES = 3
+ASKED = 30
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[Ring]:
+    workers = [simulated(tmp_path, "worker", "both", "--profile", "instant")]
+    options = ("--processes", str(PROCESSES))
+    with running(workers), running_routers(tmp_path, "demo", {"router": workers}, options) as rings:
+        yield rings["router"]
+
+
+def get(ring: Ring, path: str) -> dict[str, object]:
+    with urllib.request.urlopen(ring.url + path, timeout=10) as answer:
+        told: dict[str, object] = json.load(answer)
+        return told
+
+
+def ask(ring: Ring) -> str:
+    """One request on a connection of its own; its id."""
+    body = json.dumps({"model": "demo", "prompt": "of any process", "max_tokens": 3, "ignore_eos": True})
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{ring.url}/v1/completions", body.encode(), headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 3
+        request_id: str = answer.headers["x-baton-request-id"]
+        return request_id
+
+
+def answered(ring: Ring) -> dict[str, float]:
+    """Choices of each process, by its index."""
+    with urllib.request.urlopen(f"{ring.url}/metrics", timeout=10) as answer:
+        page = answer.read().decode()
+    assert page.count("# TYPE baton_choices_total counter") == 1
+    found: Counter[str] = Counter()
+    for labels, value in re.findall(r"^baton_choices_total\{(.*)\} (\S+)$", page, re.MULTILINE):
+        process = re.search(r'process="(\d)"', labels)
+        assert process is not None
+        found[process[1]] += float(value)
+    return dict(found)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def children(ring: Ring) -> list[int]:
+    parent = ring.router.process.pid
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def test_processes_are_one_router_to_whoever_asks(ring: Ring) -> None:
+    ids = [ask(ring) for _ in range(ASKED)]
+    shares = answered(ring)
+    assert sum(shares.values()) == ASKED and len(shares) > 1, "connections go to several processes"
+    for request_id in ids[:5]:  # asked of any process
+        assert get(ring, f"/debug/requests/{request_id}")["outcome"] == "ok"
+    listed = get(ring, f"/debug/requests?limit={ASKED}")["requests"]
+    assert isinstance(listed, list)
+    assert [each["request_id"] for each in listed] == ids[::-1], "the latest first"
+    until(lambda: get(ring, "/ui/data")["answers"] == ASKED)
+
+    assert isinstance(ring.router.ready, ready.RouterReady) and ring.router.ready.grpc is not None
+    with grpc.insecure_channel(ring.router.ready.grpc) as channel:
+        asked = inference_pb2.GenerateRequest(model="demo", text="and over gRPC")
+        asked.params.max_tokens = 2
+        frames = list(inference_pb2_grpc.InferenceStub(channel).Generate(asked, timeout=10))
+    assert frames
+
+    argv = (*ring.router.argv, "--port", ring.url.rpartition(":")[2])
+    again = subprocess.run(
+        [sys.executable, "-m", "baton", *argv], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert again.returncode == 1 and "cannot listen on" in again.stderr, "the ports are this router's"
+
+
+def test_a_process_that_dies_is_started_again_and_a_signal_ends_all(ring: Ring) -> None:
+    before = children(ring)
+    assert len(before) == PROCESSES
+    os.kill(before[1], signal.SIGKILL)
+    until(lambda: len(children(ring)) == PROCESSES and children(ring) != before)
+    for _ in range(ASKED):  # none is lost, those included whose connections wait for the new process
+        ask(ring)
+    until(lambda: "ended by SIGKILL: it is started again" in ring.router.log.read_text())
+    pids = children(ring)
+    ring.router.process.terminate()
+    assert ring.router.process.wait(10) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
