@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,8 +28,8 @@ ASKED = 30
 @pytest.fixture
 def ring(tmp_path: Path) -> Iterator[Ring]:
     workers = [simulated(tmp_path, "worker", "both", "--profile", "instant")]
-    options = ("--processes", str(PROCESSES))
-    with running(workers), running_routers(tmp_path, "demo", {"router": workers}, options) as rings:
+    groups = {"router": workers}
+    with running(workers), running_routers(tmp_path, "demo", groups, processes=PROCESSES) as rings:
         yield rings["router"]
 
 
@@ -55,7 +55,7 @@ def answered(ring: Ring) -> dict[str, float]:
     with urllib.request.urlopen(f"{ring.url}/metrics", timeout=10) as answer:
         page = answer.read().decode()
     assert page.count("# TYPE baton_choices_total counter") == 1
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for labels, value in re.findall(r"^baton_choices_total\{(.*)\} (\S+)$", page, re.MULTILINE):
         process = re.search(r'process="(\d)"', labels)
         assert process is not None
@@ -80,10 +80,12 @@ def test_processes_are_one_router_to_whoever_asks(ring: Ring) -> None:
     shares = answered(ring)
     assert sum(shares.values()) == ASKED and len(shares) > 1, "connections go to several processes"
     for request_id in ids[:5]:  # asked of any process
-        assert get(ring, f"/debug/requests/{request_id}")["outcome"] == "ok"
+        assert get(ring, f"/debug/requests/{request_id}")["outcome"] == "completed"
     listed = get(ring, f"/debug/requests?limit={ASKED}")["requests"]
     assert isinstance(listed, list)
-    assert [each["request_id"] for each in listed] == ids[::-1], "the latest first"
+    assert {each["request_id"].removeprefix("cmpl-") for each in listed} == set(ids)
+    arrived = [each["arrived"] for each in listed]
+    assert arrived == sorted(arrived, reverse=True), "the latest first"
     until(lambda: get(ring, "/ui/data")["answers"] == ASKED)
 
     assert isinstance(ring.router.ready, ready.RouterReady) and ring.router.ready.grpc is not None

@@ -136,6 +136,8 @@ class Ring:
 
     router: Service
     workers: list[Service]
+    processes: int = 1
+    """Of the router."""
 
     @property
     def url(self) -> str:
@@ -156,7 +158,7 @@ class Ring:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             up = [v for k, v in scrape(f"{self.url}/metrics").items() if k.startswith("baton_worker_ready")]
-            if len(up) == len(self.workers) and all(up):
+            if len(up) == len(self.workers) * self.processes and all(up):
                 return
             time.sleep(0.05)
         raise TimeoutError(f"not every worker is ready after {timeout_s} s")
@@ -222,6 +224,7 @@ def running_routers(
     options: Sequence[str] = (),
     *,
     disaggregation: str = "always",
+    processes: int = 1,
 ) -> Iterator[dict[str, Ring]]:
     """Start a router, of the group's name, for each group of running workers; stop them at the end. A worker
     may be in several rings. ``disaggregation``: not the default, by which an idle decode worker would rather
@@ -231,12 +234,12 @@ def running_routers(
         for name, workers in groups.items():
             addresses = [w.ready.address for w in workers if isinstance(w.ready, ready.WorkerReady)]
             flags = [flag for address in addresses for flag in ("--worker", address)]
-            flags += ["--disaggregation", disaggregation]
+            flags += ["--disaggregation", disaggregation, "--processes", str(processes)]
             argv = ("router", "--model", model, "--port", "0", "--grpc-port", "0", *flags, *options)
             router = Service(name, argv, tmp / f"{name}.log")
             router.start()
             stack.callback(router.stop)
-            rings[name] = Ring(router, list(workers))
+            rings[name] = Ring(router, list(workers), processes)
         for ring in rings.values():
             ring.router.wait_ready()
         for ring in rings.values():

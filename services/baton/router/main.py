@@ -62,9 +62,10 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-FORCED_LOOK_S = 0.1
 """Longer than clients and load balancers keep idle connections (60 s mostly): they should close first, or a
 request can meet our close on the way."""
+FORCED_LOOK_S = 0.1
+WORKERS_LOOK_S = 0.02
 
 
 def run(config: RouterConfig) -> int:
@@ -145,6 +146,8 @@ async def _serve(
         for ring in rings:
             ring.start()
             stack.push_async_callback(ring.close)
+        if place is not None and place.restarts:
+            await _until_workers(rings, config.queue_timeout)
         grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
         garbage = asyncio.create_task(collect(lambda: all(ring.idle for ring in rings)), name="garbage")
         stack.callback(garbage.cancel)
@@ -163,6 +166,18 @@ async def _serve(
             await grpc_server.stop(None)
         await draining
     return 0
+
+
+async def _until_workers(rings: Sequence[WorkerRing], timeout_s: float) -> None:
+    """What waits for the process that this one stands in for is not to be refused, only because it has met no
+    workers yet. It would not wait longer for one either."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            for ring in rings:
+                while True:
+                    if ring.ready:
+                        break
+                    await asyncio.sleep(WORKERS_LOOK_S)
 
 
 async def _unless_forced(draining: asyncio.Task[None], server: uvicorn.Server) -> None:

@@ -33,7 +33,7 @@ def families(metrics: Iterable[Metric]) -> list[Family]:
             metric.name,
             metric.documentation,
             metric.type,
-            [_Sample(sample.name, dict(sample.labels), sample.value) for sample in metric.samples],
+            [_Sample(sample.name, dict(sample.labels), float(sample.value)) for sample in metric.samples],
         )
         for metric in metrics
     ]

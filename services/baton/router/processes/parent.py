@@ -66,7 +66,7 @@ class Parent:
         self._listen = listen
         self._seats: list[_Seat] = []
         self._directory = Path()
-        self._mask: set[signal.Signals] = set()
+        self._mask: set[int | signal.Signals] = set()
         """Signals that were blocked before."""
         self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
         self._announced = False
