@@ -18,8 +18,8 @@ from baton.router.grpc_api import add_services
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput, choice_text
 from baton.telemetry.grammar import GrammarCollector
-from baton.telemetry.roles import CountedByRole
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.roles import CountedByRole
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc

@@ -12,8 +12,8 @@ Series = tuple[str, ...]
 class CountedByRole:
     """Splits what a process has counted since its start by the role in which it did.
 
-    A worker's engine counts on when the role changes. Were all of it shown under the role of the day, a rate over a
-    change there and back would have the work of both. Any thread.
+    A worker's engine counts on when the role changes. Were all of it shown under the role of the day, a rate
+    over a change there and back would have the work of both. Any thread.
     """
 
     def __init__(self, role: str) -> None:

@@ -18,8 +18,8 @@ class SwitchMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._switches = Counter(
             "baton_role_switches",
-            "Switches of role that have ended: switched, timeout (something could not be ended, and the old role "
-            "stayed) or interrupted (the worker was told to end).",
+            "Switches of role that have ended: switched, timeout (something could not be ended, and the old "
+            "role stayed) or interrupted (the worker was told to end).",
             ("from", "to", "result"),
             registry=registry,
         )

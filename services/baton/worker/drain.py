@@ -1,4 +1,4 @@
-"""A worker that is to stop, or to become another: it takes nothing new, and what it has ends in its own time."""
+"""A worker that is to stop, or to become another: it takes nothing new, and what it has ends in its time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Drain:
         return True
 
     async def pause(self, timeout: float | None) -> bool:
-        """Drain, for the process to go on as another afterwards. True: nothing is open, and no link to or from
+        """Drain, for the process to go on as another. True: nothing is open, and there is no link to or from
         here, in this turn of the event loop. What ``timeout`` seconds were not enough for is cut off, for the
         routers to have it go on elsewhere; False: not even that has ended it."""
         await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)

@@ -251,8 +251,8 @@ class Worker:
         return drain, switch
 
     def _take_post(self, post: Post, parts: _Parts) -> None:
-        """Serve in another role under another name: in one turn of the event loop, in which nothing is open and no
-        link is there, so that nobody sees half of it."""
+        """Serve in another role under another name: in one turn of the event loop, in which nothing is open
+        and no link is there, so that nobody sees half of it."""
         for _ in parts.registry.collect():
             pass  # what was counted up to now was counted in the old role
         parts.counted.change(post.role)
@@ -293,8 +293,8 @@ class Worker:
         )
 
     async def _listen(self, ends: Ends) -> dict[str, list[str]]:
-        """Connector → the address of each rank to hand to peers. A worker that prefills is not called, but may
-        come to decode."""
+        """Connector → the address of each rank to hand to peers. A worker that prefills is not called, but
+        may come to decode."""
         bound = await ends.listen(self._config.host, self._config.data_port)
         host = self._config.advertised_host
         return {

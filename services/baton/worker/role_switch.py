@@ -39,8 +39,8 @@ class RoleSwitch:
         cluster_key: bytes,
         timeout: float | None,
     ) -> None:
-        """``take`` has the worker serve in another post from that moment on; it is called while nothing is open.
-        ``timeout``: seconds, where a request names none; None: as long as what is open takes."""
+        """``take`` has the worker serve in another post from that moment on; it is called while nothing is
+        open. ``timeout``: seconds, where a request names none; None: as long as what is open takes."""
         self._post = post
         self._drain = drain
         self._take = take
@@ -67,8 +67,8 @@ class RoleSwitch:
         return await asyncio.shield(now.task)  # whoever asked may go away: it is begun
 
     async def stop(self) -> None:
-        """The worker is told to end: none begins any more, and one under way is left where it is. What it waited
-        for, the drain that follows waits for."""
+        """The worker is told to end: none begins any more, and one under way is left where it is. What it
+        waited for, the drain that follows waits for."""
         self._ending = True
         if self._under_way is not None:
             task = self._under_way.task

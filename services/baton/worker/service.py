@@ -27,7 +27,7 @@ from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.worker.block_feed import BlockFeed
 from baton.worker.routers import Routers, RouterStream
-from baton.worker.switch_request import SwitchRefusedError, Switching
+from baton.worker.switch_request import Switching, SwitchRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -313,8 +313,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         await self._prefill.close()
 
     def cut_off(self) -> None:
-        """End what is open, without a word that it is done: the routers have it go on elsewhere, and call again.
-        Links from prefill workers are fenced."""
+        """End what is open, without a word that it is done: the routers have it go on elsewhere, and call
+        again. Links from prefill workers are fenced."""
         for stream in self._routers.callers():
             self._part(stream)
             stream.end()
@@ -326,8 +326,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         self.cut_off()
 
     def greet_anew(self, hello: worker_pb2.WorkerHello) -> None:
-        """Be another worker to the routers: those that are here hear that nothing of theirs is open, and all that
-        call from now on get this greeting. To be called while nothing is open."""
+        """Be another worker to the routers: those that are here hear that nothing of theirs is open, and all
+        that call from now on get this greeting. To be called while nothing is open."""
         self._hello = hello
         self._draining = False
         for stream in self._routers.callers():

@@ -16,7 +16,7 @@ from baton.worker.post import Post
 
 LONGEST_TIMEOUT_S = 86_400.0
 
-TO_PROTO: Mapping[RoleName, worker_pb2.Role] = MappingProxyType(
+TO_PROTO: Mapping[RoleName, worker_pb2.Role.ValueType] = MappingProxyType(
     {
         "prefill": worker_pb2.ROLE_PREFILL,
         "decode": worker_pb2.ROLE_DECODE,
