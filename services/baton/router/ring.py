@@ -746,7 +746,6 @@ class WorkerRing:
             error = RingError(503, "worker_lost", message)
             if worker.draining:  # its time was over, and it had said so: no failure of the request
                 log.warning("request %s: attempt %d ended: %s", part.name, part.attempt - 1, error)
-                part.left = worker
                 self._go_on(part, "drain", error)
             else:
                 self._resume(part, "worker_lost", error)

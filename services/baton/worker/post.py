@@ -12,9 +12,9 @@ from baton.worker.config import RoleName
 class Post:
     """A role, and the name that the process has in it.
 
-    A name of its own for each: who still holds a greeting, a handle, a link or an operator's proof from before
-    a change of role is refused by name, as if the process had been started again, and never served in the
-    wrong role.
+    Each has a name of its own: who still holds a greeting, a handle, a link or an operator's proof from
+    before a change of role is refused by name, as if the process had been started again, and never served in
+    the wrong role.
     """
 
     role: RoleName
