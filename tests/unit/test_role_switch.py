@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.connector.identity import sign_switch
+from baton.engine.sequence import Sequence as EngineSequence
 from baton.router.placement import PlacementOptions
 from baton.router.retries import RetryPolicy
 from baton.router.ring import WorkerRing
+from baton.sampling_params import SamplingParams
 from baton.switching import Switched, SwitchError, switch_role
 from baton.telemetry.roles import CountedByRole
 from baton.v1 import handoff_pb2, handoff_pb2_grpc
@@ -24,7 +26,6 @@ from baton.worker import drain
 from baton.worker.config import RoleName
 from baton.worker.post import Post
 from baton.worker.switch_request import TO_PROTO, SwitchRefusedError, role_asked_for
-from tests.support.fake_engine import sequence
 from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
@@ -116,11 +117,20 @@ async def test_the_same_role_is_had_at_once_and_a_proof_serves_once() -> None:
 # --- what becomes of requests
 
 
-@pytest.mark.parametrize(("was", "now"), [("decode", "prefill"), ("prefill", "decode"), ("both", "prefill")])
-async def test_answers_under_way_are_what_they_would_have_been(was: RoleName, now: RoleName) -> None:
+@pytest.mark.parametrize(
+    ("was", "now", "beside"),
+    [
+        ("decode", "prefill", ("prefill", "decode")),
+        ("prefill", "decode", ("prefill", "decode")),
+        ("both", "prefill", ("both",)),
+    ],
+)
+async def test_answers_under_way_are_what_they_would_have_been(
+    was: RoleName, now: RoleName, beside: Sequence[str]
+) -> None:
     true = await alone(60)
     changed = LocalWorker(was, step_s=STEP_S)
-    others = [LocalWorker(role, step_s=STEP_S) for role in ("prefill", "decode")]
+    others = [LocalWorker(role, step_s=STEP_S) for role in beside]
     async with local_ring([changed, *others]) as ring:
         under_way = [asyncio.create_task(answer(ring, f"r{n}", PROMPT, 60)) for n in range(6)]
         await until(lambda: changed.service.open_work().sequences)
@@ -172,8 +182,8 @@ async def test_what_cannot_be_ended_leaves_the_worker_as_it_was(monkeypatch: pyt
     monkeypatch.setattr(drain, "CUT_S", 0.1)
     worker = LocalWorker("decode", step_s=STEP_S)
     async with local_ring([worker], placement=PlacementOptions("auto")) as ring:
-        stubborn = sequence("nobody's", PROMPT, max_tokens=200)
-        worker.engine.add(stubborn)
+        params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+        worker.engine.add(EngineSequence("nobody's", 1, PROMPT, params))
         incarnation = worker.incarnation
         with pytest.raises(SwitchError, match="it serves on as decode: 1 sequences") as failed:
             await switched(worker, "prefill", 0.05)
