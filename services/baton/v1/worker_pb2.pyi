@@ -221,7 +221,7 @@ class WorkerHello(_message.Message):
     TELLS_BLOCKS_FIELD_NUMBER: _builtins.int
     LONGEST_SHARED_PROMPT_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
-    """128 random bits in hex, new for every process start"""
+    """128 random bits in hex, new for every process start and change of role"""
     role: Global___Role.ValueType
     model: _builtins.str
     """the served name"""

@@ -60,7 +60,8 @@ class WorkerServicer:
 
     def SwitchRole(self, request, context):
         """Drain, take another role and serve on, in the same process: weights, KV pool and prefix cache stay. Returns
-        when the worker serves in its new role. Refused with
+        when the worker serves in its new role, under a new incarnation. What the timeout is too short for is cut off:
+        the streams end without DrainDone, and routers have it go on elsewhere. Refused with
         INVALID_ARGUMENT     the role is unspecified or unknown, or the timeout is not a duration;
         PERMISSION_DENIED    the proof is wrong;
         FAILED_PRECONDITION  the worker is another incarnation, or is ending;
