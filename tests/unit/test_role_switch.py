@@ -257,7 +257,8 @@ async def test_who_holds_an_old_name_is_refused() -> None:
     async with local_ring([prefill, decode, other]):
         await until(lambda: decode.decode.open_links)
         before = decode.incarnation
-        await switched(decode, "both")
+        await switched(decode, "prefill")
+        await switched(decode, "decode")
         greeting = handoff_pb2.LinkOpen(
             prefill_incarnation="late",
             decode_incarnation=before,
