@@ -21,7 +21,8 @@ async def switched(worker: Service, role: str) -> None:
 
 
 async def test_workers_change_roles_and_back_under_streams(tmp_path: Path) -> None:
-    with running_ring(tmp_path, prefill=2, decode=1, options=("--no-prefix-caching",)) as ring:
+    options = ("--no-prefix-caching", "--num-blocks", "256")
+    with running_ring(tmp_path, prefill=2, decode=1, options=options) as ring:
         stop = asyncio.Event()
         async with RingClient(ring.url, "demo") as client:
 

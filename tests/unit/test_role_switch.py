@@ -50,10 +50,10 @@ def roles(ring: WorkerRing) -> dict[str, str]:
     return {worker.address: worker.role if worker.ready else "" for worker in ring.workers}
 
 
-async def alone(max_tokens: int) -> list[int]:
+async def alone(max_tokens: int, prompt: Sequence[int] = PROMPT) -> list[int]:
     """What one worker answers."""
     async with local_ring([LocalWorker("both")]) as ring:
-        return await answer(ring, "alone", PROMPT, max_tokens)
+        return await answer(ring, "alone", prompt, max_tokens)
 
 
 async def health(worker: LocalWorker, service: str) -> int:
@@ -129,18 +129,23 @@ async def test_the_same_role_is_had_at_once_and_a_proof_serves_once() -> None:
 async def test_answers_under_way_are_what_they_would_have_been(
     was: RoleName, now: RoleName, beside: Sequence[str]
 ) -> None:
-    true = await alone(TOKENS)
+    prompts = [[number, *PROMPT] for number in range(8)]  # they share nothing, and go to all there are
+    true = await asyncio.gather(*(alone(TOKENS, prompt) for prompt in prompts))
     changed = LocalWorker(was, step_s=STEP_S)
     others = [LocalWorker(role, step_s=STEP_S) for role in beside]
     async with local_ring([changed, *others]) as ring:
-        under_way = [asyncio.create_task(answer(ring, f"r{n}", PROMPT, TOKENS)) for n in range(4)]
+        under_way = [
+            asyncio.create_task(answer(ring, f"r{prompt[0]}", prompt, TOKENS)) for prompt in prompts[:4]
+        ]
         await until(lambda: changed.service.open_work().sequences)
         before = changed.incarnation
         done = await switched(changed, now)
         assert (done.was, done.now) == (was, now) and changed.incarnation != before
         await until(lambda: roles(ring)[changed.address] == now)
-        under_way += [asyncio.create_task(answer(ring, f"s{n}", PROMPT, TOKENS)) for n in range(4)]
-        assert await asyncio.gather(*under_way) == 8 * [true]
+        under_way += [
+            asyncio.create_task(answer(ring, f"r{prompt[0]}", prompt, TOKENS)) for prompt in prompts[4:]
+        ]
+        assert await asyncio.gather(*under_way) == true
         steps = changed.engine.load().work
         assert steps.prompt_tokens if now == "prefill" else steps.sequences
         await until(lambda: not any(worker.held for worker in (changed, *others)))
