@@ -50,10 +50,11 @@ def roles(ring: WorkerRing) -> dict[str, str]:
     return {worker.address: worker.role if worker.ready else "" for worker in ring.workers}
 
 
-async def alone(max_tokens: int, prompt: Sequence[int] = PROMPT) -> list[int]:
+async def alone(max_tokens: int, *prompts: Sequence[int]) -> list[list[int]]:
     """What one worker answers."""
     async with local_ring([LocalWorker("both")]) as ring:
-        return await answer(ring, "alone", prompt, max_tokens)
+        asked = (answer(ring, f"r{n}", prompt, max_tokens) for n, prompt in enumerate(prompts))
+        return await asyncio.gather(*asked)
 
 
 async def health(worker: LocalWorker, service: str) -> int:
@@ -130,7 +131,7 @@ async def test_answers_under_way_are_what_they_would_have_been(
     was: RoleName, now: RoleName, beside: Sequence[str]
 ) -> None:
     prompts = [[number, *PROMPT] for number in range(8)]  # they share nothing, and go to all there are
-    true = await asyncio.gather(*(alone(TOKENS, prompt) for prompt in prompts))
+    true = await alone(TOKENS, *prompts)
     changed = LocalWorker(was, step_s=STEP_S)
     others = [LocalWorker(role, step_s=STEP_S) for role in beside]
     async with local_ring([changed, *others]) as ring:
@@ -157,7 +158,7 @@ async def test_who_waits_for_a_worker_of_a_role_gets_the_one_that_takes_it() -> 
         waiting = asyncio.create_task(answer(ring, "r", PROMPT, 12))
         await until(lambda: len(ring._waiting))
         await switched(workers[0], "decode")
-        assert await asyncio.wait_for(waiting, 2) == await alone(12)
+        assert [await asyncio.wait_for(waiting, 2)] == await alone(12, PROMPT)
         assert workers[1].engine.load().work.prompt_tokens, "the other one has handed it on"
 
 
@@ -169,7 +170,7 @@ async def test_what_takes_longer_than_the_timeout_goes_on_elsewhere() -> None:
         await until(lambda: worker.engine.generated_tokens > 10)
         done = await switched(worker, "decode", 0.05)
         assert 0.05 <= done.seconds < drain.CUT_S
-        assert await under_way == await alone(100)
+        assert [await under_way] == await alone(100, PROMPT)
 
 
 async def test_many_cuts_draw_on_no_retry_budget() -> None:
@@ -181,7 +182,7 @@ async def test_many_cuts_draw_on_no_retry_budget() -> None:
             tokens = worker.engine.generated_tokens
             await until(lambda: worker.engine.generated_tokens > tokens + 2)  # noqa: B023
             await switched(worker, role, 0.01)  # type: ignore[arg-type]
-        assert await under_way == await alone(100)
+        assert [await under_way] == await alone(100, PROMPT)
 
 
 async def test_what_cannot_be_ended_leaves_the_worker_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +198,7 @@ async def test_what_cannot_be_ended_leaves_the_worker_as_it_was(monkeypatch: pyt
         assert worker.incarnation == incarnation
         assert await health(worker, "baton.v1.Worker") == HealthCheckResponse.SERVING
         await until(lambda: roles(ring)[worker.address] == "decode" and not ring.workers[0].draining)
-        assert await answer(ring, "r", PROMPT, 12) == await alone(12)
+        assert [await answer(ring, "r", PROMPT, 12)] == await alone(12, PROMPT)
 
 
 # --- while it is under way
@@ -248,7 +249,7 @@ async def test_a_worker_that_is_told_to_end_ends_whatever_it_was_about_to_become
         with pytest.raises(SwitchError, match="this worker is ending"):
             await switched(worker, "both")
         assert await worker.drain.run(5)
-        assert await under_way == await alone(60)
+        assert [await under_way] == await alone(60, PROMPT)
         assert worker.post.role == "both"
         assert await health(worker, "baton.v1.Worker") == HealthCheckResponse.NOT_SERVING
 

@@ -54,7 +54,9 @@ class SwitchedStreams(Streams):
     def __init__(self, ring: Ring, rng: random.Random, clients: int, report: Report) -> None:
         super().__init__(ring, rng, clients, report)
         self.done = Switches()
-        self._roles = {member.name: member.ready.role for member in ring.workers if _is_worker(member)}
+        self._roles = {
+            member.name: member.ready.role for member in ring.workers if isinstance(member.ready, WorkerReady)
+        }
 
     async def _disturb(self, events: int) -> None:
         while sum(self.report.events.values()) < events and time.monotonic() <= self._until:
@@ -101,10 +103,6 @@ class SwitchedStreams(Streams):
                 if any(f'"{address}"' in name and f'"{role}"' in name for name in known):
                     return
                 await asyncio.sleep(0.02)
-
-
-def _is_worker(member: Service) -> bool:
-    return isinstance(member.ready, WorkerReady)
 
 
 def run(tmp: Path, plan: Plan, starts: int = 3) -> tuple[Report, Switches]:
