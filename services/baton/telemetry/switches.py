@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from itertools import permutations
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 Result = Literal["switched", "timeout", "interrupted"]
 """It has the other role; something could not be ended, and it has the old one; it was told to end."""
 
+ROLES = ("prefill", "decode", "both")
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -30,6 +32,9 @@ class SwitchMetrics:
             registry=registry,
             buckets=SECONDS,
         )
+        for was, wanted in permutations(ROLES, 2):
+            for result in get_args(Result):  # what has not happened is 0, or its first time goes unseen
+                self._switches.labels(was, wanted, result)
 
     def ended(self, was: str, wanted: str, result: Result, seconds: float) -> None:
         self._switches.labels(was, wanted, result).inc()
