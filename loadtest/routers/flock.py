@@ -95,6 +95,13 @@ class Worker(pb_grpc.WorkerServicer):
             self.frames = None
             self.seats = {name: seat for name, seat in self.seats.items() if seat.client is not None}
 
+    async def SwitchRole(  # noqa: N802 (the name is the contract's)
+        self,
+        request: pb.SwitchRoleRequest,
+        context: grpc.aio.ServicerContext[pb.SwitchRoleRequest, pb.SwitchRoleReply],
+    ) -> pb.SwitchRoleReply:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the role of this worker stays")
+
     async def _read(self, messages: AsyncIterator[pb.RouterMessage]) -> None:
         async for message in messages:
             if message.HasField("submit"):
