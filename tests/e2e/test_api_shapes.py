@@ -18,6 +18,8 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.ring import Ring, Service, scrape
 
+pytestmark = pytest.mark.beside
+
 QUESTION = "What is Baton?"
 
 

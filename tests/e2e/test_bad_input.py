@@ -18,6 +18,8 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring
 from tests.support.tiny_models import TINY_MODELS
 
+pytestmark = pytest.mark.beside
+
 JSON = {"Content-Type": "application/json"}
 PROMPT = "hello"
 

@@ -23,6 +23,8 @@ from baton.v1 import inference_pb2_grpc
 from tests.support.oracle_beams import Answer, oracle_beams
 from tests.support.ring import Ring, running_ring
 
+pytestmark = pytest.mark.beside
+
 NEW_TOKENS = 20
 PROMPT = "The little boy went to the park and"
 CASES: tuple[tuple[dict[str, Any], BeamParams, int], ...] = (

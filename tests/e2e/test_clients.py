@@ -11,6 +11,8 @@ from openai import OpenAI
 
 from tests.support.ring import Ring
 
+pytestmark = pytest.mark.beside
+
 QUESTION = "What is Baton?"
 SCHEMA = {
     "type": "object",

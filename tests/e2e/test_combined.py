@@ -16,6 +16,8 @@ from tests.support.ring import Ring, running_ring
 from tests.support.rings_at_their_limit import DRAFTS, OPTIONS, errors_logged, totals
 from tests.support.same import is_same
 
+pytestmark = pytest.mark.beside
+
 UCXX = importlib.util.find_spec("ucxx") is not None
 PATHS = ("tcp", pytest.param("ucx", marks=pytest.mark.skipif(not UCXX, reason="ucxx is not installed")))
 MOST_ASKED = 4

@@ -15,6 +15,8 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring, Service, running, running_routers, worker
 from tests.support.same import is_same
 
+pytestmark = pytest.mark.beside
+
 UCXX = importlib.util.find_spec("ucxx") is not None
 PATHS = ("tcp", pytest.param("ucx", marks=pytest.mark.skipif(not UCXX, reason="ucxx is not installed")))
 CONNECTORS = ("tcp", "ucx") if UCXX else ("tcp",)

@@ -7,6 +7,8 @@ import pytest
 from baton import LLM, SamplingParams
 from tests.support.clients import RingClient
 
+pytestmark = pytest.mark.beside
+
 
 @pytest.mark.parametrize("temperature", [0, 1.2])
 async def test_offline_is_the_rings_answer(demo: RingClient, temperature: float) -> None:

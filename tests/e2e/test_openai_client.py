@@ -14,6 +14,8 @@ from baton.v1.inference_pb2_grpc import InferenceStub
 from tests.support.clients import RingClient
 from tests.support.ring import Ring
 
+pytestmark = pytest.mark.beside
+
 QUESTION = [{"role": "user", "content": "What is Baton?"}]
 
 

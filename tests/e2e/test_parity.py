@@ -13,6 +13,8 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring, running_ring
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
+pytestmark = pytest.mark.beside
+
 PROMPTS = 20
 LONGEST = 600
 NEW_TOKENS = 48

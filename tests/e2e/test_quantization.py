@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from baton import LLM, SamplingParams
 from baton.models.quantization import Quantization
 from tests.support.clients import RingClient
 from tests.support.ring import running_ring
+
+pytestmark = pytest.mark.beside
 
 PROMPTS = ("The router", "Paged attention is", "A KV block")
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.support.random_requests import ask_all, draw
 from tests.support.ring import running_ring
 from tests.support.rings_at_their_limit import DRAFTS, OPTIONS, ROUTER_OPTIONS, errors_logged
+
+pytestmark = pytest.mark.beside
 
 NUM_REQUESTS = 200
 

@@ -23,6 +23,8 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring, Service, running, running_ring, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
+pytestmark = pytest.mark.beside
+
 MODEL = "qwen3"
 NEW_TOKENS = 8
 LEAST_MARGIN = 2e-4

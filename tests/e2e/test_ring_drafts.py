@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.ring import Ring, running, running_routers, worker
 
+pytestmark = pytest.mark.beside
+
 NGRAM = ("--speculative-method", "ngram", "--num-speculative-tokens", "5")
 UCX = {"ucx": ("--connector", "ucx", *NGRAM)} if importlib.util.find_spec("ucxx") else {}
 DECODES: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -12,6 +12,8 @@ from baton.request.params import SamplingParams
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running, running_routers, worker
 
+pytestmark = pytest.mark.beside
+
 QUESTIONS = (
     "What is Baton?",
     "What is prefill?",

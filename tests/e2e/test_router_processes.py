@@ -21,6 +21,8 @@ from baton import ready
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.ring import Ring, running, running_routers, simulated
 
+pytestmark = pytest.mark.beside
+
 PROCESSES = 3
 ASKED = 30
 

@@ -23,6 +23,8 @@ from tests.support.oracle_sampling import assert_logprobs, processors, rank_marg
 from tests.support.ring import CLUSTER_KEY, Ring, running_ring
 from tests.support.tiny_models import EOS, TINY_MODELS, oracle_greedy
 
+pytestmark = pytest.mark.beside
+
 NAME = "llama"
 NEW_TOKENS = 40
 LEAST_MARGIN = 1e-3

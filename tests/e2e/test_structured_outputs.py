@@ -24,6 +24,8 @@ from tests.support.grammar_cases import CASES
 from tests.support.hostile_grammars import HOSTILE
 from tests.support.ring import Ring, running_ring
 
+pytestmark = pytest.mark.beside
+
 Result = TypeVar("Result")
 
 NUM_SCHEMAS = 200

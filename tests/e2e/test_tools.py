@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from openai import AsyncOpenAI
 
 from tests.support.ring import Ring
+
+pytestmark = pytest.mark.beside
 
 SCHEMA = {
     "type": "object",

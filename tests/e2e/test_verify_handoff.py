@@ -13,6 +13,8 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring, running_ring
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
+pytestmark = pytest.mark.beside
+
 NEW_TOKENS = 8
 PROMPTS = [[(17 * i + 3 * n) % 256 for i in range(n)] for n in (20, 33, 48, 70, 90, 100)]
 OVER_TCP = ("--connector", "tcp", "--num-blocks", "256")
