@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,68 +16,29 @@ from typing import Any
 
 import grpc
 import httpx
-import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
-from tests.support.chart import CHART, Object, of_kind, render
-from tests.support.fake_kubernetes import FakeKubernetes, serving
-from tests.support.kubelet import Cluster, Pod, cluster, until
+from tests.support.kubelet import Cluster, Pod, until
+from tests.support.release import Release
 
 TOKENS = 150
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("0.0.0.0", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def values(kubeconfig: Path, ports: list[int]) -> dict[str, Any]:
-    """Ports that are free here, a short preStop, and credentials of another kind."""
-    http, grpc, worker, metrics = ports
+@asynccontextmanager
+async def installed(folder: Path, example: str) -> AsyncIterator[Cluster]:
+    """An example's pods, none of them started; a short preStop."""
     plain = {"name": "BATON_CPU_KERNELS", "value": "plain"}  # each pod would build its own
     worker_values = {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "extraEnv": [plain]}
-    return {
-        "router": {
-            "ports": {"http": http, "grpc": grpc},
-            "preStopSeconds": 1,
-            "drainTimeoutSeconds": 30,
-            "options": {"disaggregation": "always"},
-            "extraArgs": ["--kubeconfig", str(kubeconfig)],
-        },
+    values = {
+        "router": {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "options": {"disaggregation": "always"}},
         "redis": {"mode": "none"},
-        "workers": {"ports": {"grpc": worker, "metrics": metrics}},
         "prefill": worker_values,
         "decode": worker_values,
     }
-
-
-@asynccontextmanager
-async def installed(folder: Path, example: str) -> AsyncIterator[Cluster]:
-    """An example's pods, none of them started, before an API server that knows the selector they render."""
-    kubeconfig = folder / "kubeconfig"
-    given = values(kubeconfig, free_ports(4))
-    objects = render(given, files=[CHART / f"examples/{example}.yaml"])
-    router = of_kind(objects, "Deployment")["test-baton-router"]["spec"]["template"]["spec"]["containers"][0]
-    selector = router["args"][router["args"].index("--kubernetes-selector") + 1]
-    async with serving(FakeKubernetes(selector=selector)) as api:
-        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(api.url)))
-        async with cluster(objects, api, folder) as running:
-            yield running
-
-
-def _kubeconfig(url: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": url}}],
-        "users": [{"name": "test", "user": {"token": "test"}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "current-context": "test",
-    }
+    release = Release(folder, example, values)
+    async with release.installed() as running:
+        yield running
 
 
 def url_of(router: Pod) -> str:
