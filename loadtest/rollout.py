@@ -1,15 +1,15 @@
-"""New revisions are rolled out under load, as a Deployment does it with what the chart says, and no client may
+"""New revisions are rolled out under load, as Deployments do it with what the chart says, and no client may
 notice more than a pause.
 
     python -m loadtest.rollout
     python -m loadtest.rollout --real
 
 Two routers and two Deployments of simulated workers, rendered from the chart, run as processes before an API
-server of the tests' own; pods are made, found ready, deleted and killed as kubelets and controllers would, with
-delays like theirs. Exit status 1 unless every request is answered in full with the tokens that workers of its
-revision say, no KV block went from one revision to another by the workers' own records, and every pod ended
-in order. ``--real``: real workers with the demo model instead; one of each role at a time is drained and
-started again, and every answer must be the same, token for token, as undisturbed.
+server of the tests' own; pods are made, found ready, deleted and killed as kubelets and controllers would,
+with delays like theirs. Exit status 1 unless every request is answered in full with the tokens that workers
+of its revision say, no KV block went from one revision to another by the workers' own records, and every pod
+ended in order. ``--real``: real workers with the demo model instead; one of each role at a time is drained
+and started again, and every answer must be the same, token for token, as undisturbed.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ class Pod:
         self._probing = asyncio.create_task(self._probe())
 
     async def delete(self) -> float:
-        """preStop, SIGTERM, and SIGKILL when the grace is over, which ``events`` tell. Returns the seconds that
-        it took."""
+        """preStop, SIGTERM, and SIGKILL when the grace is over, which ``events`` tell. Returns the seconds
+        that it took."""
         began, grace = time.monotonic(), self.spec["terminationGracePeriodSeconds"]
         self.terminating, self.ready = True, False  # its endpoint says so at once
         self.on_change()

@@ -28,6 +28,7 @@ class Release:
         http, grpc, worker, metrics = free_ports(4)
         workers = {"ports": {"grpc": worker, "metrics": metrics}}
         router = {
+            "host": "$(POD_IP)",  # others of its ports are on this machine
             "ports": {"http": http, "grpc": grpc},
             "extraArgs": ["--kubeconfig", str(self._kubeconfig)],
         }

@@ -93,9 +93,9 @@ class SimulatedRunner:
         """The words of the tokens that are new: each is that of the one before, times FACTOR, plus the id."""
         seq, num_new = item
         start, size, pool = seq.num_computed, self._block_size, self.pool
-        word = (
-            int(pool[seq.block_ids[(start - 1) // size], (start - 1) % size]) if start else word_before_all(self._salt)
-        )
+        word = word_before_all(self._salt)
+        if start:
+            word = int(pool[seq.block_ids[(start - 1) // size], (start - 1) % size])
         if num_new == 1:
             word = (word * FACTOR + seq.token_ids[start] + 1) & _MASK
             pool[seq.block_ids[start // size], start % size] = word

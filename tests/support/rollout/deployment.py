@@ -1,8 +1,8 @@
 """What the Deployment controller of Kubernetes does next in a rolling update, as a pure function.
 
-As in kubernetes/pkg/controller/deployment/rolling.go: pods that terminate count for nothing; new ones are made
-as far as maxSurge allows; of the old ones those that are not ready go first, then as many as are not needed
-for replicas minus maxUnavailable.
+As in kubernetes/pkg/controller/deployment/rolling.go: pods that terminate count for nothing; new ones are
+made as far as maxSurge allows; of the old ones those that are not ready go first, then as many as are not
+needed for replicas minus maxUnavailable.
 """
 
 from __future__ import annotations

@@ -146,9 +146,13 @@ class Fleet:
         return [each for deployment in self.deployments.values() for each in deployment.pods]
 
     def ended_badly(self) -> list[str]:
-        """Pods that were ready once, and did not end in order after they were deleted; and such that ended by
-        themselves."""
-        found = []
+        """Pods that were ready once, and did not end in order after they were deleted; such that ended by
+        themselves, and such that seemed dead."""
+        found = [
+            f"{router.name} ended with {router.process.returncode}"
+            for router in self.routers
+            if router.process.returncode is not None
+        ]
         for each in self.workers:
             status = each.pod.process.returncode
             served = "readiness passed" in each.pod.events

@@ -27,14 +27,13 @@ def writers(
 
     KV of one revision in the hands of another gives tokens of none. Raises ForeignTokenError.
     """
-    states = {
-        revision: Told(prompt, vocab_size, seed=seed, revision=revision) for revision in revisions
-    }
+    states = {revision: Told(prompt, vocab_size, seed=seed, revision=revision) for revision in revisions}
     found: list[str] = []
     for position, token in enumerate(tokens):
         could = [revision for revision, state in states.items() if state.next == token]
         if not could:
-            raise ForeignTokenError(f"token {position}, {token}, is of no revision; those before: {set(found)}")
+            before = ", ".join(sorted(set(found))) or "nothing"
+            raise ForeignTokenError(f"token {position}, {token}, is of no revision; before it: {before}")
         found.append(found[-1] if found and found[-1] in could else could[0])
         for state in states.values():
             state.take(token)
@@ -58,11 +57,9 @@ def wrong_with(reply: Reply) -> str | None:
 def revisions_of(reply: Reply, revisions: Sequence[str], vocab_size: int) -> list[list[str]]:
     """Of each choice, by token. Raises ForeignTokenError."""
     seed = reply.question.seed
-    params = SamplingParams(seed=seed)
+    params = SamplingParams(max_tokens=1, seed=seed)
     return [
-        writers(
-            reply.prompt, tokens, for_choice(params, index).seed if seed else 0, revisions, vocab_size
-        )
+        writers(reply.prompt, tokens, for_choice(params, index).seed if seed else 0, revisions, vocab_size)
         for index, tokens in sorted(reply.tokens.items())
     ]
 

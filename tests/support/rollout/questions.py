@@ -29,9 +29,9 @@ KINDS: Mapping[str, float] = MappingProxyType(
         "leaving": 1,
     }
 )
-"""How often each is asked, beside the others. sampled: at a temperature, with a seed; several: two answers to a
-prompt; whole: not streamed; long: a prompt of many chunks; slow: a client that reads slowly; leaving: one that
-goes in the middle."""
+"""How often each is asked, beside the others. sampled: at a temperature, with a seed; several: two answers to
+a prompt; whole: not streamed; long: a prompt of many chunks; slow: a client that reads slowly; leaving: one
+that goes in the middle."""
 VOCABULARY = 4096
 """Ids that prompts are made of are below; it is no more than the demo model's."""
 LONGEST_S = 120.0

@@ -108,7 +108,7 @@ class Load:
         self._rng = rng
         self._over = False
         self._since = time.monotonic()
-        self._clients = [Client(_url(router), f"{router.ip}:{router.port('grpc')}") for router in fleet.routers]
+        self._clients = [Client(_url(each), f"{each.ip}:{each.port('grpc')}") for each in fleet.routers]
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Load:
@@ -148,9 +148,7 @@ async def carried_out(folder: Path, plan: Plan) -> Report:
     report = Report()
     installing = release.Release(folder, "simulated", _values(folder, plan))
     async with installing.installed(plan.hurry, lambda: rng.uniform(*plan.lag_s)) as cluster:
-        old, *new = [
-            _rendered(installing, folder, f"r{number}") for number in range(len(plan.scenarios) + 1)
-        ]
+        old, *new = [_rendered(installing, folder, f"r{number}") for number in range(len(plan.scenarios) + 1)]
         stuck = _rendered(installing, folder, "stuck", load_s=NEVER_S)
         async with Fleet(cluster, old, rng, plan.sync_s, plan.routers) as fleet:
             async with Load(fleet, plan, rng) as load:

@@ -55,7 +55,9 @@ async def rollback_in_the_middle(fleet: Fleet, releases: Releases) -> None:
     decode = fleet.deployments["decode"]
     decode.apply(releases.new)
     async with asyncio.timeout(LONGEST_S):
-        while not any(each.revision == releases.new.revision and each.pod.ready for each in decode.live):
+        while not any(  # noqa: ASYNC110
+            each.revision == releases.new.revision and each.pod.ready for each in decode.live
+        ):
             await asyncio.sleep(0.05)
     for role in ROLES:
         fleet.deployments[role].apply(releases.old)
