@@ -19,6 +19,7 @@ import yaml
 import baton
 from baton.cli.main import commands
 from baton.options import flag
+from baton.worker.drain import LIVE_SERVICE
 from tests.support.chart import (
     CHART,
     EXAMPLES,
@@ -205,7 +206,7 @@ class TestLifecycle:
         objects = rendered("defaults")
         assert container(objects, "router")["livenessProbe"]["httpGet"]["path"] == "/version"
         assert container(objects, "router")["readinessProbe"]["httpGet"]["path"] == "/health"
-        assert container(objects, "decode")["livenessProbe"]["grpc"] == {"port": 9000, "service": ""}
+        assert container(objects, "decode")["livenessProbe"]["grpc"] == {"port": 9000, "service": LIVE_SERVICE}
         assert container(objects, "decode")["readinessProbe"]["grpc"]["service"] == "baton.v1.Worker"
 
     def test_what_has_no_certificate_to_show_only_connects(self) -> None:

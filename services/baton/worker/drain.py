@@ -6,12 +6,17 @@ import asyncio
 import logging
 
 from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.service import WorkerService
 
 log = logging.getLogger(__name__)
 
+READY_SERVICES = ("", "baton.v1.Worker", "baton.v1.Handoff")
+"""What the health service calls a worker that takes requests."""
+LIVE_SERVICE = "liveness"
+"""What it calls one that runs, be it to end what it has: nobody is to kill it for that."""
 LOOK_S = 0.02
 
 
@@ -28,7 +33,8 @@ class Drain:
 
     async def run(self, timeout: float | None) -> bool:
         """Drain, and tell the routers when it is done. False: ``timeout`` seconds were not enough."""
-        await self._health.enter_graceful_shutdown()
+        for service in READY_SERVICES:
+            await self._health.set(service, HealthCheckResponse.NOT_SERVING)
         self._service.drain()
         log.info("draining: %s", self._service.open_work())
         try:
