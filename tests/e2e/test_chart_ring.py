@@ -60,10 +60,10 @@ async def ask(router: Pod, tokens: int = 8) -> dict[str, Any]:
     return found
 
 
-async def stream(router: Pod, begun: asyncio.Event) -> int:
+async def stream(router: Pod, begun: asyncio.Event, tokens: int) -> int:
     """Tokens of one answer, to its end."""
     body = {
-        "model": "demo", "prompt": "Baton is", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+        "model": "demo", "prompt": "Baton is", "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     used = 0
@@ -82,9 +82,9 @@ async def stream(router: Pod, begun: asyncio.Event) -> int:
     return used
 
 
-async def call(router: Pod, begun: asyncio.Event) -> int:
+async def call(router: Pod, begun: asyncio.Event, tokens: int) -> int:
     """Likewise over gRPC."""
-    params = inference_pb2.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    params = inference_pb2.SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     request = inference_pb2.GenerateRequest(model="demo", text="Baton is", params=params)
     used = 0
     async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
@@ -101,10 +101,23 @@ async def watch_health(router: Pod) -> list[int]:
         return [answer.status async for answer in watched]
 
 
-async def streams(router: Pod, count: int) -> list[asyncio.Task[int]]:
+async def drains(router: Pod) -> dict[str, int]:
+    """What new connections are answered, once it drains."""
+    paths = ("/metrics", "/version", "/health", "/v1/models")
+    async with asyncio.timeout(5):
+        while True:
+            async with httpx.AsyncClient(base_url=url_of(router)) as client:
+                found = {path: (await client.get(path)).status_code for path in paths}
+            if found["/health"] == found["/v1/models"] == 503:
+                return found
+
+
+async def streams(router: Pod, count: int, tokens: int = TOKENS) -> list[asyncio.Task[int]]:
     """Answers that have begun, every other one over gRPC."""
     begun = [asyncio.Event() for _ in range(count)]
-    tasks = [asyncio.create_task((call if n % 2 else stream)(router, each)) for n, each in enumerate(begun)]
+    tasks = [
+        asyncio.create_task((call if n % 2 else stream)(router, each, tokens)) for n, each in enumerate(begun)
+    ]
     await asyncio.gather(*(each.wait() for each in begun))
     return tasks
 
@@ -158,15 +171,19 @@ async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
         assert (await ask(router))["usage"]["completion_tokens"] == 8
 
         # The router leaves: as ever during preStop, then nothing new, and what is under way ends.
-        answers = await streams(router, 2)
+        answers = await streams(router, 2, 2 * TOKENS)
         watching = asyncio.create_task(watch_health(router))
         deleting = asyncio.create_task(router.delete())
         await asyncio.sleep(0.2)
         await ask(router, 1)
+        await until(lambda: router.events[-1] == "preStop over", "SIGTERM", ring.pods)
+        statuses = await drains(router)
+        assert not any(answer.done() for answer in answers), "it still has something to end"
+        assert statuses == {"/metrics": 200, "/version": 200, "/health": 503, "/v1/models": 503}
         assert await deleting < 25, "nobody who watches its health keeps it"
         assert router.process.returncode == 0
         assert (await watching)[-1] == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert [await each for each in answers] == [TOKENS] * 2
+        assert [await each for each in answers] == [2 * TOKENS] * 2
         assert decode.ready
 
 

@@ -55,6 +55,10 @@ class Plan:
     sync_s: float = 0.5
     """The longest time until a Deployment's controller looks again."""
 
+    @property
+    def gets_stuck(self) -> bool:
+        return "never ready" in self.scenarios
+
 
 @dataclass
 class Stage:
@@ -149,7 +153,7 @@ async def carried_out(folder: Path, plan: Plan) -> Report:
     installing = release.Release(folder, "simulated", _values(folder, plan))
     async with installing.installed(plan.hurry, lambda: rng.uniform(*plan.lag_s)) as cluster:
         old, *new = [_rendered(installing, folder, f"r{number}") for number in range(len(plan.scenarios) + 1)]
-        stuck = _rendered(installing, folder, "stuck", load_s=NEVER_S)
+        stuck = _rendered(installing, folder, "stuck", load_s=NEVER_S) if plan.gets_stuck else old
         async with Fleet(cluster, old, rng, plan.sync_s, plan.routers) as fleet:
             async with Load(fleet, plan, rng) as load:
                 await asyncio.sleep(plan.calm_s)

@@ -67,8 +67,8 @@ class Traces:
         sample: float | None = None,
     ) -> None:
         """At most so many that have ended are kept, and of so many bytes, the latest; a tenth of both is for
-        those that no worker was given. ``on_end`` hears of each request that ends. ``sample``: the share of the requests that are exported, of those whose
-        clients do not say; None: nothing is."""
+        those that no worker was given. ``on_end`` hears of each request that ends. ``sample``: the share of
+        the requests that are exported, of those whose clients do not say; None: nothing is."""
         unbegun = max(round(UNBEGUN_SHARE * most_requests), min(1, most_requests - 1))
         unbegun_bytes = round(UNBEGUN_SHARE * most_bytes)
         self._unbegun = _Ended(unbegun, unbegun_bytes)
