@@ -81,6 +81,7 @@ def simulated(options: argparse.Namespace, logs: Path, console: Console) -> list
         seed=options.seed,
         replicas=options.replicas,
         clients=options.clients,
+        seats=options.seats,
     )
     report = run(logs, plan)
     console.print(table(report))
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--scenario", action="append", choices=tuple(SCENARIOS), help="default: all of them")
     parser.add_argument("--replicas", type=int, default=2, help="of each role")
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seats", type=int, default=256, help="answers that a decode worker writes at once")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--real", action="store_true", help="drain real workers with the demo model")
     parser.add_argument("--drains", type=int, default=1, help="of each role, with --real")

@@ -32,7 +32,8 @@ from tests.support.rollout.questions import Client, Question, Reply
 from tests.support.rollout.scenarios import SCENARIOS, Releases
 
 CALM = "nothing"
-PROFILE = {"step_base_ms": 25, "step_row_ms": 0.2, "context_ms_per_1k": 0.1, "prefill_ms_per_1k": 30}
+PROFILE = {"step_row_ms": 0.2, "context_ms_per_1k": 0.1, "prefill_ms_per_1k": 30}
+"""And ``Plan.step_ms``."""
 NEVER_S = 3600.0
 
 
@@ -45,6 +46,10 @@ class Plan:
     clients: int = 16
     longest: int = 240
     """Tokens of an answer."""
+    seats: int = 256
+    """Answers that a decode worker writes at once."""
+    step_ms: float = 25.0
+    """Of a worker with one answer."""
     calm_s: float = 10.0
     """Load before, between and after the scenarios."""
     pre_stop_s: int = 2
@@ -152,8 +157,11 @@ async def carried_out(folder: Path, plan: Plan) -> Report:
     report = Report()
     installing = release.Release(folder, "simulated", _values(folder, plan))
     async with installing.installed(plan.hurry, lambda: rng.uniform(*plan.lag_s)) as cluster:
-        old, *new = [_rendered(installing, folder, f"r{number}") for number in range(len(plan.scenarios) + 1)]
-        stuck = _rendered(installing, folder, "stuck", load_s=NEVER_S) if plan.gets_stuck else old
+        profile = {**PROFILE, "step_base_ms": plan.step_ms}
+        names = [f"r{number}" for number in range(len(plan.scenarios) + 1)]
+        old, *new = [_rendered(installing, folder, name, profile) for name in names]
+        never = {**profile, "load_s": NEVER_S}
+        stuck = _rendered(installing, folder, "stuck", never) if plan.gets_stuck else old
         async with Fleet(cluster, old, rng, plan.sync_s, plan.routers) as fleet:
             async with Load(fleet, plan, rng) as load:
                 await asyncio.sleep(plan.calm_s)
@@ -180,13 +188,15 @@ def _values(folder: Path, plan: Plan) -> dict[str, Any]:
         "router": {"options": {"disaggregation": "always"}},
         "workers": {"options": {"logLevel": "debug"}},
         "prefill": worker,
-        "decode": worker,
+        "decode": {**worker, "options": {"maxNumSeqs": plan.seats}},
     }
 
 
-def _rendered(installing: release.Release, folder: Path, revision: str, **profile: float) -> Release:
+def _rendered(
+    installing: release.Release, folder: Path, revision: str, profile: Mapping[str, float]
+) -> Release:
     path = folder / f"{revision}.json"
-    path.write_text(json.dumps(PROFILE | profile))
+    path.write_text(json.dumps(profile))
     simulated = {"revision": revision, "profile": str(path)}
     return Release(revision, installing.objects({"workers": {"simulated": simulated}}))
 
