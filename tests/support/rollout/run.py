@@ -103,6 +103,8 @@ class Report:
         ]
         if self.handoffs.cross:
             found.append(f"handoffs between revisions: {self.handoffs.pairs}")
+        if self.handoffs.refused:
+            found.append(f"workers refused {self.handoffs.refused} links that routers asked for")
         return found + self.problems
 
 
