@@ -15,8 +15,12 @@
 #include <type_traits>
 
 #include <omp.h>
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
+#endif
+// Whether a matmul of bfloat16 multiplies floats: without an instruction for pairs, or with a slow one.
+#if defined(__AVX512F__) && (!defined(__AVX512BF16__) || defined(BATON_SLOW_BF16_PAIRS))
+#define BF16_AS_FLOATS
 #endif
 #if defined(__linux__)
 #include <sched.h>
@@ -231,6 +235,55 @@ inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, v
     }
 }
 
+#if defined(BF16_AS_FLOATS)
+// The same where two multiplications of floats take less time than one of pairs: rows are made floats once, in L1,
+// and columns as they come, first those of one half of each word, then of the other.
+constexpr int64_t FLOAT_STEPS = 512;
+
+template <int R, int V> inline void add_products(const vf (&column)[V], const float* rows, vf (&acc)[R][V]) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+        const vf row = splat(rows[r * 2 * FLOAT_STEPS]);
+#pragma GCC unroll 4
+        // Said so that the compiler adds the two halves one after the other: summed up first, they would not fit
+        // into the registers.
+        for (int j = 0; j < V; ++j) acc[r][j] = (vf)_mm512_fmadd_ps((__m512)column[j], (__m512)row, (__m512)acc[r][j]);
+    }
+}
+
+template <int R, int V, class B>
+inline void tile_of_floats(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&sums)[R][V]) {
+    alignas(64) float rows[R][2 * FLOAT_STEPS];
+    vf acc[R][V];
+    std::memcpy(&acc, &sums, sizeof acc);
+    for (int64_t from = 0; from < steps; from += FLOAT_STEPS) {
+        const int64_t count = std::min(FLOAT_STEPS, steps - from);
+        for (int r = 0; r < R; ++r) {
+            const bf16* row = reinterpret_cast<const bf16*>(a + r * lda + from);
+            int64_t i = 0;
+            for (; i + LANES <= 2 * count; i += LANES) store(rows[r] + i, widened(row + i));
+            for (; i < 2 * count; ++i) rows[r][i] = to_float(row[i]);
+        }
+        for (int64_t s = 0; s < count; ++s) {
+            vi words[V];
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j) {
+                b.ahead(from + s, first + j);
+                words[j] = b(from + s, first + j);
+            }
+            vf column[V];
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j) column[j] = low(words[j]);
+            add_products<R, V>(column, &rows[0][2 * s], acc);
+#pragma GCC unroll 4
+            for (int j = 0; j < V; ++j) column[j] = high(words[j]);
+            add_products<R, V>(column, &rows[0][2 * s + 1], acc);
+        }
+    }
+    std::memcpy(&sums, &acc, sizeof acc);
+}
+#endif
+
 // R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart. ``more``: added to what is
 // there.
 template <class T, int R, int V = TILE_VECS, class B>
@@ -239,7 +292,11 @@ inline void tile_to(const int32_t* a, int64_t lda, B b, int64_t steps, float* su
         vf acc[R][V];
         for (int r = 0; r < R; ++r)
             for (int i = 0; i < V; ++i) acc[r][i] = more ? load(sums + r * stride + (j + i) * LANES) : vf{};
-        tile<T, R, V>(a, lda, b, j, steps, acc);
+#if defined(BF16_AS_FLOATS)
+        if constexpr (std::is_same_v<T, bf16>) tile_of_floats<R, V>(a, lda, b, j, steps, acc);
+        else
+#endif
+            tile<T, R, V>(a, lda, b, j, steps, acc);
         for (int r = 0; r < R; ++r)
             for (int i = 0; i < V; ++i) store(sums + r * stride + (j + i) * LANES, acc[r][i]);
     }
