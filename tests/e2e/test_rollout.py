@@ -19,7 +19,7 @@ async def test_no_request_fails_and_no_kv_crosses_while_prefill_and_decode_are_r
         step_ms=10,
         calm_s=0.3,
         pre_stop_s=0,
-        hurry=10,
+        hurry=25,
         lag_s=(0.05, 0.2),
         sync_s=0.1,
     )

@@ -124,7 +124,7 @@ class Client:
 
     async def close(self) -> None:
         await self._http.aclose()
-        await self._channel.close()
+        await self._channel.close(None)
 
     async def ask(self, question: Question, stage: Callable[[], str]) -> Reply:
         """The reply, however it ends."""

@@ -114,7 +114,7 @@ class Load:
     def __init__(self, fleet: Fleet, plan: Plan, rng: random.Random) -> None:
         self.stage = CALM
         self.replies: list[Reply] = []
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
         self._plan = plan
         self._rng = rng
         self._over = False
@@ -139,7 +139,7 @@ class Load:
 
     def enter(self, stage: str) -> None:
         now = time.monotonic()
-        self.seconds[self.stage] += now - self._since
+        self.seconds[self.stage] = self.seconds.get(self.stage, 0.0) + now - self._since
         self.stage, self._since = stage, now
 
     async def _ask(self, client: Client) -> None:
@@ -208,15 +208,15 @@ def _url(router: Pod) -> str:
 
 
 async def _counted(routers: Sequence[Pod]) -> dict[str, float]:
-    counted: Counter[str] = Counter()
+    counted: dict[str, float] = {}
     async with httpx.AsyncClient() as http:
         for router in routers:
             page = (await http.get(f"{_url(router)}/metrics")).text
             for line in page.splitlines():
                 if re.match(r"baton_(resumes|attempts|requests_given_up|placements)_total", line):
                     name, _, value = line.rpartition(" ")
-                    counted[name] += float(value)
-    return dict(counted)
+                    counted[name] = counted.get(name, 0.0) + float(value)
+    return counted
 
 
 def _judge(report: Report, fleet: Fleet, load: Load) -> None:
