@@ -125,7 +125,9 @@ def _registry(version: str) -> Registry[Any]:
     folder = _schemas(version)
     definitions = json.loads((folder / "_definitions.json").read_text())
     resource = Resource.from_contents(definitions, default_specification=DRAFT7)
-    return Registry().with_resource("_definitions.json", resource).crawl()  # once, not at each look-up
+    # Crawled once, not at each look-up.
+    found: Registry[Any] = Registry().with_resource("_definitions.json", resource).crawl()
+    return found
 
 
 def _schemas(version: str) -> Path:
