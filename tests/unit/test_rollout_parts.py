@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.simulated.main import FIRST_WORD
 from tests.support.rollout.deployment import Member, Strategy
 from tests.support.rollout.judge import ForeignTokenError, handoffs, writers
 from tests.support.simulated import Told, simulated_answer
@@ -81,6 +82,12 @@ def test_who_wrote_an_answer_is_told_by_its_tokens() -> None:
     begun = simulated_answer(PROMPT, 5, VOCABULARY, revision="a")
     ended = simulated_answer([*PROMPT, *begun], 5, VOCABULARY, revision="b")
     assert writers(PROMPT, begun + ended, 0, ["a", "b"], VOCABULARY) == ["a"] * 5 + ["b"] * 5
+
+
+def test_words_that_two_would_say_are_no_change() -> None:
+    """Of a vocabulary of four words many are the same."""
+    answer = simulated_answer(PROMPT, 40, FIRST_WORD + 4, revision="b")
+    assert writers(PROMPT, answer, 0, ["a", "b", "c"], FIRST_WORD + 4) == ["b"] * 40
 
 
 @pytest.mark.parametrize("wrong", ["cut", "repeated", "another seed"])

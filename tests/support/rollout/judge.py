@@ -23,21 +23,28 @@ class ForeignTokenError(Exception):
 def writers(
     prompt: Sequence[int], tokens: Sequence[int], seed: int, revisions: Sequence[str], vocab_size: int
 ) -> list[str]:
-    """Which revision each token of an answer is of: that of the token before, where it may be.
+    """Which revision wrote each token of an answer; where several could have, so that there are the fewest
+    changes, as two may say the same word by chance.
 
     KV of one revision in the hands of another gives tokens of none. Raises ForeignTokenError.
     """
     states = {revision: Told(prompt, vocab_size, seed=seed, revision=revision) for revision in revisions}
     found: list[str] = []
+    begun = 0
+    could = set(revisions)
+    """Who could have written everything since ``begun``."""
     for position, token in enumerate(tokens):
-        could = [revision for revision, state in states.items() if state.next == token]
-        if not could:
-            before = ", ".join(sorted(set(found))) or "nothing"
+        now = {revision for revision, state in states.items() if state.next == token}
+        if not now:
+            before = ", ".join(sorted(set(found) | (could if position else set()))) or "nothing"
             raise ForeignTokenError(f"token {position}, {token}, is of no revision; before it: {before}")
-        found.append(found[-1] if found and found[-1] in could else could[0])
+        if not could & now:
+            found += [min(could)] * (position - begun)
+            begun, could = position, now
+        could &= now
         for state in states.values():
             state.take(token)
-    return found
+    return found + [min(could)] * (len(tokens) - begun)
 
 
 def wrong_with(reply: Reply) -> str | None:
