@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,68 +16,29 @@ from typing import Any
 
 import grpc
 import httpx
-import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
-from tests.support.chart import CHART, Object, of_kind, render
-from tests.support.fake_kubernetes import FakeKubernetes, serving
-from tests.support.kubelet import Cluster, Pod, cluster, until
+from tests.support.kubelet import Cluster, Pod, until
+from tests.support.release import Release
 
 TOKENS = 150
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("0.0.0.0", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def values(kubeconfig: Path, ports: list[int]) -> dict[str, Any]:
-    """Ports that are free here, a short preStop, and credentials of another kind."""
-    http, grpc, worker, metrics = ports
+@asynccontextmanager
+async def installed(folder: Path, example: str) -> AsyncIterator[Cluster]:
+    """An example's pods, none of them started; a short preStop."""
     plain = {"name": "BATON_CPU_KERNELS", "value": "plain"}  # each pod would build its own
     worker_values = {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "extraEnv": [plain]}
-    return {
-        "router": {
-            "ports": {"http": http, "grpc": grpc},
-            "preStopSeconds": 1,
-            "drainTimeoutSeconds": 30,
-            "options": {"disaggregation": "always"},
-            "extraArgs": ["--kubeconfig", str(kubeconfig)],
-        },
+    values = {
+        "router": {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "options": {"disaggregation": "always"}},
         "redis": {"mode": "none"},
-        "workers": {"ports": {"grpc": worker, "metrics": metrics}},
         "prefill": worker_values,
         "decode": worker_values,
     }
-
-
-@asynccontextmanager
-async def installed(folder: Path, example: str) -> AsyncIterator[Cluster]:
-    """An example's pods, none of them started, before an API server that knows the selector they render."""
-    kubeconfig = folder / "kubeconfig"
-    given = values(kubeconfig, free_ports(4))
-    objects = render(given, files=[CHART / f"examples/{example}.yaml"])
-    router = of_kind(objects, "Deployment")["test-baton-router"]["spec"]["template"]["spec"]["containers"][0]
-    selector = router["args"][router["args"].index("--kubernetes-selector") + 1]
-    async with serving(FakeKubernetes(selector=selector)) as api:
-        kubeconfig.write_text(yaml.safe_dump(_kubeconfig(api.url)))
-        async with cluster(objects, api, folder) as running:
-            yield running
-
-
-def _kubeconfig(url: str) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "test", "cluster": {"server": url}}],
-        "users": [{"name": "test", "user": {"token": "test"}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "current-context": "test",
-    }
+    release = Release(folder, example, values)
+    async with release.installed() as running:
+        yield running
 
 
 def url_of(router: Pod) -> str:
@@ -100,10 +60,10 @@ async def ask(router: Pod, tokens: int = 8) -> dict[str, Any]:
     return found
 
 
-async def stream(router: Pod, begun: asyncio.Event) -> int:
+async def stream(router: Pod, begun: asyncio.Event, tokens: int) -> int:
     """Tokens of one answer, to its end."""
     body = {
-        "model": "demo", "prompt": "Baton is", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
+        "model": "demo", "prompt": "Baton is", "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     used = 0
@@ -122,9 +82,9 @@ async def stream(router: Pod, begun: asyncio.Event) -> int:
     return used
 
 
-async def call(router: Pod, begun: asyncio.Event) -> int:
+async def call(router: Pod, begun: asyncio.Event, tokens: int) -> int:
     """Likewise over gRPC."""
-    params = inference_pb2.SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    params = inference_pb2.SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     request = inference_pb2.GenerateRequest(model="demo", text="Baton is", params=params)
     used = 0
     async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
@@ -141,10 +101,23 @@ async def watch_health(router: Pod) -> list[int]:
         return [answer.status async for answer in watched]
 
 
-async def streams(router: Pod, count: int) -> list[asyncio.Task[int]]:
+async def drains(router: Pod) -> dict[str, int]:
+    """What new connections are answered, once it drains."""
+    paths = ("/metrics", "/version", "/health", "/v1/models")
+    async with asyncio.timeout(5):
+        while True:
+            async with httpx.AsyncClient(base_url=url_of(router)) as client:
+                found = {path: (await client.get(path)).status_code for path in paths}
+            if found["/health"] == found["/v1/models"] == 503:
+                return found
+
+
+async def streams(router: Pod, count: int, tokens: int = TOKENS) -> list[asyncio.Task[int]]:
     """Answers that have begun, every other one over gRPC."""
     begun = [asyncio.Event() for _ in range(count)]
-    tasks = [asyncio.create_task((call if n % 2 else stream)(router, each)) for n, each in enumerate(begun)]
+    tasks = [
+        asyncio.create_task((call if n % 2 else stream)(router, each, tokens)) for n, each in enumerate(begun)
+    ]
     await asyncio.gather(*(each.wait() for each in begun))
     return tasks
 
@@ -198,15 +171,19 @@ async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
         assert (await ask(router))["usage"]["completion_tokens"] == 8
 
         # The router leaves: as ever during preStop, then nothing new, and what is under way ends.
-        answers = await streams(router, 2)
+        answers = await streams(router, 2, 2 * TOKENS)
         watching = asyncio.create_task(watch_health(router))
         deleting = asyncio.create_task(router.delete())
         await asyncio.sleep(0.2)
         await ask(router, 1)
+        await until(lambda: router.events[-1] == "preStop over", "SIGTERM", ring.pods)
+        statuses = await drains(router)
+        assert not any(answer.done() for answer in answers), "it still has something to end"
+        assert statuses == {"/metrics": 200, "/version": 200, "/health": 503, "/v1/models": 503}
         assert await deleting < 25, "nobody who watches its health keeps it"
         assert router.process.returncode == 0
         assert (await watching)[-1] == health_pb2.HealthCheckResponse.NOT_SERVING
-        assert [await each for each in answers] == [TOKENS] * 2
+        assert [await each for each in answers] == [2 * TOKENS] * 2
         assert decode.ready
 
 

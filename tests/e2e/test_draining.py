@@ -16,6 +16,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from baton import ready
+from baton.worker.drain import LIVE_SERVICE
 from tests.support.clients import Answer, RingClient
 from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.tiny_models import TINY_MODELS
@@ -39,11 +40,11 @@ def gauge(service: Service, name: str) -> float:
     return sum(found)
 
 
-async def health(worker: Service) -> int:
+async def health(worker: Service, service: str = "") -> int:
     """What a Kubernetes probe hears."""
     assert isinstance(worker.ready, ready.WorkerReady)
     async with grpc.aio.insecure_channel(worker.ready.address) as channel:
-        answer = await HealthStub(channel).Check(HealthCheckRequest())
+        answer = await HealthStub(channel).Check(HealthCheckRequest(service=service))
     return int(answer.status)
 
 
@@ -158,6 +159,7 @@ async def test_a_second_signal_ends_a_drain_at_once(impatient: Ring, number: int
         worker.process.send_signal(number)
         await until(lambda: draining(impatient, worker))
         assert await health(worker) == HealthCheckResponse.NOT_SERVING
+        assert await health(worker, LIVE_SERVICE) == HealthCheckResponse.SERVING, "nobody is to kill it"
         worker.process.send_signal(number)
         assert await ended(worker) == 1
         assert "told to stop twice" in worker.log.read_text()

@@ -38,7 +38,7 @@ class RenderError(Exception):
     """What helm said."""
 
 
-class _Loader(yaml.CSafeLoader):
+class _Loader(yaml.CSafeLoader):  # type: ignore[misc]  # no types there
     """Refuses a key that comes twice in one map, of which YAML's own would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -46,7 +46,8 @@ class _Loader(yaml.CSafeLoader):
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
             raise yaml.YAMLError(f"keys that come twice{node.start_mark}: {twice}")
-        return super().construct_mapping(node, deep)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 @functools.cache
@@ -124,7 +125,9 @@ def _registry(version: str) -> Registry[Any]:
     folder = _schemas(version)
     definitions = json.loads((folder / "_definitions.json").read_text())
     resource = Resource.from_contents(definitions, default_specification=DRAFT7)
-    return Registry().with_resource("_definitions.json", resource).crawl()  # once, not at each look-up
+    # Crawled once, not at each look-up.
+    found: Registry[Any] = Registry().with_resource("_definitions.json", resource).crawl()
+    return found
 
 
 def _schemas(version: str) -> Path:

@@ -205,7 +205,24 @@ VALUE_SETS: dict[str, Values] = {
         }
     },
     "clients' certificates": {
-        "tls": {"clients": {"enabled": True, "existingSecret": "tls", "clientAuth": "required"}}
+        "tls": {"clients": {"enabled": True, "existingSecret": "tls", "clientAuth": "required"}},
+        "metrics": {"podMonitor": {"clientCertificate": {"existingSecret": "prometheus-tls"}}},
+    },
+    "clients' certificates, both looked at": {
+        "tls": {"clients": {"enabled": True, "existingSecret": "tls", "clientAuth": "required"}},
+        "metrics": {
+            "podMonitor": {
+                "enabled": True,
+                "routerKind": "ServiceMonitor",
+                "clientCertificate": {
+                    "existingSecret": "prometheus-tls",
+                    "certKey": "cert",
+                    "keyKey": "key",
+                    "caKey": "ca.crt",
+                    "serverName": "llm.example",
+                },
+            }
+        },
     },
     "mTLS": {"tls": {"workers": {"enabled": True, "existingSecret": "mtls", "serverName": "worker.baton"}}},
     "mTLS by cert-manager": {
@@ -221,6 +238,13 @@ VALUE_SETS: dict[str, Values] = {
             "nodeCIDRs": ["10.0.0.0/16", "fd00::/64"],
             "egress": {"enabled": True, "extra": [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}]},
         },
+    },
+    "egress to workers by name and address": {
+        "router": {
+            "discovery": "static",
+            "workers": ["10.0.0.1:9000", "[fd00::5]:9000", "worker.example:9007"],
+        },
+        "networkPolicy": {"enabled": True, "egress": {"enabled": True}},
     },
     "egress to an external Redis": {
         "redis": {"mode": "external", "url": "redis://redis.data:7000/0"},
@@ -348,6 +372,28 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "TLS without a certificate": (
         {"tls": {"clients": {"enabled": True}}},
         "tls.clients: name an existingSecret",
+    ),
+    "routers that cannot be scraped": (
+        {
+            "tls": {"clients": {"enabled": True, "existingSecret": "tls", "clientAuth": "required"}},
+            "metrics": {"podMonitor": {"enabled": True}},
+        },
+        "metrics.podMonitor.clientCertificate.existingSecret: needed with tls.clients.clientAuth=required",
+    ),
+    "routers that are scraped without a certificate": (
+        {
+            "tls": {"clients": {"enabled": True, "existingSecret": "tls", "clientAuth": "required"}},
+            "metrics": {"annotations": True},
+        },
+        "metrics.annotations: who scrapes by them has no certificate",
+    ),
+    "a CA without a name": (
+        {"metrics": {"podMonitor": {"clientCertificate": {"existingSecret": "a", "caKey": "ca.crt"}}}},
+        "clientCertificate: give caKey and serverName together",
+    ),
+    "a CA of no Secret": (
+        {"metrics": {"podMonitor": {"clientCertificate": {"caKey": "ca.crt", "serverName": "a"}}}},
+        "clientCertificate.existingSecret: name the Secret that has caKey",
     ),
     "mTLS of simulated workers": (
         {**_SIMULATED, "tls": {"workers": {"enabled": True, "existingSecret": "a"}}},

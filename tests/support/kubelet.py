@@ -27,7 +27,7 @@ from tests.support.chart import Object, of_kind, selects
 from tests.support.fake_kubernetes import FakeKubernetes, Slice
 
 HURRY = 10.0
-"""Probes are asked so many times as often."""
+"""Probes are asked so many times as often, if nothing else is said."""
 
 
 @dataclass
@@ -40,6 +40,7 @@ class Pod:
     folder: Path
     secrets: Mapping[str, Object]
     on_change: Callable[[], None]
+    hurry: float = HURRY
     events: list[str] = field(default_factory=list)
     """What became of its probes, in order, each change once."""
     ready: bool = False
@@ -63,6 +64,10 @@ class Pod:
         return found
 
     @property
+    def started(self) -> bool:
+        return hasattr(self, "process")
+
+    @property
     def log(self) -> Path:
         return self.folder / "log"
 
@@ -83,23 +88,34 @@ class Pod:
         self._probing = asyncio.create_task(self._probe())
 
     async def delete(self) -> float:
-        """preStop, SIGTERM, and SIGKILL when the grace is over. Returns the seconds that it took."""
+        """preStop, SIGTERM, and SIGKILL when the grace is over, which ``events`` tell. Returns the seconds
+        that it took."""
         began, grace = time.monotonic(), self.spec["terminationGracePeriodSeconds"]
         self.terminating, self.ready = True, False  # its endpoint says so at once
         self.on_change()
         self._probing.cancel()  # of a pod that ends no liveness is asked
         self.events.append("terminating")
-        async with asyncio.timeout(grace):
-            hook = self.container.get("lifecycle", {}).get("preStop")
-            if hook is not None:
-                await (await asyncio.create_subprocess_exec(*hook["exec"]["command"])).wait()
-                self.events.append("preStop over")
-            self.process.send_signal(signal.SIGTERM)
-            await self.process.wait()
+        try:
+            async with asyncio.timeout(grace):
+                await self._end_in_order()
+        except TimeoutError:
+            self.events.append("killed")
+            await self.kill()
+        self.on_change()
         return time.monotonic() - began
 
+    async def _end_in_order(self) -> None:
+        hook = self.container.get("lifecycle", {}).get("preStop")
+        if hook is not None:
+            await (await asyncio.create_subprocess_exec(*hook["exec"]["command"])).wait()
+            self.events.append("preStop over")
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        await self.process.wait()
+
     async def kill(self) -> None:
-        self._probing.cancel()
+        if hasattr(self, "_probing"):
+            self._probing.cancel()
         if self.process.returncode is None:
             self.process.kill()
             await self.process.wait()
@@ -142,13 +158,13 @@ class Pod:
 
     async def _probe(self) -> None:
         startup = self.container["startupProbe"]
-        for _ in range(startup["failureThreshold"] * round(HURRY)):
+        for _ in range(startup["failureThreshold"] * round(self.hurry)):
             if await self._asked("startup", startup):
                 break
             if self.process.returncode is not None:
                 self.events.append(f"ended with {self.process.returncode}")
                 return
-            await asyncio.sleep(startup["periodSeconds"] / HURRY)
+            await asyncio.sleep(startup["periodSeconds"] / self.hurry)
         else:
             self.events.append("startup budget exceeded")
             return
@@ -167,13 +183,13 @@ class Pod:
             if ready != self.ready:
                 self.ready = ready
                 self.on_change()
-            await asyncio.sleep(probe["periodSeconds"] / HURRY)
+            await asyncio.sleep(probe["periodSeconds"] / self.hurry)
 
     async def _stay_alive(self) -> None:
         probe = self.container["livenessProbe"]
         while True:
             await self._asked("liveness", probe)
-            await asyncio.sleep(probe["periodSeconds"] / HURRY)
+            await asyncio.sleep(probe["periodSeconds"] / self.hurry)
 
     async def _asked(self, name: str, probe: Object) -> bool:
         try:
@@ -206,27 +222,45 @@ class Pod:
 class Cluster:
     """Pods, and the EndpointSlices that Services make of them."""
 
-    def __init__(self, objects: Sequence[Object], api: FakeKubernetes, folder: Path) -> None:
+    def __init__(
+        self,
+        objects: Sequence[Object],
+        api: FakeKubernetes,
+        folder: Path,
+        hurry: float = HURRY,
+        lag_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """``lag_s``: seconds until the next change of a pod is in the slices."""
         self.objects = objects
         self.pods: list[Pod] = []
         self._api = api
         self._folder = folder
+        self._hurry = hurry
+        self._lag_s = lag_s
 
-    async def start(self, deployment: str) -> Pod:
-        """One more pod of it."""
+    async def start(self, deployment: str, template: Object | None = None) -> Pod:
+        """One more pod of it. ``template``: another than that of ``objects``."""
         number = len(self.pods)
         pod = Pod(
             f"{deployment}-{number}",
-            of_kind(self.objects, "Deployment")[deployment]["spec"]["template"],
+            template or of_kind(self.objects, "Deployment")[deployment]["spec"]["template"],
             f"127.0.1.{10 + number}",
             self._folder / f"{deployment}-{number}",
             of_kind(self.objects, "Secret"),
-            self._publish,
+            self._changed,
+            self._hurry,
         )
         self.pods.append(pod)
         await pod.start()
-        self._publish()
+        self._changed()
         return pod
+
+    def _changed(self) -> None:
+        lag_s = self._lag_s()
+        if lag_s:
+            asyncio.get_running_loop().call_later(lag_s, self._publish)
+        else:
+            self._publish()
 
     def _publish(self) -> None:
         """As the EndpointSlice controller does; a selector sees what has its labels."""
@@ -237,7 +271,7 @@ class Cluster:
             chosen = [
                 pod for pod in self.pods if selects({"matchLabels": service["spec"]["selector"]}, pod.labels)
             ]
-            alive = [pod for pod in chosen if pod.process.returncode is None]
+            alive = [pod for pod in chosen if pod.started and pod.process.returncode is None]
             ports = [
                 {"name": port["name"], "port": pod.port(port["targetPort"])}
                 for pod in chosen[:1]
@@ -259,14 +293,21 @@ def matches(selector: str, labels: Mapping[str, str]) -> bool:
 
 
 @asynccontextmanager
-async def cluster(objects: Sequence[Object], api: FakeKubernetes, folder: Path) -> AsyncIterator[Cluster]:
+async def cluster(
+    objects: Sequence[Object],
+    api: FakeKubernetes,
+    folder: Path,
+    hurry: float = HURRY,
+    lag_s: Callable[[], float] = lambda: 0.0,
+) -> AsyncIterator[Cluster]:
     """Whatever still runs at the end is killed."""
-    running = Cluster(objects, api, folder)
+    running = Cluster(objects, api, folder, hurry, lag_s)
     try:
         yield running
     finally:
         for pod in running.pods:
-            await pod.kill()
+            if pod.started:
+                await pod.kill()
 
 
 async def until(condition: Callable[[], Any], what: str, pods: Sequence[Pod], seconds: float = 60.0) -> None:

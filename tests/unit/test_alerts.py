@@ -45,6 +45,7 @@ WELL: Mapping[str, str] = {
     'process_cpu_seconds_total{instance="r"}': "0+30x130",
     'process_open_fds{instance="r"}': "100+0x130",
     'process_max_fds{instance="r"}': "1000+0x130",
+    'baton_handoffs_completed_total{instance="p", role="prefill"}': "0+600x130",
     'baton_handoffs_completed_total{instance="d", role="decode"}': "0+600x130",
     'baton_handoffs_aborted_total{instance="d", role="decode", reason="link_lost"}': "0+1x130",
     'baton_handoff_oldest_hold_seconds{instance="p", role="prefill"}': "0.1+0x130",

@@ -26,6 +26,7 @@ from baton.router.ledger import Entry
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.types import RingError
+from baton.router.ui.history import History
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
@@ -111,6 +112,26 @@ async def test_each_request_has_its_line(
     assert (stranger["status"], stranger["tenant"], stranger["key"]) == (401, None, None)
     assert "fox" not in path.read_text() and "fox" not in caplog.text
     assert path.stat().st_mode & 0o077 == 0, "nobody else may read it"
+
+
+async def test_of_the_live_page_only_refusals_are_told(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    clients = {
+        "k": Client(tenant=Tenant("acme"), key="ci"),
+        "op": Client(tenant=Tenant("root"), key="page", operator=True),
+    }
+    audit = AuditLog(str(tmp_path / "audit"))
+    service = service_of(ring, tokenizer, audit)
+    service.authentication = Authentication(clients.get, Tenant())
+    history = History(service.metrics, [], lambda: 0)
+    async with serving_app(app_for(service, history=history)) as url, httpx.AsyncClient(base_url=url) as http:
+        for key in ("op", "stranger", "k", "op"):
+            await http.get("/ui/data", headers={"x-api-key": key})
+        assert (await http.get("/ui")).status_code == 200
+    audit.close()
+    told = [(line["endpoint"], line["status"], line["tenant"]) for line in lines(tmp_path / "audit")]
+    assert told == [("other", 401, None), ("/ui/data", 403, "acme")]
 
 
 async def test_prompts_are_written_when_asked_for(

@@ -19,6 +19,7 @@ import yaml
 import baton
 from baton.cli.main import commands
 from baton.options import flag
+from baton.worker.drain import LIVE_SERVICE
 from tests.support.chart import (
     CHART,
     EXAMPLES,
@@ -205,7 +206,10 @@ class TestLifecycle:
         objects = rendered("defaults")
         assert container(objects, "router")["livenessProbe"]["httpGet"]["path"] == "/version"
         assert container(objects, "router")["readinessProbe"]["httpGet"]["path"] == "/health"
-        assert container(objects, "decode")["livenessProbe"]["grpc"] == {"port": 9000, "service": ""}
+        assert container(objects, "decode")["livenessProbe"]["grpc"] == {
+            "port": 9000,
+            "service": LIVE_SERVICE,
+        }
         assert container(objects, "decode")["readinessProbe"]["grpc"]["service"] == "baton.v1.Worker"
 
     def test_what_has_no_certificate_to_show_only_connects(self) -> None:
@@ -226,14 +230,17 @@ class TestLifecycle:
         [prefill], [decode] = (
             scaled[f"test-baton-{role}"]["spec"]["triggers"] for role in ("prefill", "decode")
         )
-        backlog = 'sum(baton_prefill_backlog_seconds{namespace="serving",role="prefill"}) or vector(0)'
+        one = 'namespace="serving",app_kubernetes_io_instance="test"'
+        backlog = f'sum(baton_prefill_backlog_seconds{{{one},role="prefill"}}) or vector(0)'
         assert prefill["metadata"]["query"] == backlog
         assert prefill["metadata"]["threshold"] == "1.5"
-        usage = 'sum(baton_kv_usage_ratio{namespace="serving",role="decode"}) or vector(0)'
+        usage = f'sum(baton_kv_usage_ratio{{{one},role="decode"}}) or vector(0)'
         assert decode["metadata"]["query"] == usage
         assert decode["metadata"]["threshold"] == "0.8"
         [metric] = of_kind(rendered("HPA"), "HorizontalPodAutoscaler")["test-baton-decode"]["spec"]["metrics"]
         assert metric["external"]["target"]["averageValue"] == "800m"
+        labels = {"role": "decode", "app_kubernetes_io_instance": "test"}
+        assert metric["external"]["metric"]["selector"]["matchLabels"] == labels
 
 
 class TestSecurity:
@@ -306,6 +313,38 @@ class TestSecurity:
             "test-baton-router"
         ]["spec"]["egress"]
         assert redis == {"ports": [{"port": 7000}]}
+
+    def test_egress_leads_to_workers_that_are_named(self) -> None:
+        policies = of_kind(rendered("egress to workers by name and address"), "NetworkPolicy")
+        named = [
+            {"to": [{"ipBlock": {"cidr": "10.0.0.1/32"}}]},
+            {"to": [{"ipBlock": {"cidr": "fd00::5/128"}}]},
+            {"ports": [{"port": 9007}]},
+        ]
+        for component in ("router", "workers"):
+            assert policies[f"test-baton-{component}"]["spec"]["egress"][-3:] == named
+
+    def test_a_scraper_shows_its_certificate_where_it_must(self) -> None:
+        def of(name: str, kind: str) -> Object:
+            [spec] = [one["spec"] for one in of_kind(rendered(name), kind).values() if "router" in str(one)]
+            [endpoint] = spec.get("endpoints") or spec["podMetricsEndpoints"]
+            tls: Object = endpoint["tlsConfig"]
+            return tls
+
+        def key(name: str) -> Object:
+            return {"name": "prometheus-tls", "key": name}
+
+        assert of("clients' certificates", "PodMonitor") == {
+            "insecureSkipVerify": True,
+            "cert": {"secret": key("tls.crt")},
+            "keySecret": key("tls.key"),
+        }
+        assert of("clients' certificates, both looked at", "ServiceMonitor") == {
+            "ca": {"secret": key("ca.crt")},
+            "serverName": "llm.example",
+            "cert": {"secret": key("cert")},
+            "keySecret": key("key"),
+        }
 
 
 class TestWorkers:
@@ -393,6 +432,19 @@ class TestMetrics:
         assert group["rules"][0]["annotations"]["summary"] == "{{ $labels.pod }} is down"
         assert not of_kind(render(chart=chart), "PrometheusRule")
 
+    def test_rules_look_at_series_of_their_release_alone(self) -> None:
+        one = 'namespace="serving",app_kubernetes_io_instance="test"'
+        [rule] = of_kind(rendered("monitors always"), "PrometheusRule").values()
+        rules = [rule for group in rule["spec"]["groups"] for rule in group["rules"]]
+        assert len(rules) > 30
+        for each in rules:
+            names = re.findall(r"\bbaton[_:][a-zA-Z0-9_:]+", each["expr"])
+            assert names and each["expr"].count(one) == len(names), each["expr"]
+            assert each["labels"]["app_kubernetes_io_instance"] == "test"
+        assert {rule["labels"]["severity"] for rule in rules if "alert" in rule} == {"critical", "warning"}
+        for monitor in of_kind(rendered("monitors always"), "PodMonitor").values():
+            assert monitor["spec"]["podTargetLabels"] == ["app.kubernetes.io/instance"]
+
     def test_dashboards_are_the_files(self, chart: Path) -> None:
         values = {"metrics": {"dashboards": {"enabled": True, "namespace": "monitoring"}}}
         found = of_kind(render(values, chart=chart), "ConfigMap")["test-baton-dashboard-one"]
@@ -467,6 +519,56 @@ class TestPrometheus:
         rules = [{"record": "a:b", "expr": trigger["metadata"]["query"]} for trigger in triggers]
         assert len(rules) == 2
         self._check(tmp_path, json.dumps({"groups": [{"name": "a", "rules": rules}]}), "rules")
+
+    def test_releases_beside_each_other_record_and_fire_each_for_itself(self, tmp_path: Path) -> None:
+        values = VALUE_SETS["monitors always"]
+        files = []
+        for release in ("one", "other"):
+            [rule] = of_kind(render(values, release=release), "PrometheusRule").values()
+            files.append(tmp_path / f"{release}.yaml")
+            files[-1].write_text(json.dumps(rule["spec"]))
+
+        def choices(release: str, reason: str, values: str) -> Object:
+            labels = f'namespace="serving", app_kubernetes_io_instance="{release}", model="m"'
+            series = f'baton_choices_total{{{labels}, instance="{release}", finish_reason="{reason}"}}'
+            return {"series": series, "values": values}
+
+        def of(release: str, **labels: str) -> str:
+            both = {"app_kubernetes_io_instance": release, "model": "m", "namespace": "serving", **labels}
+            return "{" + ", ".join(f'{name}="{value}"' for name, value in both.items()) + "}"
+
+        failed = "baton:choices_failed:ratio_5m"
+        firing = 'count by (app_kubernetes_io_instance) (ALERTS{alertname="BatonAnswersFail"})'
+        case = {
+            "interval": "1m",
+            "input_series": [
+                choices("one", "length", "0+600x30"),
+                choices("one", "error", "0+200x30"),
+                choices("other", "length", "0+600x30"),
+            ],
+            "promql_expr_test": [
+                {
+                    "expr": failed,
+                    "eval_time": "20m",
+                    "exp_samples": [
+                        {"labels": failed + of("one"), "value": 0.25},
+                        {"labels": failed + of("other"), "value": 0},
+                    ],
+                },
+                {
+                    "expr": firing,
+                    "eval_time": "20m",
+                    "exp_samples": [{"labels": '{app_kubernetes_io_instance="one"}', "value": 1}],
+                },
+            ],
+        }
+        document = {"rule_files": list(map(str, files)), "evaluation_interval": "1m", "tests": [case]}
+        file = tmp_path / "tests.yaml"
+        file.write_text(json.dumps(document))
+        done = subprocess.run(
+            ["promtool", "test", "rules", file], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def _check(self, folder: Path, text: str, *what: str) -> None:
         file = folder / "file.yaml"

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.router.api import meter as meters
 from baton.router.api.meter import Arrival, Meters, RequestMeter
-from baton.router.types import Passage, RingError
+from baton.router.types import Passage, RingError, deadline_exceeded
 from baton.telemetry.goodput import Targets
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.text.choice import Delta
@@ -88,6 +88,26 @@ def test_stages_sum_to_the_time_to_first_token(clock: Clock) -> None:
     assert followed.value("baton_decode_seconds_sum") == pytest.approx(0.02)
     assert followed.value("baton_request_generated_tokens_sum") == 3
     assert followed.outcome() == {}  # nobody has targets
+
+
+@pytest.mark.parametrize(
+    ("error", "counted"),
+    [
+        (RingError(503, "worker_lost", "lost"), {("error", "worker_lost"): 1.0}),
+        (RingError(500, "tokens_lost", "lost"), {("error", "tokens_lost"): 1.0}),
+        (ValueError("a bug"), {("error", "internal_error"): 1.0}),
+        (RingError(400, "invalid_value", "found by a worker"), {}),
+        (deadline_exceeded(), {}),
+        (GeneratorExit(), {}),
+    ],
+)
+def test_what_a_client_is_at_fault_for_misses_no_target(
+    clock: Clock, error: BaseException, counted: dict[tuple[str, str], float]
+) -> None:
+    followed = Followed(clock, Targets(ttft=10.0))
+    with pytest.raises(type(error)), followed.meter:
+        raise error
+    assert followed.outcome() == counted
 
 
 def test_what_a_ring_does_not_tell_is_in_the_last_stage(clock: Clock) -> None:

@@ -102,6 +102,19 @@ class TestPairs:
         assert chosen([*workers[:3], worker("d2", group="new")]) == Choice("d2", "p2")
         assert chosen(workers[:3]) == Choice("d1", "p1")
 
+    def test_a_release_without_prefill_helps_out_when_the_other_is_full(self) -> None:
+        """As when of the new release all prefill workers are there, and one decode worker."""
+        old = [worker(f"d{number}", group="old", sequences=3) for number in range(4)]
+        prefill = worker("p", group="new")
+        busy = worker("d", group="new", sequences=7, max_running=8)
+        assert chosen([*old, prefill, busy]) == Choice("d", "p")
+        full = busy._replace(sequences=8)
+        assert chosen([*old, prefill, full]) in [Choice(each.address) for each in old]
+        crowded = busy._replace(blocks_held=40, blocks_spare=1)
+        assert chosen([*old, prefill, crowded]) in [Choice(each.address) for each in old]
+        slow = PlacementOptions(disaggregation="always", itl_target_s=0.001)
+        assert chosen([prefill, busy, old[0]], slow) == Choice("d", "p"), "a target is no reason"
+
 
 class TestLocalPrefill:
     def test_one_that_is_both_computes_the_prompt_as_well(self) -> None:

@@ -221,6 +221,23 @@ async def test_with_nobody_else_a_worker_that_drains_ends_what_it_has() -> None:
         assert counts.resumes("drain") == 0
 
 
+async def test_with_another_revision_alone_a_worker_that_drains_ends_what_it_has() -> None:
+    kind, counts = Kind(replace(PLAIN, max_tokens=100)), Counts()
+    old, new = workers = [
+        LocalWorker("both", revision=revision, tells_terms=True, step_s=STEP_S) for revision in ("old", "new")
+    ]
+    async with local_ring(workers, metrics=counts.metrics()) as ring:
+        clients = [client(kind) for _ in range(2)]
+        running = [
+            asyncio.create_task(asked.run(ring, kind.requests(f"r{i}"))) for i, asked in enumerate(clients)
+        ]
+        await until(lambda: all(asked.delivered >= 3 for asked in clients))
+        assert old.held and new.held, "each has one"
+        assert await old.drain.run(None)
+        await asyncio.gather(*running)
+        assert counts.resumes("drain") == 0
+
+
 async def test_moves_are_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written on meanwhile."""
     monkeypatch.setattr("baton.router.ring.MOVES_AT_ONCE", 1)

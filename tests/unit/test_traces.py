@@ -211,27 +211,44 @@ def test_a_choice_that_is_over_is_not_told_of_what_became_of_the_others() -> Non
 # --- the store
 
 
+def ended(traces: Traces, number: int, *, begun: bool = True) -> RequestTrace:
+    trace = trace_of(f"cmpl-{number:032x}")
+    traces.begin(trace)
+    if begun:
+        trace.answers[0].begun(Attempt(0, 1.0, "d", None, placed()))
+    traces.end(trace, "completed" if begun else "overloaded")
+    return trace
+
+
 def test_the_store_is_bounded_by_count_and_by_bytes() -> None:
-    traces = Traces(most_requests=3)
+    traces = Traces(most_requests=4)
     for number in range(5):
-        trace = trace_of(f"cmpl-{number:032x}")
-        traces.begin(trace)
-        traces.end(trace, "completed")
-    assert len(traces) == 3
+        ended(traces, number)
+    assert len(traces) == 3, "a place is left for one that was refused"
     assert traces.find(f"cmpl-{1:032x}", None) is None
     assert traces.find(f"{4:032x}", None) is not None
-    small = Traces(most_bytes=10_000)
+    small = Traces(most_bytes=20_000)
     for number in range(100):
-        trace = trace_of(f"cmpl-{number:032x}")
-        small.begin(trace)
-        small.end(trace, "completed")
-    assert 1 <= len(small) <= 6 and small.num_bytes <= 10_000
+        ended(small, number)
+    assert 1 <= len(small) <= 6 and small.num_bytes <= 20_000
     none = Traces(most_requests=0)
     trace = trace_of()
     none.begin(trace)
     assert none.find(trace.request_id, None) is trace, "what runs can be explained all the same"
     none.end(trace, "completed")
     assert len(none) == 0 and none.num_bytes == 0
+
+
+def test_refused_requests_do_not_drive_out_those_that_ran() -> None:
+    traces = Traces(most_requests=100)
+    ran = [ended(traces, number) for number in range(80)]
+    refused = [ended(traces, number, begun=False) for number in range(100, 1100)]
+    assert all(traces.find(trace.request_id, None) is trace for trace in ran)
+    kept = [trace for trace in refused if traces.find(trace.request_id, None) is trace]
+    assert kept == refused[-10:]
+    late = ended(traces, 2000)
+    assert list(traces.latest(None)) == [late, *reversed(kept), *reversed(ran)], "by when they ended"
+    assert len(traces) == 91
 
 
 def test_the_store_takes_no_more_than_it_says() -> None:

@@ -18,6 +18,11 @@ app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
+{{/* What selects the release's series: PodMonitors, and scrapers that map the labels of pods, give them both. */}}
+{{- define "baton.seriesLabels" -}}
+namespace={{ include "baton.namespace" . | quote }},app_kubernetes_io_instance={{ .Release.Name | quote }}
+{{- end }}
+
 {{/* (root, component) */}}
 {{- define "baton.labels" -}}
 {{ include "baton.selector" . }}

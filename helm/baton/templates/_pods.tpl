@@ -51,6 +51,7 @@ topologySpreadConstraints:
 {{- $scrape := dict }}
 {{- if .root.Values.metrics.annotations }}
 {{- $scrape = dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .metricsPort) "prometheus.io/path" "/metrics" }}
+{{- if .https }}{{ $_ := set $scrape "prometheus.io/scheme" "https" }}{{ end }}
 {{- end }}
 {{- with merge (dict) .values.podAnnotations $scrape .root.Values.commonAnnotations }}
 annotations:

@@ -14,6 +14,7 @@ import grpc
 import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from starlette.applications import Starlette
 
 from baton import hub, logs, options
 from baton.decoding import DecodingInterceptor
@@ -27,6 +28,7 @@ from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.http.connection import Connection
 from baton.router.api.http.cors import Cors
+from baton.router.api.http.draining import draining_app
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.audit import AuditLog
@@ -62,6 +64,8 @@ from baton.tls.http import FollowingContext
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
+LAST_ANSWERS_S = 1
+"""For answers under way when the drain is over, which are pages of metrics."""
 KEEP_ALIVE_S = 75
 """Longer than clients and load balancers keep idle connections (60 s mostly): they should close first, or a
 request can meet our close on the way."""
@@ -137,7 +141,8 @@ async def _serve(
             sources = [_ring_source(each.model_name, ring) for each, ring in named]
             history = History(metrics, sources, lambda: admission.waiting, siblings)
             stack.callback(asyncio.create_task(history.run(), name="live page").cancel)
-        http = _HttpServer(_http_config(config, services, history, siblings))
+        app = app_for(*services, cors=_cors(config), history=history, siblings=siblings)
+        http = _HttpServer(_http_config(config, app, config.drain_timeout))
         stopping = _stop_on_signals(http)
         if key_file is not None:
             stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
@@ -153,6 +158,8 @@ async def _serve(
         garbage = asyncio.create_task(collect(lambda: all(ring.idle for ring in rings)), name="garbage")
         stack.callback(garbage.cancel)
         host, port = listener.getsockname()[:2]
+        last = _HttpServer(_http_config(config, draining_app(*services, siblings=siblings), LAST_ANSWERS_S))
+        serving_last = asyncio.create_task(_serve_last(last, listener.dup(), stopping))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         if place is None:
             announce(RouterReady(options.join_address(host, port), grpc_address))
@@ -166,6 +173,8 @@ async def _serve(
         if grpc_server is not None and not draining.done():
             await grpc_server.stop(None)
         await draining
+        last.should_exit = True
+        await serving_last
     return 0
 
 
@@ -179,6 +188,14 @@ async def _until_workers(rings: Sequence[WorkerRing], timeout_s: float) -> None:
                     if ring.ready:
                         break
                     await asyncio.sleep(WORKERS_LOOK_S)
+
+
+async def _serve_last(server: uvicorn.Server, listener: socket.socket, stopping: asyncio.Event) -> None:
+    """Those that come while the router drains. uvicorn closes its listener first, so that nobody would hear
+    of the last figures, and probes of liveness would fail."""
+    with contextlib.closing(listener):
+        await stopping.wait()
+        await server.serve(sockets=[listener])
 
 
 async def _unless_forced(draining: asyncio.Task[None], server: uvicorn.Server) -> None:
@@ -323,20 +340,15 @@ def _authentication(config: RouterConfig, keys: KeyFile | None) -> Authenticatio
     return Authentication(None if keys is None else keys.find, Tenant(limits=config.limits))
 
 
-def _http_config(
-    config: RouterConfig,
-    services: Sequence[CompletionService],
-    history: History | None,
-    siblings: Siblings,
-) -> uvicorn.Config:
+def _http_config(config: RouterConfig, app: Starlette, drain_timeout: int) -> uvicorn.Config:
     settings = uvicorn.Config(
-        app_for(*services, cors=_cors(config), history=history, siblings=siblings),
+        app,
         log_config=None,
         access_log=False,
         lifespan="off",
         loop="none",
         http=Connection,
-        timeout_graceful_shutdown=config.drain_timeout,
+        timeout_graceful_shutdown=drain_timeout,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
     settings.load()

@@ -772,10 +772,16 @@ class WorkerRing:
 
     def _move_from(self, worker: WorkerClient) -> None:
         """Have the answers of a decode worker that drains written on by others, a few at a time. What is
-        still being handed on to it comes later; with nobody else to decode, or while requests wait for those
-        there are, they stay where they are."""
-        others = (w for w in self.workers if w is not worker and w.usable)
-        decoders = [other for other in others if other.role != "prefill"]
+        still being handed on to it comes later; with nobody else of its revision to decode, or while requests
+        wait for those there are, they stay where they are."""
+        assert worker.hello is not None
+        revision = worker.hello.revision
+        decoders = [
+            other
+            for other in self.workers
+            if other is not worker and other.usable and other.role != "prefill"
+            if other.hello is not None and other.hello.revision == revision
+        ]
         if worker.role == "prefill" or not decoders or len(self._waiting):
             return
         groups = list({id(answer.group): answer.group for answer in self._answers.values()}.values())

@@ -22,7 +22,7 @@ class SimulatedConfig:
     profile: Profile = field(default_factory=Profile)
     faults: FaultOptions = field(default_factory=FaultOptions)
     revision: str | None = None
-    """None: that of the model's files."""
+    """None: that of the model's files. Each computes KV and tokens of its own."""
     http_port: int = -1
     """Of the plain OpenAI API that it serves beside; -1: none, 0: any."""
     record: Path | None = None

@@ -88,6 +88,7 @@ def make_engine(config: SimulatedConfig, model: ModelConfig) -> tuple[Engine, Si
         eos,
         Faults(config.faults),
         Record(config.record) if config.record is not None else None,
+        config.revision,
     )
     scheduler = Scheduler(_limits(worker, model), BlockPool(num_blocks, worker.block_size))
     return Engine(runner, scheduler, eos, model.vocab_size), runner

@@ -7,6 +7,7 @@ tokens after it, as it would with a real model.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
@@ -46,8 +47,10 @@ class SimulatedRunner:
         eos_token_ids: frozenset[int],
         faults: Faults | None = None,
         record: Record | None = None,
+        revision: str | None = None,
     ) -> None:
-        """``vocabulary``: the ids that answers are made of. ``record`` hears of every token."""
+        """``vocabulary``: the ids that answers are made of. ``record`` hears of every token. ``revision``: of
+        weights that are not the files' own; None: they are."""
         self.ranks: Ranks | None = None
         self.keeps_hidden = False
         self.pool: Words = np.zeros((num_blocks, block_size), np.uint64)
@@ -57,6 +60,7 @@ class SimulatedRunner:
         self._eos = sorted(eos_token_ids)
         self._faults = faults or Faults()
         self._record = record
+        self._salt = salt_of(revision)
 
     def run(self, batch: ScheduledBatch) -> StepResult:
         began = time.monotonic()
@@ -89,7 +93,9 @@ class SimulatedRunner:
         """The words of the tokens that are new: each is that of the one before, times FACTOR, plus the id."""
         seq, num_new = item
         start, size, pool = seq.num_computed, self._block_size, self.pool
-        word = int(pool[seq.block_ids[(start - 1) // size], (start - 1) % size]) if start else 1
+        word = word_before_all(self._salt)
+        if start:
+            word = int(pool[seq.block_ids[(start - 1) // size], (start - 1) % size])
         if num_new == 1:
             word = (word * FACTOR + seq.token_ids[start] + 1) & _MASK
             pool[seq.block_ids[start // size], start % size] = word
@@ -110,7 +116,7 @@ class SimulatedRunner:
             yield Sampled(self._token(word, params) if given is None else given, None)
 
     def _token(self, word: int, params: SamplingParams) -> int:
-        drawn = mixed(word ^ mixed(params.seed if params.temperature else 0))
+        drawn = mixed(word ^ mixed(params.seed if params.temperature else 0) ^ self._salt)
         mean = self._profile.mean_output_tokens
         if mean and self._eos and not params.ignore_eos and (drawn >> 32) % 2**20 < 2**20 / mean:
             return self._eos[0]
@@ -139,6 +145,18 @@ class SimulatedRunner:
 
 def _no_grammars() -> NoReturn:
     raise ValueError("a simulated worker cannot guide outputs")
+
+
+def salt_of(revision: str | None) -> int:
+    """What makes the KV of one revision, and what follows from it, another's than that of the next."""
+    if revision is None:
+        return 0
+    return int.from_bytes(hashlib.blake2b(revision.encode(), digest_size=8).digest(), "little")
+
+
+def word_before_all(salt: int) -> int:
+    """The word before the first token."""
+    return salt ^ 1
 
 
 def chained(word: int, token_ids: Items[int]) -> Words:

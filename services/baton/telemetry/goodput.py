@@ -35,7 +35,8 @@ class GoodputMetrics:
         self._requests = Counter(
             "baton_slo_requests",
             "Requests by the target they missed (none, ttft, itl, error) and why. Only with --slo-ttft or "
-            "--slo-itl. Those whose client left, and those refused before their turn, do not count.",
+            "--slo-itl. Those whose client left, whose own deadline passed or that were at fault themselves, "
+            "and those refused before their turn, do not count.",
             ("model", "missed", "cause"),
             registry=registry,
         )

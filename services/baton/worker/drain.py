@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.service import OpenWork, WorkerService
 
 log = logging.getLogger(__name__)
 
+READY_SERVICES = ("", "baton.v1.Worker", "baton.v1.Handoff")
+"""What the health service calls a worker that takes requests."""
+LIVE_SERVICE = "liveness"
+"""What it calls one that runs, be it to end what it has: nobody is to kill it for that."""
 LOOK_S = 0.02
 CUT_S = 5.0
 """For what was cut off to be over: a link that cannot be fenced ends the process before that."""
-
-SERVICES = ("baton.v1.Worker", "baton.v1.Handoff")
-"""Whose health says whether the worker takes requests. That of "" says that the process lives."""
 
 
 class Drain:
@@ -34,7 +35,7 @@ class Drain:
 
     async def run(self, timeout: float | None) -> bool:
         """Drain, and tell the routers when it is done. False: ``timeout`` seconds were not enough."""
-        await self._health.enter_graceful_shutdown()
+        await self._tell_health(HealthCheckResponse.NOT_SERVING)
         self._service.drain()
         log.info("draining: %s", self._service.open_work())
         try:
@@ -51,7 +52,7 @@ class Drain:
         """Drain, for the process to go on as another. True: nothing is open, and there is no link to or from
         here, in this turn of the event loop. What ``timeout`` seconds were not enough for is cut off, for the
         routers to have it go on elsewhere; False: not even that has ended it."""
-        await self._tell_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._tell_health(HealthCheckResponse.NOT_SERVING)
         self._service.drain()
         log.info("draining: %s", self._service.open_work())
         if await self._idle_within(timeout):
@@ -62,7 +63,7 @@ class Drain:
 
     async def end_pause(self) -> None:
         """It serves again."""
-        await self._tell_health(health_pb2.HealthCheckResponse.SERVING)
+        await self._tell_health(HealthCheckResponse.SERVING)
 
     async def give_up_pause(self) -> OpenWork:
         """Nothing has changed but for what was cut off: routers call again. Returns what is still open."""
@@ -71,8 +72,8 @@ class Drain:
         await self.end_pause()
         return left
 
-    async def _tell_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for service in SERVICES:
+    async def _tell_health(self, status: HealthCheckResponse.ServingStatus) -> None:
+        for service in READY_SERVICES:
             await self._health.set(service, status)
 
     async def _idle_within(self, timeout: float | None) -> bool:

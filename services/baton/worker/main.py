@@ -41,7 +41,7 @@ from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.tls.channels import Dialer, add_port
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import RoleName, WorkerConfig
-from baton.worker.drain import SERVICES, Drain
+from baton.worker.drain import LIVE_SERVICE, READY_SERVICES, Drain
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.post import Post
 from baton.worker.role_switch import RoleSwitch
@@ -313,7 +313,7 @@ class Worker:
     async def _add_health(server: grpc.aio.Server) -> HealthServicer:
         servicer = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        for service in ("", *SERVICES):
+        for service in (*READY_SERVICES, LIVE_SERVICE):
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         return servicer
 

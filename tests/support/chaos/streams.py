@@ -33,6 +33,7 @@ from tests.support.rings_at_their_limit import errors_logged
 Event = Literal["kill decode", "kill prefill", "drain decode", "drain prefill"]
 ROLES = ("prefill", "decode")
 EVENTS: tuple[Event, ...] = ("kill decode", "kill prefill", "drain decode", "drain prefill")
+DRAINS: tuple[Event, ...] = ("drain decode", "drain prefill")
 OPTIONS = ("--scheduling-policy", "priority", "--num-blocks", "1024")
 PREFILL_OPTIONS = ("--no-prefix-caching",)
 """Questions come again and again, and prompts are to be computed."""
@@ -235,6 +236,7 @@ class Plan:
     """Tokens of an answer, at most."""
     most_s: float = math.inf
     """Seconds after which no more events are begun."""
+    kinds: tuple[Event, ...] = EVENTS
 
 
 @dataclass
@@ -274,16 +276,18 @@ class Streams:
         self._replies: list[tuple[Question, Reply]] = []
         self._stop = asyncio.Event()
         self._until = math.inf
+        self._kinds = EVENTS
 
-    async def run(self, asked: Sequence[Ask], events: int, most_s: float) -> Report:
+    async def run(self, asked: Sequence[Ask], plan: Plan) -> Report:
         began = time.monotonic()
-        self._until = began + most_s
+        self._until = began + plan.most_s
+        self._kinds = plan.kinds
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(base_url=self._ring.url, timeout=None, limits=limits) as http:
             questions = await self._undisturbed(http, asked)
             clients = [asyncio.create_task(self._client(http, questions)) for _ in range(self._clients)]
             try:
-                await self._disturb(events)
+                await self._disturb(plan.events)
             finally:
                 self._stop.set()
                 await asyncio.gather(*clients)
@@ -334,7 +338,7 @@ class Streams:
     async def _disturb_role(self, role: str, events: int) -> None:
         done = 0
         while done < events:
-            kinds = [event for event in EVENTS if event.endswith(role)]
+            kinds = [event for event in self._kinds if event.endswith(role)]
             if time.monotonic() > self._until:
                 return
             for event in self._rng.sample(kinds, len(kinds))[: events - done]:
@@ -427,6 +431,6 @@ def run(tmp: Path, plan: Plan) -> Report:
         router_options=ROUTER_OPTIONS,
     ) as ring:
         streams = Streams(ring, rng, plan.clients, Report(plan.seed))
-        report = asyncio.run(streams.run(asked, plan.events, plan.most_s))
+        report = asyncio.run(streams.run(asked, plan))
         report.violations += errors_logged(ring)
     return report

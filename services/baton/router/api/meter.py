@@ -131,11 +131,17 @@ class RequestMeter:
         self._metrics.in_flight(self._endpoint).dec()
         if self._unfinished:
             self._metrics.ended(self._endpoint, _ended_by(error), self._unfinished)
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not _is_clients_own(error):
                 self._goodput.failed(error.code if isinstance(error, RingError) else "internal_error")
         else:
             self._metrics.e2e_latency.observe(time.perf_counter() - self._arrival.came)
             self._goodput.over()
+
+
+def _is_clients_own(error: Exception) -> bool:
+    """What a worker finds wrong with a request, and the end of its client's patience, are no failures of the
+    service."""
+    return isinstance(error, RingError) and (error.status < 500 or error.code == DEADLINE_EXCEEDED)
 
 
 def _ended_by(error: BaseException | None) -> str:

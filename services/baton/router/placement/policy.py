@@ -118,10 +118,12 @@ class _Found(NamedTuple):
 
 
 def _paired_first(found: list[_Found]) -> list[_Found]:
-    """Of two releases, the one whose prefill workers are not there yet is not to get the requests for it."""
-    if not any(entry.candidate.prefill for entry in found):
-        return found
+    """Of two releases, the one that has no prefill workers yet, or any more, is not to get the requests for
+    it; unless nobody else has a seat and room: while decode is rolled out, one worker of the new release is
+    not to be buried under the requests of all."""
     paired = {entry.decode.group for entry in found if entry.candidate.prefill}
+    if not any(entry.decode.group in paired and not entry.candidate.wait_s for entry in found):
+        return found
     return [
         entry._replace(rank_s=entry.rank_s + BEYOND_S)
         if entry.decode.role == "decode" and entry.decode.group not in paired

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from heapq import merge
 from types import TracebackType
 
 from baton.router.audit import outcome_of
@@ -22,6 +23,39 @@ _REPORT_BYTES = 800
 same reports share these."""
 
 
+UNBEGUN_SHARE = 0.1
+"""Of what is kept, for requests that no worker was given, such as those refused: a flood of them is not to
+drive out those that ran."""
+
+
+class _Ended:
+    """Traces of requests that have ended: the latest, as far as their numbers and bytes allow."""
+
+    def __init__(self, most_requests: int, most_bytes: int) -> None:
+        self._most_requests = most_requests
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[str, tuple[RequestTrace, int]] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, trace: RequestTrace) -> None:
+        size = size_of(trace)
+        self._kept[trace.key] = trace, size
+        self.num_bytes += size
+        while len(self._kept) > self._most_requests or self.num_bytes > self._most_bytes:
+            _, (_, gone) = self._kept.popitem(last=False)
+            self.num_bytes -= gone
+
+    def get(self, key: str) -> RequestTrace | None:
+        return self._kept.get(key, (None, 0))[0]
+
+    def latest(self) -> list[RequestTrace]:
+        """The latest first."""
+        return [trace for trace, _ in reversed(self._kept.values())]
+
+
 class Traces:
     """Event loop's thread only. What runs is bounded by what a router lets in; what has ended, here."""
 
@@ -32,20 +66,24 @@ class Traces:
         on_end: Callable[[RequestTrace], None] = lambda _: None,
         sample: float | None = None,
     ) -> None:
-        """At most so many that have ended are kept, and of so many bytes, the latest. ``on_end`` hears of
-        each request that ends. ``sample``: the share of the requests that are exported, of those whose
-        clients do not say; None: nothing is."""
-        self._most_requests = most_requests
-        self._most_bytes = most_bytes
+        """At most so many that have ended are kept, and of so many bytes, the latest; a tenth of both is for
+        those that no worker was given. ``on_end`` hears of each request that ends. ``sample``: the share of
+        the requests that are exported, of those whose clients do not say; None: nothing is."""
+        unbegun = max(round(UNBEGUN_SHARE * most_requests), min(1, most_requests - 1))
+        unbegun_bytes = round(UNBEGUN_SHARE * most_bytes)
+        self._unbegun = _Ended(unbegun, unbegun_bytes)
+        self._begun = _Ended(most_requests - unbegun, most_bytes - unbegun_bytes)
         self._on_end = on_end
         self._sample = sample
         self._running: dict[str, RequestTrace] = {}
-        self._ended: OrderedDict[str, tuple[RequestTrace, int]] = OrderedDict()
-        self.num_bytes = 0
-        """Of those that have ended, as far as can be told."""
 
     def __len__(self) -> int:
-        return len(self._running) + len(self._ended)
+        return len(self._running) + len(self._begun) + len(self._unbegun)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of those that have ended, as far as can be told."""
+        return self._begun.num_bytes + self._unbegun.num_bytes
 
     def origin(self, client_id: str | None, traceparent: str | None) -> Origin:
         """From the headers of a request that has just come."""
@@ -63,12 +101,8 @@ class Traces:
         trace.end(outcome)
         if self._running.pop(trace.key, None) is not trace:
             return
-        size = size_of(trace)
-        self._ended[trace.key] = trace, size
-        self.num_bytes += size
-        while len(self._ended) > self._most_requests or self.num_bytes > self._most_bytes:
-            _, (_, gone) = self._ended.popitem(last=False)
-            self.num_bytes -= gone
+        begun = any(answer.attempts for answer in trace.answers)
+        (self._begun if begun else self._unbegun).add(trace)
         try:
             self._on_end(trace)
         except Exception:  # the answer is not to suffer
@@ -79,7 +113,7 @@ class Traces:
         its choices, or by the id that its client gave it, of which the latest. ``tenant``: whose requests may
         be told of; None: everybody's."""
         for key in (key_of(request_id), key_of(request_id.rpartition("-")[0])):
-            trace = self._running.get(key) or self._ended.get(key, (None, 0))[0]
+            trace = self._running.get(key) or self._begun.get(key) or self._unbegun.get(key)
             if trace is not None and tenant in (None, trace.tenant):
                 return trace
         named = (trace for trace in self.latest(tenant) if trace.origin.client_id == request_id)
@@ -87,7 +121,8 @@ class Traces:
 
     def latest(self, tenant: str | None) -> Iterator[RequestTrace]:
         """Those that run, then those that ended last."""
-        traces = (*reversed(self._running.values()), *(trace for trace, _ in reversed(self._ended.values())))
+        ended = merge(self._begun.latest(), self._unbegun.latest(), key=lambda trace: -(trace.ended or 0.0))
+        traces = (*reversed(self._running.values()), *ended)
         return (trace for trace in traces if tenant in (None, trace.tenant))
 
 

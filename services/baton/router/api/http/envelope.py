@@ -17,7 +17,8 @@ from baton.router.traces.origin import Origin
 from baton.router.traces.store import Traces
 from baton.telemetry.metrics import RouterMetrics
 
-UNAUDITED = OPEN | {"/ui/data"}
+QUIET = frozenset({"/ui/data"})
+"""Asked every other second by whoever has the page open: the audit log tells of what is refused there."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -91,18 +92,22 @@ class RequestEnvelope:
             # The route's pattern, not the path: clients must not be able to make up label values.
             endpoint = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(endpoint, str(status or 499)).inc()
-            if record is not None and self._audit is not None:
+            if record is not None and self._audit is not None and not _is_quiet(scope, status):
                 record.endpoint, record.status = endpoint, status or 499
                 record.client = scope["state"].get("client")
                 self._audit.end(record)
 
     def _record(self, scope: Scope, minted: str, given: bytes | None) -> Record | None:
-        """For the audit log, which tells nothing of what is asked every other second."""
-        if self._audit is None or scope["path"] in UNAUDITED:
+        """For the audit log, which tells nothing of probes and scrapes."""
+        if self._audit is None or scope["path"] in OPEN:
             return None
         record = self._audit.begin(minted, None if given is None else given.decode("latin-1"))
         scope["state"]["record"] = record
         return record
+
+
+def _is_quiet(scope: Scope, status: int) -> bool:
+    return scope["path"] in QUIET and 200 <= status < 400
 
 
 def _client_id(scope: Scope) -> bytes | None:

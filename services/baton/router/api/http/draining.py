@@ -1,0 +1,38 @@
+"""What a router still answers while it drains: that it lives, and what it has counted."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from baton.router.api.catalogue import Catalogue
+from baton.router.api.errors import ApiError
+from baton.router.api.http.failures import error_response
+from baton.router.api.http.status import Status
+from baton.router.api.service import CompletionService
+from baton.router.processes.siblings import Siblings
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+DRAINING = ApiError(503, "This router is about to end; ask another one.", code="draining")
+
+
+def draining_app(*services: CompletionService, siblings: Siblings | None = None) -> Starlette:
+    """``/metrics`` and ``/version`` as ever, 503 for all else: new requests are another router's, and probes
+    of readiness fail where those of liveness must not."""
+    catalogue = Catalogue(services)
+    status = Status(catalogue, siblings or Siblings())
+
+    async def elsewhere(request: Request) -> Response:
+        answer = error_response(DRAINING, request.scope, catalogue.settings.retry_after_seconds)
+        answer.headers["connection"] = "close"
+        return answer
+
+    return Starlette(
+        routes=[
+            Route("/metrics", status.metrics),
+            Route("/version", status.version),
+            Route("/{path:path}", elsewhere, methods=METHODS),
+        ]
+    )

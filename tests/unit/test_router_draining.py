@@ -1,0 +1,44 @@
+"""What a router that drains answers still."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+import baton
+from baton.router.api import ApiSettings
+from baton.router.api.http.draining import draining_app
+from baton.router.api.service import CompletionService
+from baton.telemetry.metrics import ModelMetrics, RouterMetrics
+from tests.support.fake_ring import FakeRing
+from tests.support.tiny_tokenizers import byte_level_tokenizer
+
+
+@pytest.fixture
+def http(tmp_path: Path) -> httpx.AsyncClient:
+    metrics = RouterMetrics(CollectorRegistry())
+    ModelMetrics(metrics, "demo").generated_tokens.inc(12345)
+    ring = FakeRing(lambda call: [70])
+    service = CompletionService(ring, byte_level_tokenizer(tmp_path), ApiSettings(), metrics)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(draining_app(service)), base_url="http://router")
+
+
+async def test_the_last_figures_can_be_had_and_it_lives(http: httpx.AsyncClient) -> None:
+    page = await http.get("/metrics")
+    assert page.status_code == 200 and "12345" in page.text
+    assert (await http.get("/version")).json() == {"version": baton.__version__}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/health"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/ui"), ("GET", "/")],
+)
+async def test_all_else_is_another_routers(http: httpx.AsyncClient, method: str, path: str) -> None:
+    answer = await http.request(method, path)
+    assert answer.status_code == 503
+    assert answer.headers["connection"] == "close" and "retry-after" in answer.headers
+    code = answer.json()["error"]
+    assert code.get("code", code.get("type")) == "draining"
