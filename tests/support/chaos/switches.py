@@ -120,7 +120,7 @@ def run(tmp: Path, plan: Plan, starts: int = 3) -> tuple[Report, Switches]:
         router_options=ROUTER_OPTIONS,
     ) as ring:
         streams = SwitchedStreams(ring, rng, plan.clients, Report(plan.seed))
-        report = asyncio.run(streams.run(asked, plan.events, plan.most_s))
+        report = asyncio.run(streams.run(asked, plan))
         report.violations += errors_logged(ring)
         streams.done.start_seconds = [_start(tmp, f"fresh-{n}") for n in range(starts)]
     return report, streams.done
