@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import grpc
@@ -20,12 +20,14 @@ from prometheus_client import CollectorRegistry
 
 from baton import options
 from baton.connector.identity import PROTOCOL, compatibility_digest, new_incarnation
+from baton.connector.ranks.end import Place
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.decoding import DecodingInterceptor
 from baton.engine.engine import Engine
+from baton.nodes.others import Nobody, Others
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import WorkerReady, announce
@@ -111,6 +113,8 @@ class Served:
     """Its ends of all links. What it is given is called when a thread of theirs met what it did not expect.
     May raise StartError."""
     mask_stats: Callable[[], MaskStats] | None = None
+    others: Others = field(default_factory=Nobody)
+    """The nodes that its ranks are on."""
 
 
 class Worker:
@@ -124,6 +128,7 @@ class Worker:
         self._revision = served.revision
         self._incarnation = new_incarnation()
         self.routers = Routers()
+        self._signalled = False
         self._told_to_drain = asyncio.Event()
         self._exit = asyncio.Event()
         self._exit_status = 0
@@ -133,6 +138,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        self._served.others.call_on_leaving(lambda node: loop.call_soon_threadsafe(self._drain_for, node))
         async with contextlib.AsyncExitStack() as stack:
             drain = await self._start(stack)
             draining = asyncio.create_task(self._drain_when_told(drain), name="drain")
@@ -144,9 +150,15 @@ class Worker:
 
     def _on_signal(self) -> None:
         """The first signal starts the drain, the second ends the worker at once."""
-        if self._told_to_drain.is_set():
+        if self._signalled:
             log.warning("told to stop twice: ending at once")
             self._end(EXIT_CUT_SHORT)
+        self._signalled = True
+        self._told_to_drain.set()
+
+    def _drain_for(self, node: str) -> None:
+        """Another node was told to stop, which waits for this one."""
+        log.info("%s was told to stop: this worker drains", node)
         self._told_to_drain.set()
 
     async def _drain_when_told(self, drain: Drain) -> None:
@@ -216,6 +228,7 @@ class Worker:
         times = self._clock.times()
         registry.register(StartCollector(config.role, times))
         announce(WorkerReady(address, config.role, metrics))
+        self._served.others.say_serving()
         log.info("%s of %s ready at %s after %s", config.role, config.model_name, address, times)
         return Drain(service, engine_loop, health)
 
@@ -241,12 +254,10 @@ class Worker:
         """Connector → the address of each rank to hand to peers. Only decode is called."""
         if self._config.role == "prefill":
             return {}
-        bound = await ends.listen(self._config.host, self._config.data_port)
-        host = self._config.advertised_host
-        return {
-            name: [options.join_address(host, options.parse_address(address)[1]) for address in addresses]
-            for name, addresses in bound.items()
-        }
+        elsewhere = self._served.others.places
+        here = [Place(self._config.host, self._config.advertised_host)] * (len(ends.shares) - len(elsewhere))
+        told = await ends.listen([*here, *elsewhere], self._config.data_port)
+        return {name: list(addresses) for name, addresses in told.items()}
 
     def _bind(self, server: grpc.aio.Server) -> int:
         wanted = options.join_address(self._config.host, self._config.port)
