@@ -141,8 +141,8 @@ class Engine:
         clock: StartClock | None = None,
         nodes: Nodes = ONE_NODE,
     ) -> Engine:
-        """Loads the model, sizes the KV pool and warms up, on all ranks, which are on ``nodes``. ValueError if
-        config and model do not agree or do not fit on the device, RankError if a rank cannot start;
+        """Loads the model, sizes the KV pool and warms up, on all ranks, which are on ``nodes``. ValueError
+        if config and model do not agree or do not fit on the device, RankError if a rank cannot start;
         ``progress`` hears of bytes of weights read, ``clock`` of the phases."""
         # Whose steps are simulated has no torch.
         from baton.engine.host_memory import HostMemory

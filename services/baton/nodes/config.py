@@ -13,7 +13,7 @@ JOIN_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """One node of a worker. Raises ConfigError when a value cannot work. All else it is told by the leader."""
+    """One node of a worker; all else the leader tells it. Raises ConfigError when a value cannot work."""
 
     leader_address: str
     """The leader's host."""

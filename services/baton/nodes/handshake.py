@@ -1,8 +1,9 @@
 """The first bytes between two nodes of a worker: each proves to the other that it has the cluster key.
 
 The one that joins says a nonce; the leader answers with its own and an HMAC over both; the one that joins
-answers with another one. No nonce is used twice, and neither side's proof can be sent back as the other's. All
-is of fixed size: a stranger gets no further than 76 bytes. What follows is not encrypted (docs/security.md).
+answers with another one. No nonce is used twice, and neither side's proof can be sent back as the other's.
+All is of fixed size: a stranger gets no further than 76 bytes. What follows is not encrypted: see
+docs/security.md.
 """
 
 from __future__ import annotations

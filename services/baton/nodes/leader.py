@@ -123,7 +123,10 @@ class Leader:
 
     def _wait_for_nodes(self) -> None:
         with self._changed:
-            if not self._changed.wait_for(self._all_found, self._wanted.timeout_s):
+            self._changed.wait_for(lambda: self._all_found() or self._over.is_set(), self._wanted.timeout_s)
+            if self._over.is_set():
+                raise RankError("the worker has ended before all nodes were there")
+            if not self._all_found():
                 missing = [str(node) for node in range(1, self.count) if not self._has_found(node)]
                 raise RankError(
                     f"of {self.count} nodes, {', '.join(missing)} did not join within "
@@ -150,12 +153,11 @@ class Leader:
                 raise RankError(lost)
             if len(self._attached) < expected:
                 raise RankError(f"the ranks of other nodes did not all call within {ATTACH_S:g} s")
-            members = [
+            return [
                 self._member(session, rank)
                 for node, session in sorted(self._sessions.items())
                 for rank in layout.ranks_of(node)
             ]
-        return members
 
     def _lost(self) -> str:
         return next((session.dead for session in self._sessions.values() if session.dead), "")
@@ -311,6 +313,7 @@ class Leader:
         with self._changed:
             said, sessions = self._over.is_set(), list(self._sessions.values())
             self._over.set()
+            self._changed.notify_all()
         if not said:
             for session in sessions:
                 session.tell(End(why))

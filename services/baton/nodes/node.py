@@ -1,7 +1,7 @@
 """A node that does not lead, from its first call to its end: ``baton node``.
 
-It has no model and no torch of its own, and starts the processes that have. Two threads: one hears the leader,
-one speaks: what is to be said is put in its queue, by whoever it is, and a sign of life in between.
+It has no model and no torch of its own, and starts the processes that have. One thread hears the leader, and
+one speaks to it: what is to be said is put in its queue, and a sign of life is said in between.
 """
 
 from __future__ import annotations

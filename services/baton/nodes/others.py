@@ -20,8 +20,7 @@ class Others(Nodes, Protocol):
         """The worker is ready: so are its other nodes."""
 
     def call_on_leaving(self, on_leaving: Callable[[str], None]) -> None:
-        """``on_leaving`` hears, on a thread of its own, of a node that was told to end, and which one; at once
-        if there is one already."""
+        """``on_leaving`` hears, on a thread of its own, which node was told to end; at once if one was."""
 
 
 class Nobody(OneNode):

@@ -138,7 +138,11 @@ class Worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        self._served.others.call_on_leaving(lambda node: loop.call_soon_threadsafe(self._drain_for, node))
+
+        def on_leaving(node: str) -> None:
+            loop.call_soon_threadsafe(self._drain_for, node)
+
+        self._served.others.call_on_leaving(on_leaving)
         async with contextlib.AsyncExitStack() as stack:
             drain = await self._start(stack)
             draining = asyncio.create_task(self._drain_when_told(drain), name="drain")
