@@ -20,7 +20,7 @@ from baton.models.quantization import Quantization
 from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
 from baton.parallel.layout import LOOPBACK, Layout
 from baton.parallel.messages import Connect, Start
-from baton.parallel.ranks import Group, Nodes, Ranks
+from baton.parallel.ranks import Group, Nodes, RankError, Ranks
 from baton.parallel.shard import Shard
 from baton.telemetry.startup import StartClock
 from baton_kernels.cpu.library import native
@@ -120,7 +120,12 @@ def meet(ranks: Ranks, leader: LoadedRank, host: str) -> list[int]:
     """Waits until all ranks are loaded, and connects them, at ``host``. The bytes of a block of each rank's
     pool but the leader's. RankError if one is dead."""
     block_bytes = ranks.answers(_LOAD)
-    store, port = listening_store(leader.model.shard.world, host)
+    try:
+        store, port = listening_store(leader.model.shard.world, host)
+    except OSError as error:
+        raise RankError(
+            f"cannot listen on {host}, which other ranks are told (--advertise): {error}"
+        ) from error
     question = ranks.question()
     ranks.tell(Connect(question, host, port))
     assert isinstance(leader.model.collectives, GroupCollectives)

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 from types import FrameType
 
 from baton import __version__, hub, logs
@@ -199,7 +198,7 @@ class Node:
     def _find(self, model: str) -> None:
         try:
             path = hub.resolve_model(model).resolve()
-            self._to_say.put(Found(str(path), hub.revision_of(Path(path))))
+            self._to_say.put(Found(str(path), hub.revision_of(path)))
         except (ModelError, OSError) as error:
             self._to_say.put(NotFound(str(error)))
 
