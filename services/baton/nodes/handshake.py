@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 import socket
+import time
 
 MAGIC = b"baton-node-1"
 HANDSHAKE_S = 5.0
@@ -57,7 +58,10 @@ def _proof(cluster_key: bytes, who: bytes, joining: bytes, leading: bytes) -> by
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
     data = bytearray()
+    until = time.monotonic() + HANDSHAKE_S
     while len(data) < size:
+        if time.monotonic() > until:  # each piece may take as long as the socket allows
+            raise HandshakeError("it is too slow")
         piece = sock.recv(size - len(data))
         if not piece:
             raise HandshakeError("it closed the connection")

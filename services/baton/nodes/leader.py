@@ -214,13 +214,13 @@ class Leader:
         session = Session(joined, channel, self._changed)
         with self._changed:
             why, try_again = self._objection(joined)
-            if not why:
+            if not why:  # nothing else is said to it before this
+                channel.send(Welcome(self._wanted.model, self._wanted.log_level))
+                channel.sock.settimeout(self._wanted.silence_s)
                 self._sessions[joined.node] = session
         if why:
             channel.send(Refused(why, try_again))
             raise HandshakeError(f"it is refused: {why}")
-        channel.sock.settimeout(self._wanted.silence_s)
-        session.tell(Welcome(self._wanted.model, self._wanted.log_level))
         log.info("%s joined", session.name)
         return session
 

@@ -127,16 +127,22 @@ class Node:
     def _join(self) -> tuple[Channel[ToLeader, ToNode], Welcome]:
         config = self._config
         channel = to_leader(self._dial())
-        channel.send(Join(__version__, config.node_index, config.nodes, config.host, config.advertised_host))
-        answer, _ = channel.receive()
-        if isinstance(answer, Refused):
+        try:
+            channel.send(
+                Join(__version__, config.node_index, config.nodes, config.host, config.advertised_host)
+            )
+            answer, _ = channel.receive()
+            if isinstance(answer, Welcome):
+                return channel, answer
+        except OSError:
             channel.close()
-            if answer.try_again:
-                raise _TryAgainError(answer.why)
-            raise StartError(f"the leader at {self._leader} refuses this node: {answer.why}")
-        if not isinstance(answer, Welcome):
+            raise
+        channel.close()
+        if not isinstance(answer, Refused):
             raise HandshakeError(f"it answers with {answer}")
-        return channel, answer
+        if answer.try_again:
+            raise _TryAgainError(answer.why)
+        raise StartError(f"the leader at {self._leader} refuses this node: {answer.why}")
 
     # --- what the leader says
 
