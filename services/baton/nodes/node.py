@@ -83,6 +83,7 @@ class Node:
         """As the module's ``run``. On the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        log.info("joining the leader at %s as node %d", self._leader, self._config.node_index)
         until = time.monotonic() + self._config.join_timeout
         pause = _FIRST_PAUSE_S
         while not self._told_to_end.is_set():
@@ -148,7 +149,7 @@ class Node:
 
     def _serve(self, channel: Channel[ToLeader, ToNode], welcome: Welcome) -> int:
         logs.configure(welcome.log_level)
-        log.info("joined the leader at %s as node %d", self._leader, self._config.node_index)
+        log.info("joined the leader at %s", self._leader)
         channel.sock.settimeout(self._silence_s)
         self._joined = True
         if self._told_to_end.is_set():  # while it joined
