@@ -112,6 +112,10 @@ def pods_of(objects: Sequence[Object]) -> dict[str, Object]:
     for one in objects:
         if one["kind"] == "Deployment":
             found[one["metadata"]["name"]] = one["spec"]["template"]
+        elif one["kind"] == "LeaderWorkerSet":
+            templates = one["spec"]["leaderWorkerTemplate"]
+            found[one["metadata"]["name"]] = templates["leaderTemplate"]
+            found[f"{one['metadata']['name']}-node"] = templates["workerTemplate"]
         elif one["kind"] == "Pod":
             found[one["metadata"]["name"]] = one
     return found
@@ -170,9 +174,16 @@ def problems(objects: Sequence[Object], versions: Sequence[str] = VERSIONS) -> l
     """What Kubernetes of these versions would not take."""
     return [
         f"{version} {name_of(one)}: {problem}"
-        for one, version in itertools.product(objects, versions)
+        for one, version in itertools.product([*objects, *_templates(objects)], versions)
         for problem in _problems(json.dumps(one, sort_keys=True), version)
     ]
+
+
+def _templates(objects: Sequence[Object]) -> Iterator[Object]:
+    """Pod templates of what Kubernetes does not define, each in something that it does."""
+    for name, pod in pods_of([one for one in objects if one["kind"] == "LeaderWorkerSet"]).items():
+        spec = {"selector": {"matchLabels": pod["metadata"]["labels"]}, "template": pod}
+        yield {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
 # --- what refers to what

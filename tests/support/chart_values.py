@@ -42,6 +42,32 @@ VALUE_SETS: dict[str, Values] = {
     "GPUs": _roles(**_GPU),
     "MIG": _roles(gpu={"enabled": True, "resource": "nvidia.com/mig-3g.40gb", "toleration": False}),
     "tensor parallel": _roles(**_GPU, tensorParallelSize=4, pipelineParallelSize=2),
+    "several nodes": {
+        **_roles(**_GPU, tensorParallelSize=8, pipelineParallelSize=2, nodesPerWorker=2),
+        "metrics": {"annotations": True},
+        "networkPolicy": {"enabled": True, "nodeCIDRs": ["10.0.0.0/16"], "egress": {"enabled": True}},
+    },
+    "one role on several nodes": {
+        "decode": {
+            **_GPU,
+            "tensorParallelSize": 16,
+            "nodesPerWorker": 4,
+            "replicas": 3,
+            "pdb": {"minAvailable": 2},
+            "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "50%"}},
+        }
+    },
+    "several nodes with mTLS and a download": {
+        **_DOWNLOAD,
+        "tls": {"workers": {"enabled": True, "existingSecret": "mtls"}},
+        "decode": {"tensorParallelSize": 2, "nodesPerWorker": 2, "options": {"threads": 4}},
+    },
+    "several nodes and KEDA": _roles(
+        tensorParallelSize=2, nodesPerWorker=2, autoscaling={"enabled": True}, pdb={"maxUnavailable": "25%"}
+    ),
+    "several nodes and HPA": _roles(
+        tensorParallelSize=2, nodesPerWorker=2, autoscaling={"enabled": True, "type": "hpa"}
+    ),
     "RDMA": _roles(**_GPU, rdma={"enabled": True, "resource": "rdma/ib", "count": 2}),
     "RDMA without capabilities": _roles(
         rdma={"enabled": True, "resource": "rdma/roce_gdr", "capabilities": []}
@@ -324,7 +350,36 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "a wrong pull policy": ({"image": {"pullPolicy": "always"}}, "image.pullPolicy must be one of"),
     "no start": ({"prefill": {"startupSeconds": 0}}, "Must be greater than or equal to 5"),
     "no drain": ({"decode": {"drainTimeoutSeconds": 0}}, "Must be greater than or equal to 1"),
-    "several nodes": ({"prefill": {"nodesPerWorker": 2}}, "prefill.nodesPerWorker does not match: 1"),
+    "no nodes": (
+        {"prefill": {"nodesPerWorker": 0}},
+        "prefill.nodesPerWorker: Must be greater than or equal to 1",
+    ),
+    "more nodes than processes": (
+        {"prefill": {"nodesPerWorker": 2}},
+        "prefill.nodesPerWorker: 2 pods cannot share 1 processes",
+    ),
+    "nodes with parts of groups": (
+        {"decode": {"tensorParallelSize": 2, "pipelineParallelSize": 3, "nodesPerWorker": 2}},
+        "decode.nodesPerWorker: 3 processes in each of 2 pods would be neither whole",
+    ),
+    "nodes that are recreated": (
+        {
+            "decode": {
+                "tensorParallelSize": 2,
+                "nodesPerWorker": 2,
+                "strategy": {"type": "Recreate", "rollingUpdate": None},
+            }
+        },
+        "decode.strategy.type: a LeaderWorkerSet (nodesPerWorker 2) has only RollingUpdate, not Recreate",
+    ),
+    "simulated nodes": (
+        {**_SIMULATED, "decode": {"tensorParallelSize": 2, "nodesPerWorker": 2}},
+        "decode: simulated workers have no devices",
+    ),
+    "nodes that join at the port of metrics": (
+        {"workers": {"ports": {"nodes": 9100}}},
+        "workers.ports.nodes: 9100 is already another port",
+    ),
     "a wrong GPU resource": (
         {"prefill": {"gpu": {"resource": "gpu"}}},
         "prefill.gpu.resource: Does not match",

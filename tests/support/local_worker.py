@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.connector.identity import compatibility_digest
 from baton.connector.liveness import TEMPO, Tempo
 from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import LocalEnd
+from baton.connector.ranks.end import LocalEnd, Place
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.staging import Staging
@@ -150,7 +150,7 @@ class LocalWorker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
         self._stack.push_async_callback(self._ends.close)
         self._stack.push_async_callback(self.prefill.close)
-        self.decode.data_addresses = await self._ends.listen("127.0.0.1", 0)
+        self.decode.data_addresses = await self._ends.listen([Place("127.0.0.1", "127.0.0.1")], 0)
         loop.start()
         self._stack.callback(loop.stop)
         await server.start()

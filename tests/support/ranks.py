@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.connector import choice
 from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import DataLink, LocalEnd, RankEnd
+from baton.connector.ranks.end import DataLink, LocalEnd, Place, RankEnd
 from baton.connector.ranks.ends import Ends, Strand
 from baton.connector.ranks.remote import RemoteEnd
 from baton.connector.ranks.share import Share, ties
@@ -23,6 +23,7 @@ from baton.connector.transport import KVMemory
 from tests.support.rank_process import RankProcesses, mapped
 
 HEAD_DIM = 4
+HERE = Place("127.0.0.1", "127.0.0.1")
 
 
 def shares(tp: int, heads: int, layers: int, pp: int = 1) -> list[Share]:
@@ -100,7 +101,7 @@ async def side(
         members.append(await RemoteEnd.meet(ours, connector=connector, host="127.0.0.1", on_crash=on_crash))
     made = Side(Ends(members), pools, members, pids)
     if listens:
-        made.addresses = (await made.ranks.listen("127.0.0.1", 0))[connector]
+        made.addresses = (await made.ranks.listen([HERE] * len(members), 0))[connector]
     return made
 
 

@@ -133,7 +133,8 @@ class TestOptions:
         "decode": {
             "model", "served_model_name", "host", "port", "metrics_port", "cluster_key",
             "worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name",
-            "tensor_parallel_size", "pipeline_parallel_size", "drain_timeout", "exit_with_parent",
+            "tensor_parallel_size", "pipeline_parallel_size", "nodes", "node_port", "join_timeout",
+            "drain_timeout", "exit_with_parent",
         },
     }  # fmt: skip
 
@@ -150,7 +151,13 @@ class TestOptions:
         return self.COMMANDS.commands[name]  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize("name", VALUE_SETS)
-    def test_are_understood_by_the_program(self, name: str) -> None:
+    def test_are_understood_by_the_program(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        for variable, value in (
+            ("LEADER_ADDRESS", "a-0.a-0.serving"),
+            ("GROUP_SIZE", "2"),
+            ("WORKER_INDEX", "1"),
+        ):
+            monkeypatch.setenv(f"LWS_{variable}", value)  # as the controller does
         for pod in pods_of(rendered(name)).values():
             for each in pod["spec"]["containers"]:
                 if each.get("command") == ["baton"]:
@@ -402,6 +409,114 @@ class TestWorkers:
             for role in ("prefill", "decode", "both")
         }
         assert len(set(texts.values())) == 1
+
+
+class TestSeveralNodes:
+    """A role whose workers are groups of pods."""
+
+    @staticmethod
+    def pod(name: str, part: str, role: str = "decode") -> Object:
+        objects = rendered(name)
+        assert f"test-baton-{role}" not in of_kind(objects, "Deployment")
+        found: Object = of_kind(objects, "LeaderWorkerSet")[f"test-baton-{role}"]
+        template: Object = found["spec"]["leaderWorkerTemplate"][f"{part}Template"]
+        return template
+
+    def test_a_worker_is_a_group_that_is_made_anew_as_a_whole(self) -> None:
+        objects = rendered("one role on several nodes")
+        assert "test-baton-prefill" in of_kind(objects, "Deployment"), "the other role is as it was"
+        spec = of_kind(objects, "LeaderWorkerSet")["test-baton-decode"]["spec"]
+        assert (spec["replicas"], spec["leaderWorkerTemplate"]["size"]) == (3, 4)
+        assert spec["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
+        assert spec["startupPolicy"] == "LeaderCreated", "the leader is ready when its nodes have joined"
+        assert spec["networkConfig"] == {"subdomainPolicy": "UniquePerReplica"}
+        rollout = spec["rolloutStrategy"]["rollingUpdateConfiguration"]
+        assert rollout == {"maxSurge": 0, "maxUnavailable": "50%"}
+
+    def test_each_pod_has_its_share_of_the_devices(self) -> None:
+        for part in ("leader", "worker"):
+            [worker] = self.pod("several nodes", part)["spec"]["containers"]
+            assert worker["resources"]["limits"] == {"nvidia.com/gpu": 8}
+            [worker] = self.pod("one role on several nodes", part)["spec"]["containers"]
+            assert worker["resources"]["limits"] == {"nvidia.com/gpu": 4}
+
+    def test_leader_and_nodes_meet(self) -> None:
+        [leader] = self.pod("several nodes", "leader")["spec"]["containers"]
+        [node] = self.pod("several nodes", "worker")["spec"]["containers"]
+        args = leader["args"]
+        assert (args[0], args[args.index("--nodes") + 1]) == ("decode", "2")
+        assert node["args"][0] == "node"
+        for option in ("--node-port", "--join-timeout"):
+            told = [each["args"][each["args"].index(option) + 1] for each in (leader, node)]
+            assert told[0] == told[1]
+        key = [next(v for v in each["env"] if v["name"] == "BATON_CLUSTER_KEY") for each in (leader, node)]
+        assert key[0] == key[1]
+
+    def test_only_leaders_are_what_routers_and_monitors_find(self) -> None:
+        objects = rendered("several nodes")
+        leader, node = (self.pod("several nodes", part) for part in ("leader", "worker"))
+        selectors = [
+            of_kind(objects, "Service")["test-baton-decode"]["spec"]["selector"],
+            of_kind(objects, "PodMonitor")["test-baton-decode"]["spec"]["selector"]["matchLabels"],
+            of_kind(objects, "PodDisruptionBudget")["test-baton-decode"]["spec"]["selector"]["matchLabels"],
+        ]
+        for selector in selectors:
+            assert selector.items() <= leader["metadata"]["labels"].items()
+            assert not selector.items() <= node["metadata"]["labels"].items()
+        assert "prometheus.io/scrape" in leader["metadata"]["annotations"]
+        assert "annotations" not in node["metadata"], "there is nothing to scrape"
+
+    def test_nodes_outlive_the_drain_of_their_leader(self) -> None:
+        leader, node = (self.pod("several nodes", part)["spec"] for part in ("leader", "worker"))
+        assert node["terminationGracePeriodSeconds"] >= leader["terminationGracePeriodSeconds"]
+        assert "lifecycle" not in node["containers"][0]
+
+    @pytest.mark.parametrize("name", ["several nodes", "several nodes with mTLS and a download"])
+    def test_a_node_is_asked_whether_it_lives_and_whether_its_worker_is_ready(self, name: str) -> None:
+        [node] = self.pod(name, "worker")["spec"]["containers"]
+        probes = {each: node[f"{each}Probe"]["httpGet"] for each in ("startup", "readiness", "liveness")}
+        alive, ready = {"port": "health", "path": "/livez"}, {"port": "health", "path": "/readyz"}
+        assert probes == {"startup": alive, "readiness": ready, "liveness": alive}
+
+    def test_pods_of_a_group_may_talk_and_strangers_may_not(self) -> None:
+        objects = rendered("several nodes")
+        policy = of_kind(objects, "NetworkPolicy")["test-baton-workers"]["spec"]
+        [expression] = policy["podSelector"]["matchExpressions"]
+        assert {"prefill-node", "decode-node", "decode"} <= set(expression["values"])
+        [among] = [rule for rule in policy["ingress"] if "ports" not in rule]
+        assert among["from"] == [{"podSelector": policy["podSelector"]}]
+        asked = [rule["from"] for rule in policy["ingress"] if rule.get("ports") == [{"port": "health"}]]
+        assert asked == [[{"ipBlock": {"cidr": "10.0.0.0/16"}}]]
+
+    def test_budgets_count_workers(self) -> None:
+        budgets = of_kind(rendered("one role on several nodes"), "PodDisruptionBudget")
+        assert budgets["test-baton-decode"]["spec"]["minAvailable"] == 2
+        assert budgets["test-baton-decode-node"]["spec"]["minAvailable"] == 2 * 3
+        assert "test-baton-prefill-node" not in budgets
+        budgets = of_kind(rendered("several nodes and KEDA"), "PodDisruptionBudget")
+        assert budgets["test-baton-decode-node"]["spec"]["maxUnavailable"] == "25%"
+
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [("several nodes and KEDA", "ScaledObject"), ("several nodes and HPA", "HorizontalPodAutoscaler")],
+    )
+    def test_what_is_scaled_is_the_set(self, name: str, kind: str) -> None:
+        for scaler in (of_kind(rendered(name), kind)[f"test-baton-{role}"] for role in ("prefill", "decode")):
+            target = scaler["spec"]["scaleTargetRef"]
+            assert target["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+            assert target["kind"] == "LeaderWorkerSet"
+        sets = of_kind(rendered(name), "LeaderWorkerSet").values()
+        assert not any("replicas" in each["spec"] for each in sets)
+
+    def test_an_update_that_could_never_begin_is_found(self) -> None:
+        one = json.loads(
+            json.dumps(of_kind(rendered("several nodes"), "LeaderWorkerSet")["test-baton-decode"])
+        )
+        one["spec"]["rolloutStrategy"]["rollingUpdateConfiguration"] = {"maxSurge": 0, "maxUnavailable": 0}
+        one["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["prots"] = []
+        found = "\n".join(problems([one], VERSIONS[:1]))
+        assert "should not be valid" in found
+        assert "prots" in found
 
 
 class TestMetrics:

@@ -205,18 +205,23 @@ def test_worker_options_survive_the_command_line(
         num_speculative_tokens=9,
         speculative_ngram_min=3,
         speculative_ngram_max=5,
+        node_port=9,
+        join_timeout=7.5,
         threads=7,
         log_level="debug",
         **dict(zip(WORKER_TLS, (*files, "name"), strict=True)),
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
-    split = {"tensor_parallel_size", "pipeline_parallel_size"}
+    split = {"tensor_parallel_size", "pipeline_parallel_size", "nodes"}
     assert same == {"num_blocks", "cluster_key", "host_kv_memory"} | split
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
     other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20)
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
     ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2)
     assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks
+    monkeypatch.setenv("BATON_CLUSTER_KEY", "hush")
+    nodes = WorkerConfig(role="both", tensor_parallel_size=4, nodes=2, cluster_key="hush")
+    assert parsed(monkeypatch, ["both", *ring.arguments(nodes)]) == nodes
 
 
 def test_router_options_survive_the_command_line(

@@ -40,17 +40,18 @@ BELOW = {
 """What every package may use, these among each other too. They import nothing above themselves."""
 
 ALLOWED = {
-    "cli": {"router", "worker", "simulated", "bench"},
+    "cli": {"router", "worker", "simulated", "bench", "nodes"},
     "simulated": {"worker", "engine", "models", "parallel"},
     "bench": {"engine"},
     "router": set[str](),
-    "worker": {"prefill", "decode", "engine", "speculation", "models", "parallel", "baton_kernels"},
+    "worker": {"prefill", "decode", "engine", "speculation", "models", "nodes", "parallel", "baton_kernels"},
     "prefill": {"engine", "models"},
     "decode": {"engine", "models"},
     "rank": {"engine", "models", "parallel", "baton_kernels"},
     "engine": {"speculation", "models", "parallel", "baton_kernels"},
     "speculation": {"models", "parallel", "baton_kernels"},
     "models": {"parallel", "baton_kernels"},
+    "nodes": {"parallel"},
     "parallel": set[str](),
     "baton_kernels": set[str](),
     "demo_model": set[str](),

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from torch import Tensor
 
-import baton.parallel.ranks
+import baton.parallel.processes
 from baton import LLM, SamplingParams, StructuredOutputs
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -231,7 +231,7 @@ class TestEnds:
 
     def test_a_rank_that_cannot_load(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parents[2]}")
-        monkeypatch.setattr(baton.parallel.ranks, "PROGRAM", "tests.support.failing_rank")
+        monkeypatch.setattr(baton.parallel.processes, "PROGRAM", "tests.support.failing_rank")
         with pytest.raises(RankError, match=r"^rank 1 \(process \d+\) failed: no room for the weights$"):
             LLM(str(path), tensor_parallel_size=2, **OPTIONS)
 

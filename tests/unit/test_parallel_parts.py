@@ -81,9 +81,9 @@ class TestChannel:
     def test_messages_and_payloads_in_order(self) -> None:
         ours, theirs = socket.socketpair()
         leader, rank = to_ranks(ours), to_leader(theirs)
-        leader.send(Connect(3, 1234))
+        leader.send(Connect(3, "10.0.0.1", 1234))
         leader.send(LAYOUT, memoryview(torch.arange(30).numpy()))
-        assert rank.receive() == (Connect(3, 1234), b"")
+        assert rank.receive() == (Connect(3, "10.0.0.1", 1234), b"")
         message, payload = rank.receive()
         assert message == LAYOUT
         assert torch.frombuffer(payload, dtype=torch.int64).tolist() == list(range(30))
@@ -122,9 +122,9 @@ class TestChannel:
         ours, theirs = socket.socketpair()
         leader, rank = to_ranks(ours), to_leader(theirs)
         with pytest.raises(ValueError, match="8 bytes"):
-            leader.send(Connect(1, 2), bytes(8))
-        leader.send(Connect(1, 2))
-        assert rank.receive()[0] == Connect(1, 2)
+            leader.send(Connect(1, "h", 2), bytes(8))
+        leader.send(Connect(1, "h", 2))
+        assert rank.receive()[0] == Connect(1, "h", 2)
         leader.close()
         rank.close()
 

@@ -20,6 +20,7 @@ from baton.models.layers import Linear
 from baton.models.loader import load_model
 from baton.models.quantization import Quantization
 from baton.options import ConfigError
+from baton.parallel.layout import Layout
 from baton.speculation import choice
 from baton.worker.config import WorkerConfig
 from baton_kernels.cpu import library, linear
@@ -183,4 +184,4 @@ class TestRefusals:
 
 def test_every_rank_is_told(model_dir: ModelDir) -> None:
     config = EngineConfig(model_dir("llama"), tensor_parallel_size=2)
-    assert part_of(replace(config, quantization="int8"), 1).quantization == "int8"
+    assert part_of(replace(config, quantization="int8"), 1, Layout(1, 2)).quantization == "int8"

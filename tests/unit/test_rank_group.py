@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import DataLink, LocalEnd, RankEnd
+from baton.connector.ranks.end import DataLink, LocalEnd, Place, RankEnd
 from baton.connector.ranks.ends import Ends, Strand
 from baton.connector.ranks.remote import EndMissingError, RemoteEnd
 from baton.connector.ranks.share import MAX_RANKS, Share, Tie, objection, ties
@@ -408,7 +408,7 @@ class FakeConnector(TcpConnector):
     """Listens nowhere."""
 
     async def listen(self, host: str, port: int) -> str:
-        return f"{host}:{port}"
+        return f"{host}:{port or 4711}"
 
 
 def in_turns(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,10 +439,11 @@ class TestConnecting:
         ends = Ends([LocalEnd(has, pool, Share(range(at, at + 1), range(1))) for has, at in held])
         assert ends.connectors == ("tcp",), "what one lacks, none can use"
         assert ends.whole == Share(range(3), range(1))
-        assert await ends.listen("a", 7000) == {"tcp": ("a:7001", "a:7002", "a:7004")}
-        assert await ends.listen("a", 0) == {"tcp": ("a:0", "a:0", "a:0")}
+        places = [Place("a", "a"), Place("a", "name"), Place("b", "other")]
+        assert await ends.listen(places, 7000) == {"tcp": ("a:7001", "name:7002", "other:7004")}
+        assert await ends.listen(places, 0) == {"tcp": ("a:4711", "name:4711", "other:4711")}
         with pytest.raises(OSError, match="no ports 65535 to 65536"):
-            await ends.listen("a", 65532)
+            await ends.listen(places, 65532)
 
     async def test_one_rank_that_cannot_be_reached_leaves_nothing_open(
         self, kind: str, place: tuple[RankProcesses, Path] | None, monkeypatch: pytest.MonkeyPatch

@@ -103,6 +103,14 @@
 - --pipeline-parallel-size
 - {{ $worker.pipelineParallelSize | toString | quote }}
 {{- end }}
+{{- if gt (int $worker.nodesPerWorker) 1 }}
+- --nodes
+- {{ $worker.nodesPerWorker | toString | quote }}
+- --node-port
+- {{ $values.workers.ports.nodes | toString | quote }}
+- --join-timeout
+- {{ $worker.startupSeconds | toString | quote }}
+{{- end }}
 {{- if and $worker.gpu.enabled (not (hasKey $options "device")) }}
 - --device
 - cuda
@@ -112,6 +120,20 @@
 {{- with $worker.extraArgs }}
 {{ toYaml . }}
 {{- end }}
+{{- end }}
+
+{{/* (root, role): arguments of a worker's other nodes. The rest the leader tells them, and LeaderWorkerSet who leads. */}}
+{{- define "baton.nodeArgs" -}}
+{{- $values := .root.Values }}
+- node
+- --host
+- $(POD_IP)
+- --node-port
+- {{ $values.workers.ports.nodes | toString | quote }}
+- --health-port
+- {{ $values.workers.ports.metrics | toString | quote }}
+- --join-timeout
+- {{ (index $values .role).startupSeconds | toString | quote }}
 {{- end }}
 
 {{/* Arguments of the router. */}}

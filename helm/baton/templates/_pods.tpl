@@ -46,10 +46,10 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* (root, values, extra, annotations): a pod's annotations. */}}
+{{/* (root, values, metricsPort): a pod's annotations. No port: there is nothing to scrape. */}}
 {{- define "baton.podAnnotations" -}}
 {{- $scrape := dict }}
-{{- if .root.Values.metrics.annotations }}
+{{- if and .root.Values.metrics.annotations .metricsPort }}
 {{- $scrape = dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .metricsPort) "prometheus.io/path" "/metrics" }}
 {{- if .https }}{{ $_ := set $scrape "prometheus.io/scheme" "https" }}{{ end }}
 {{- end }}

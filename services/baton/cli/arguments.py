@@ -247,6 +247,52 @@ PipelineParallelSize = Annotated[
         rich_help_panel=_PARALLEL,
     ),
 ]
+Nodes = Annotated[
+    int,
+    typer.Option(
+        help="Machines, or pods, that the processes of this worker are on: this one, which leads, and those "
+        "on which `baton node` runs.",
+        rich_help_panel=_PARALLEL,
+    ),
+]
+NodesOfGroup = Annotated[
+    int,
+    typer.Option(
+        "--nodes", envvar="LWS_GROUP_SIZE", help="As the leader's --nodes.", rich_help_panel=_PARALLEL
+    ),
+]
+NodePort = Annotated[
+    int,
+    typer.Option(help="The leader's port at which the other nodes join.", rich_help_panel=_PARALLEL),
+]
+JoinTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Longest wait for the other nodes of a worker, or for its leader.",
+        rich_help_panel=_PARALLEL,
+    ),
+]
+LeaderAddress = Annotated[
+    str,
+    typer.Option(
+        envvar="LWS_LEADER_ADDRESS", help="Host of the worker that leads.", rich_help_panel=_PARALLEL
+    ),
+]
+NodeIndex = Annotated[
+    int,
+    typer.Option(
+        envvar="LWS_WORKER_INDEX",
+        help="Which node this is, from 1 on; the leader is 0.",
+        rich_help_panel=_PARALLEL,
+    ),
+]
+HealthPort = Annotated[
+    int,
+    typer.Option(
+        help="HTTP port of /livez and /readyz; 0 picks one, -1 serves none.", rich_help_panel=_NETWORK
+    ),
+]
 PrefillTensorParallelSize = Annotated[
     int | None,
     typer.Option(help="Of prefill workers. Default: --tensor-parallel-size.", rich_help_panel=_PARALLEL),

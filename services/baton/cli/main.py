@@ -17,6 +17,7 @@ from baton.cli import arguments as arg
 from baton.cli.bench import bench
 from baton.cli.given import given
 from baton.cli.keys import keys
+from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT, NodeConfig
 from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice
 from baton.router.config import RouterConfig
 from baton.worker.config import ROLES, RoleName, WorkerConfig
@@ -193,6 +194,9 @@ def _worker_command(role: RoleName, what: str) -> None:
         speculative_ngram_max: arg.SpeculativeNgramMax = _WORKER.speculative_ngram_max,
         tensor_parallel_size: arg.TensorParallelSize = _WORKER.tensor_parallel_size,
         pipeline_parallel_size: arg.PipelineParallelSize = _WORKER.pipeline_parallel_size,
+        nodes: arg.Nodes = _WORKER.nodes,
+        node_port: arg.NodePort = _WORKER.node_port,
+        join_timeout: arg.JoinTimeout = _WORKER.join_timeout,
         threads: arg.Threads = None,
         drain_timeout: arg.DrainTimeout = None,
         log_level: arg.LogLevel = _WORKER.log_level,
@@ -220,6 +224,31 @@ _worker_command(
     "Start a worker that reads prompts and writes the answers itself.\n\n"
     "Prints a line BATON_READY with its addresses on standard output when it can be used.",
 )
+
+
+@commands.command(rich_help_panel="One service")
+def node(
+    ctx: typer.Context,
+    leader_address: arg.LeaderAddress,
+    nodes: arg.NodesOfGroup,
+    node_index: arg.NodeIndex,
+    node_port: arg.NodePort = NODE_PORT,
+    join_timeout: arg.JoinTimeout = JOIN_TIMEOUT_S,
+    host: arg.Host = "127.0.0.1",
+    advertise: arg.Advertise = None,
+    health_port: arg.HealthPort = -1,
+    cluster_key: arg.ClusterKey = "",
+    log_level: arg.LogLevel = _WORKER.log_level,
+    exit_with_parent: arg.ExitWithParent = None,
+) -> int:
+    """Lend this machine to a worker that leads elsewhere with --nodes, and end with it.
+
+    The leader tells it what to load. In a pod of a LeaderWorkerSet, who leads is known from the environment.
+    """
+    _tie_to(exit_with_parent)
+    from baton.nodes.node import run
+
+    return run(NodeConfig(**given(ctx, NodeConfig)))
 
 
 @commands.command("worker-sim", rich_help_panel="One service")

@@ -28,6 +28,7 @@ from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.table import TokenTable
 from baton.logprobs import Logprobs, TokenDetails
+from baton.parallel.ranks import ONE_NODE, Nodes
 from baton.sampling_params import SamplingParams
 from baton.telemetry.startup import StartClock
 from baton.telemetry.worker import HostTierStats, SpeculationStats, WorkDone
@@ -134,17 +135,21 @@ class Engine:
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, progress: Progress | None = None, clock: StartClock | None = None
+        cls,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        clock: StartClock | None = None,
+        nodes: Nodes = ONE_NODE,
     ) -> Engine:
-        """Loads the model, sizes the KV pool and warms up, on all ranks. ValueError if config and model do
-        not agree or do not fit on the device, RankError if a rank cannot start; ``progress`` hears of bytes
-        of weights read, ``clock`` of the phases."""
+        """Loads the model, sizes the KV pool and warms up, on all ranks, which are on ``nodes``. ValueError
+        if config and model do not agree or do not fit on the device, RankError if a rank cannot start;
+        ``progress`` hears of bytes of weights read, ``clock`` of the phases."""
         # Whose steps are simulated has no torch.
         from baton.engine.host_memory import HostMemory
         from baton.engine.startup import build_runner
 
         clock = clock or StartClock()
-        built = build_runner(config, progress, clock)
+        built = build_runner(config, progress, clock, nodes)
         limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
         tier = host = None
         if built.num_host_blocks:

@@ -18,8 +18,9 @@ from baton.models.config import ModelConfig
 from baton.models.loader import LoadFormat, Progress, kv_block_bytes, load_model, new_kv_pool
 from baton.models.quantization import Quantization
 from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
+from baton.parallel.layout import LOOPBACK, Layout
 from baton.parallel.messages import Connect, Start
-from baton.parallel.ranks import Ranks
+from baton.parallel.ranks import Group, Nodes, RankError, Ranks
 from baton.parallel.shard import Shard
 from baton.telemetry.startup import StartClock
 from baton_kernels.cpu.library import native
@@ -46,37 +47,49 @@ class LoadedRank:
         model = self.model
         return new_kv_pool(model.config, num_blocks, self.block_size, model.dtype, self.device, model.shard)
 
-    def connect(self, port: int) -> None:
+    def connect(self, host: str, port: int) -> None:
         """Meets the other ranks at the leader's store."""
         if isinstance(self.model.collectives, GroupCollectives):
-            self.model.collectives.connect(store_at(port, self.model.shard.world))
+            self.model.collectives.connect(store_at(host, port, self.model.shard.world))
 
 
-def part_of(config: EngineConfig, rank: int) -> Start:
-    """What a rank has to load."""
+def layout_of(config: EngineConfig, nodes: int) -> Layout:
+    """ValueError if so many nodes do not fit."""
+    return Layout.of(config.tensor_parallel_size, config.pipeline_parallel_size, nodes)
+
+
+def part_of(config: EngineConfig, rank: int, layout: Layout, host: str = LOOPBACK, model: str = "") -> Start:
+    """What a rank has to load. ``host``: where others reach it. ``model``: its directory on the rank's node,
+    if it is another one."""
     return Start(
         reply=_LOAD,
         rank=rank,
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
-        model=str(config.model),
+        place=layout.place_of(rank),
+        per_node=layout.per_node,
+        host=host,
+        model=model or str(config.model),
         dtype=config.dtype,
         quantization=config.quantization,
         device=config.device,
         load_format=config.load_format,
         load_seed=config.load_seed,
         block_size=config.block_size,
-        num_threads=threads_of_rank(config),
+        num_threads=threads_of_rank(config, layout),
         log_level=logging.getLogger().getEffectiveLevel(),
     )
 
 
-def start_ranks(config: EngineConfig) -> Ranks:
-    """The processes of all ranks but the first, which begin to load."""
-    ranks = Ranks(config.world, threads_of_rank(config))
+def start_ranks(config: EngineConfig, layout: Layout, nodes: Nodes) -> tuple[Ranks, Group]:
+    """All ranks but the first, which begin to load, and what is on other nodes of them. RankError if these
+    cannot be had."""
+    num_threads = threads_of_rank(config, layout)
+    group = nodes.gather(num_threads)
+    ranks = Ranks(layout.ranks_of(0)[1:], num_threads, group)
     assert ranks.question() == _LOAD
-    ranks.ask_each(_LOAD, lambda rank: part_of(config, rank))
-    return ranks
+    ranks.ask_each(lambda member: part_of(config, member.rank, layout, member.host, member.model))
+    return ranks, group
 
 
 def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) -> LoadedRank:
@@ -88,7 +101,7 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
         if device.type == "cpu":
             native()  # now, so that what it takes to build them is not taken for something else
     shard = Shard.of(sizes, part.rank, part.tensor_parallel_size, part.pipeline_parallel_size)
-    collectives = GroupCollectives(shard, device) if shard.world > 1 else Alone()
+    collectives = GroupCollectives(shard, device, part.host) if shard.world > 1 else Alone()
     model = load_model(
         Path(part.model),
         part.dtype,
@@ -103,13 +116,18 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
     return LoadedRank(model, device, part.block_size)
 
 
-def meet(ranks: Ranks, leader: LoadedRank) -> list[int]:
-    """Waits until all ranks are loaded, and connects them. The bytes of a block of each rank's pool but the
-    leader's. RankError if one is dead."""
+def meet(ranks: Ranks, leader: LoadedRank, host: str) -> list[int]:
+    """Waits until all ranks are loaded, and connects them, at ``host``. The bytes of a block of each rank's
+    pool but the leader's. RankError if one is dead."""
     block_bytes = ranks.answers(_LOAD)
-    store, port = listening_store(leader.model.shard.world)
+    try:
+        store, port = listening_store(leader.model.shard.world, host)
+    except OSError as error:
+        raise RankError(
+            f"cannot listen on {host}, which other ranks are told (--advertise): {error}"
+        ) from error
     question = ranks.question()
-    ranks.tell(Connect(question, port))
+    ranks.tell(Connect(question, host, port))
     assert isinstance(leader.model.collectives, GroupCollectives)
     leader.model.collectives.connect(store)
     ranks.answers(question)
@@ -136,11 +154,11 @@ def spare_device_memory(device: torch.device, scratch_bytes: int, fraction: floa
     return int(total * fraction) - elsewhere - peak
 
 
-def threads_of_rank(config: EngineConfig) -> int | None:
-    """Threads of torch in a rank's process. None: as torch chooses."""
+def threads_of_rank(config: EngineConfig, layout: Layout) -> int | None:
+    """Threads of torch in a rank's process; nodes are taken to be alike. None: as torch chooses."""
     if config.num_threads is not None or config.world == 1 or config.device != "cpu":
         return config.num_threads
-    return max(1, _cores() // config.world)
+    return max(1, _cores() // layout.per_node)
 
 
 def _cores() -> int:
@@ -151,17 +169,18 @@ def _cores() -> int:
 
 
 def _device(part: Start) -> torch.device:
-    """On CUDA, the ranks use as many devices from the one that is named on. ValueError if there are fewer."""
+    """On CUDA, the ranks of a node use as many devices from the one that is named on. ValueError if there are
+    fewer."""
     device = torch.device(part.device)
     world = part.tensor_parallel_size * part.pipeline_parallel_size
     if device.type != "cuda" or world == 1:
         return device
     first, there = device.index or 0, torch.cuda.device_count()
-    if first + world > there:
+    if first + part.per_node > there:
         raise ValueError(
-            f"{world} ranks (tensor_parallel_size x pipeline_parallel_size) from cuda:{first} on; allowed: "
-            f"at most {max(there - first, 0)}, the devices there"
+            f"{part.per_node} ranks (of tensor_parallel_size x pipeline_parallel_size) on a node from "
+            f"cuda:{first} on; allowed: at most {max(there - first, 0)}, the devices there"
         )
-    device = torch.device("cuda", first + part.rank)
+    device = torch.device("cuda", first + part.place)
     torch.cuda.set_device(device)
     return device

@@ -14,6 +14,7 @@ from baton.engine.graphs import CudaRecord, GraphedModel, graph_sizes
 from baton.engine.rank_start import (
     LoadedRank,
     checked_blocks,
+    layout_of,
     load_rank,
     meet,
     part_of,
@@ -27,8 +28,9 @@ from baton.engine.sequence import Sequence
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.loader import Progress
+from baton.parallel.layout import Layout
 from baton.parallel.messages import NewPool, Scratch, Spare
-from baton.parallel.ranks import Ranks
+from baton.parallel.ranks import ONE_NODE, Group, Nodes, Ranks
 from baton.parallel.shard import check_split
 from baton.sampling_params import SamplingParams
 from baton.speculation.choice import Target, plan_drafter
@@ -55,36 +57,47 @@ class Built:
 
 
 def build_runner(
-    config: EngineConfig, progress: Progress | None = None, clock: StartClock | None = None
+    config: EngineConfig,
+    progress: Progress | None = None,
+    clock: StartClock | None = None,
+    nodes: Nodes = ONE_NODE,
 ) -> Built:
-    """The model and its KV pool on the device, or on those of all ranks, warmed up. ValueError if no block
-    fits, RankError if a rank cannot start."""
+    """The model and its KV pool on the device, or on those of all ranks, which are on ``nodes``, warmed up.
+    ValueError if no block fits, RankError if a rank cannot start."""
     clock = clock or StartClock()
+    layout = layout_of(config, nodes.count)
     if config.world == 1:
-        return _build(config, None, progress, clock)
+        return _build(config, layout, None, Group(), progress, clock)
     with clock.phase("ranks"):
         sizes = ModelConfig.from_dir(config.model)  # before any process is started
         check_split(sizes, config.tensor_parallel_size, config.pipeline_parallel_size)
-        ranks = start_ranks(config)
+        ranks, group = start_ranks(config, layout, nodes)
     try:
-        return _build(config, ranks, progress, clock)
+        return _build(config, layout, ranks, group, progress, clock)
     except RuntimeError as error:
         cause = ranks.cause(error)
-        ranks.close()
+        ranks.close(str(cause))
         raise cause from error
-    except BaseException:
-        ranks.close()
+    except BaseException as error:
+        ranks.close(f"the leader does not start: {error}")
         raise
 
 
-def _build(config: EngineConfig, ranks: Ranks | None, progress: Progress | None, clock: StartClock) -> Built:
-    num_threads = threads_of_rank(config)
+def _build(
+    config: EngineConfig,
+    layout: Layout,
+    ranks: Ranks | None,
+    group: Group,
+    progress: Progress | None,
+    clock: StartClock,
+) -> Built:
+    num_threads = threads_of_rank(config, layout)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    loaded = load_rank(part_of(config, 0), clock, progress)
+    loaded = load_rank(part_of(config, 0, layout, group.host), clock, progress)
     model, device = loaded.model, loaded.device
     with clock.phase("ranks"):
-        others = meet(ranks, loaded) if ranks is not None else []
+        others = meet(ranks, loaded, group.host) if ranks is not None else []
     most = config.limits(model.config.max_model_len).max_model_len
     with clock.phase("drafter"):
         plan = plan_drafter(config.speculation, _target(config, model, device))

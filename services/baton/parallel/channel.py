@@ -1,4 +1,4 @@
-"""Frames over a socket pair: a message, and raw bytes behind it."""
+"""Frames over a stream socket: a message, and raw bytes behind it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ class ChannelClosedError(ConnectionError):
     """The other end is gone, or says what it may not."""
 
 
-class Channel(Generic[Out, In]):
-    """One end of a socket pair. Any thread may send; one receives."""
+class SilentError(ChannelClosedError):
+    """The socket has a timeout, and it is over."""
 
-    def __init__(self, sock: socket.socket, incoming: object) -> None:
-        """``incoming``: the union of what the other end sends."""
+
+class Channel(Generic[Out, In]):
+    """One end of a connection. Any thread may send; one receives."""
+
+    def __init__(self, sock: socket.socket, incoming: object, most_payload: int | None = None) -> None:
+        """``incoming``: the union of what the other end sends. ``most_payload``: bytes that may come behind a
+        message; None: as many as a frame may hold."""
         self.sock = sock
+        self._most_payload = MOST_PAYLOAD if most_payload is None else most_payload
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
         self._sending = threading.Lock()
@@ -47,7 +53,7 @@ class Channel(Generic[Out, In]):
     def receive(self) -> tuple[In, bytearray]:
         """The next message and its payload. ChannelClosedError when there is none to come."""
         header_size, size = _SIZES.unpack(self._exactly(_SIZES.size))
-        if header_size > MOST_HEADER or size > MOST_PAYLOAD:
+        if header_size > MOST_HEADER or size > self._most_payload:
             raise ChannelClosedError(f"a frame of {header_size} + {size} bytes came")
         header = self._exactly(header_size)
         try:
@@ -68,6 +74,8 @@ class Channel(Generic[Out, In]):
         while view:
             try:
                 count = self.sock.recv_into(view)
+            except TimeoutError as error:
+                raise SilentError("it says nothing") from error
             except OSError as error:
                 raise ChannelClosedError(str(error)) from error
             if not count:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch import Tensor
 
+from baton.parallel.layout import LOOPBACK
 from baton.parallel.shard import ModelSizes, Shard
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ MEET = timedelta(seconds=60)
 """Until all ranks have connected to each other."""
 LONGEST = timedelta(minutes=10)
 """Until a rank that lives and says nothing is given up. A dead one is found at once."""
-LOOPBACK = "127.0.0.1"
 _MESSAGE, _SUM = range(2)
 """Gloo's tags."""
 
@@ -95,9 +95,11 @@ class GroupCollectives:
     them the sum: gloo's own all-reduce takes several times as long (docs/parallelism.md).
     """
 
-    def __init__(self, shard: Shard, device: torch.device) -> None:
+    def __init__(self, shard: Shard, device: torch.device, host: str = LOOPBACK) -> None:
+        """``host``: where ranks of other nodes reach this one."""
         self._shard = shard
         self._device = device
+        self._host = host
         self._world: _Group | None = None
         self._sums: _Group | None = None
 
@@ -106,11 +108,13 @@ class GroupCollectives:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         shard = self._shard
-        world = _group(PrefixStore("world", store), shard.rank, shard.world, self._device)
+        world = _group(PrefixStore("world", store), shard.rank, shard.world, self._device, self._host)
         self._world = world
         if self._device.type == "cuda" and shard.tp_size > 1:
             name = f"tp{shard.pp_rank}"
-            self._sums = _group(PrefixStore(name, store), shard.tp_rank, shard.tp_size, self._device)
+            self._sums = _group(
+                PrefixStore(name, store), shard.tp_rank, shard.tp_size, self._device, self._host
+            )
 
     def sum(self, partial: Tensor) -> Tensor:
         shard = self._shard
@@ -176,29 +180,30 @@ def _wait(under_way: list[Work]) -> None:
         work.wait()
 
 
-def listening_store(world: int) -> tuple[Store, int]:
-    """A store at which the ranks of one machine meet, and its port. It listens on loopback alone."""
+def listening_store(world: int, host: str = LOOPBACK) -> tuple[Store, int]:
+    """A store at which the ranks meet, and its port on ``host``, on which alone it listens: it asks nobody
+    who they are."""
     import socket
 
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener = socket.create_server((LOOPBACK, 0))
+    listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     store = TCPStore(
-        LOOPBACK, port, world, True, MEET, wait_for_workers=False, master_listen_fd=listener.detach()
+        host, port, world, True, MEET, wait_for_workers=False, master_listen_fd=listener.detach()
     )
     return store, port
 
 
-def store_at(port: int, world: int) -> Store:
+def store_at(host: str, port: int, world: int) -> Store:
     """The leader's store."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    store: Store = TCPStore(LOOPBACK, port, world, False, MEET, wait_for_workers=False)
+    store: Store = TCPStore(host, port, world, False, MEET, wait_for_workers=False)
     return store
 
 
-def _group(store: Store, rank: int, size: int, device: torch.device) -> _Group:
+def _group(store: Store, rank: int, size: int, device: torch.device, host: str) -> _Group:
     group: object
     if device.type == "cuda":
         from torch.distributed import ProcessGroupNCCL
@@ -211,6 +216,6 @@ def _group(store: Store, rank: int, size: int, device: torch.device) -> _Group:
 
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = LONGEST
-    options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     group = ProcessGroupGloo(store, rank, size, options)
     return cast(_Group, group)

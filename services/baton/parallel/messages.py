@@ -13,6 +13,12 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     rank: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    place: int
+    """Its number among the ranks of its node."""
+    per_node: int
+    """How many there are on each."""
+    host: str
+    """Where the others reach it."""
     model: str
     dtype: str
     quantization: str
@@ -28,6 +34,7 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
     """Meet the others at the leader's store. Answered when all have met."""
 
     reply: int
+    host: str
     port: int
 
 

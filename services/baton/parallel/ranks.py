@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import os
 import selectors
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from baton.parallel.channel import Channel, ChannelClosedError, to_ranks
+from baton.parallel.layout import LOOPBACK
 from baton.parallel.messages import Failed, ServeLinks, Stop, ToLeader, ToRank
+from baton.parallel.processes import END_S, end_process_within, how_it_ended, start_process
 
-PROGRAM = "baton.rank"
-END_S = 1.0
-"""How long a rank may take to end that is told to; and one whose connection is gone."""
 GATHER_S = 0.1
 """When one rank dies, others fail for want of it: how long to wait for the one that was first."""
 CAUSE_S = 1.5
@@ -33,29 +30,91 @@ class RankError(RuntimeError):
     """A rank is dead: which, its process, and how it ended."""
 
 
-@dataclass(slots=True)
-class _Process:
+class Life(Protocol):
+    """A rank's process, wherever it is."""
+
+    def describe(self, rank: int, why: str) -> str:
+        """What happened to a rank whose connection is gone. ``why``: what it said at last."""
+
+    def end(self, seconds: float) -> None:
+        """It was told to stop, and has so long. Returns when it is gone, or left to whoever sees to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rank with its process and the sockets to it."""
+
     rank: int
-    process: subprocess.Popen[bytes]
+    life: Life
     channel: Channel[ToRank, ToLeader]
     links: socket.socket
     """For what ``ServeLinks`` begins."""
-    ended: bool = False
-    why: str = ""
-    """What it said at last."""
+    host: str
+    """Where other ranks reach it."""
+    model: str
+    """The model's directory there; empty: as on the leader's node."""
 
-    def describe(self) -> str:
-        """How it ended."""
-        name = f"rank {self.rank} (process {self.process.pid})"
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks of other nodes."""
+
+    members: Sequence[Member] = ()
+    host: str = LOOPBACK
+    """Where they reach the ranks of this node."""
+    say_end: Callable[[str], None] = lambda why: None
+    """Tells their nodes that all is over: why, or nothing if it is over in order."""
+
+
+class Nodes(Protocol):
+    """The nodes that a model's ranks are on."""
+
+    @property
+    def count(self) -> int:
+        """This one included."""
+
+    def gather(self, num_threads: int | None) -> Group:
+        """Has the ranks of the other nodes started, ``num_threads`` of each, when all nodes are there. May
+        raise RankError."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneNode:
+    """There is only this one."""
+
+    count: int = 1
+
+    def gather(self, num_threads: int | None) -> Group:
+        return Group()
+
+
+ONE_NODE = OneNode()
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalLife:
+    process: subprocess.Popen[bytes]
+
+    def describe(self, rank: int, why: str) -> str:
+        name = f"rank {rank} (process {self.process.pid})"
         try:
             status = self.process.wait(END_S)
         except subprocess.TimeoutExpired:
             return f"{name} closed its connection"
-        if status < 0:
-            with suppress(ValueError):
-                return f"{name} was killed by {signal.Signals(-status).name}"
-            return f"{name} was killed by signal {-status}"
-        return f"{name} failed: {self.why}" if self.why else f"{name} ended with exit status {status}"
+        return f"{name} failed: {why}" if why and status >= 0 else f"{name} {how_it_ended(status)}"
+
+    def end(self, seconds: float) -> None:
+        end_process_within(self.process, seconds)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """A rank, and what was heard of its end."""
+
+    member: Member
+    ended: bool = False
+    why: str = ""
+    """What it said at last."""
 
 
 @dataclass(slots=True)
@@ -63,12 +122,15 @@ class _Shared:
     """What the watching thread and the others share. It does not refer to ``Ranks``, so that ranks that
     nobody holds any more end."""
 
-    processes: Sequence[_Process]
+    ranks: Sequence[_Heard]
+    say_end: Callable[[str], None]
     changed: threading.Condition = field(default_factory=threading.Condition)
     replies: dict[tuple[int, int], int] = field(default_factory=dict)
     """(rank, question) -> answer."""
     dead: str | None = None
     closing: bool = False
+    closed_for: str = ""
+    """Why, if not in order."""
     on_death: Callable[[str], None] | None = None
 
     def tell(self, dead: str) -> None:
@@ -78,27 +140,35 @@ class _Shared:
 
 
 class Ranks:
-    """Ranks 1 to ``world - 1``, each a process of its own that ends with this one.
+    """Ranks 1 and on, each a process of its own that ends with this one.
 
     One thread reads what they say. When one dies, what was given to :meth:`call_on_death` is called on it,
     and then everybody who waits for an answer gets a RankError.
     """
 
-    def __init__(self, world: int, num_threads: int | None) -> None:
-        """Starts them. ``num_threads``: of each, on the CPU; thread pools are sized when a library is
-        loaded."""
-        environment = {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
-        processes: list[_Process] = []
-        self._shared = _Shared(processes)
+    def __init__(self, local: Iterable[int], num_threads: int | None, group: Group) -> None:
+        """Starts the ranks ``local`` on this node, ``num_threads`` of each; ``group`` is there already."""
+        ranks: list[_Heard] = []
+        self._shared = _Shared(ranks, group.say_end)
+        self._local: list[subprocess.Popen[bytes]] = []
         self._numbers = itertools.count(1)
         self._finalizer = weakref.finalize(self, _end, self._shared)
-        for rank in range(1, world):
-            processes.append(_start(rank, environment))
+        for rank in local:
+            ranks.append(_Heard(self._start(rank, num_threads, group.host)))
+        ranks += [_Heard(member) for member in group.members]
         threading.Thread(target=_watch, args=(self._shared,), name="ranks", daemon=True).start()
+
+    def _start(self, rank: int, num_threads: int | None, host: str) -> Member:
+        ours, theirs = socket.socketpair()
+        links, their_links = socket.socketpair()
+        process = start_process(theirs, their_links, num_threads)
+        self._local.append(process)
+        return Member(rank, _LocalLife(process), to_ranks(ours), links, host, "")
 
     @property
     def pids(self) -> list[int]:
-        return [each.process.pid for each in self._shared.processes]
+        """Of those on this node."""
+        return [process.pid for process in self._local]
 
     def call_on_death(self, on_death: Callable[[str], None]) -> None:
         """From now on, ``on_death`` and nobody else hears which rank died and how; at once if one is dead
@@ -111,8 +181,8 @@ class Ranks:
 
     def tell(self, message: ToRank, payload: bytes | memoryview = b"") -> None:
         """Sends to all. RankError if one is dead."""
-        for each in self._shared.processes:
-            self._send(each, message, payload)
+        for each in self._shared.ranks:
+            self._send(each.member, message, payload)
 
     def question(self) -> int:
         """A number to put into messages that are answered."""
@@ -123,15 +193,15 @@ class Ranks:
         self.tell(message)
         return self.answers(question)
 
-    def ask_each(self, question: int, make: Callable[[int], ToRank]) -> None:
+    def ask_each(self, make: Callable[[Member], ToRank]) -> None:
         """Sends each rank a message of its own. Their answers are to be waited for."""
-        for each in self._shared.processes:
-            self._send(each, make(each.rank), b"")
+        for each in self._shared.ranks:
+            self._send(each.member, make(each.member), b"")
 
     def answers(self, question: int) -> list[int]:
         """The answer of each to what was asked. RankError if one is dead."""
         shared = self._shared
-        keys = [(each.rank, question) for each in shared.processes]
+        keys = [(each.member.rank, question) for each in shared.ranks]
         with shared.changed:
             shared.changed.wait_for(
                 lambda: shared.dead is not None or all(key in shared.replies for key in keys)
@@ -153,13 +223,15 @@ class Ranks:
         Once. RankError if one is dead."""
         question = self.question()
         self.ask(question, ServeLinks(question))
-        return [each.links for each in self._shared.processes]
+        return [each.member.links for each in self._shared.ranks]
 
-    def close(self) -> None:
-        """Ends them, and returns when they are gone."""
+    def close(self, why: str = "") -> None:
+        """Ends them, and returns when those of this node are gone. ``why``: for other nodes, if it is not in
+        order."""
+        self._shared.closed_for = why
         self._finalizer()
 
-    def _send(self, to: _Process, message: ToRank, payload: bytes | memoryview) -> None:
+    def _send(self, to: Member, message: ToRank, payload: bytes | memoryview) -> None:
         if self._shared.closing:
             raise RankError(self._shared.dead or ENDED)
         try:
@@ -168,34 +240,12 @@ class Ranks:
             raise self.cause(error) from error
 
 
-def _start(rank: int, environment: dict[str, str]) -> _Process:
-    ours, theirs = socket.socketpair()
-    links, their_links = socket.socketpair()
-    with theirs, their_links:
-        # -P: a directory called torch in the working directory must not become our torch. The session of its
-        # own keeps the terminal's Ctrl-C from it: the leader drains first. What it prints must not get into
-        # standard output, which is the leader's.
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", PROGRAM, *_descriptors(theirs, their_links)],
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            env={**os.environ, **environment},
-            pass_fds=[theirs.fileno(), their_links.fileno()],
-            start_new_session=True,
-        )
-    return _Process(rank, process, to_ranks(ours), links)
-
-
-def _descriptors(control: socket.socket, links: socket.socket) -> tuple[str, ...]:
-    return ("--control", str(control.fileno()), "--links", str(links.fileno()))
-
-
 def _watch(shared: _Shared) -> None:
     """Reads what ranks say until one is gone, and tells that."""
     with selectors.DefaultSelector() as selector:
-        for each in shared.processes:
-            selector.register(each.channel.sock, selectors.EVENT_READ, each)
-        while not any(each.ended for each in shared.processes):
+        for each in shared.ranks:
+            selector.register(each.member.channel.sock, selectors.EVENT_READ, each)
+        while not any(each.ended for each in shared.ranks):
             for key, _ in selector.select():
                 _hear(shared, key.data)
         # The one that was first may be heard of last.
@@ -212,9 +262,9 @@ def _watch(shared: _Shared) -> None:
             shared.tell(ENDED)
 
 
-def _hear(shared: _Shared, each: _Process) -> None:
+def _hear(shared: _Shared, each: _Heard) -> None:
     try:
-        message, _ = each.channel.receive()
+        message, _ = each.member.channel.receive()
     except ChannelClosedError:
         each.ended = True
         return
@@ -222,15 +272,16 @@ def _hear(shared: _Shared, each: _Process) -> None:
         each.why = message.why
     else:
         with shared.changed:
-            shared.replies[each.rank, message.to] = message.value
+            shared.replies[each.member.rank, message.to] = message.value
             shared.changed.notify_all()
 
 
 def _tell_death(shared: _Shared) -> None:
-    dead = [each for each in shared.processes if each.ended]
+    dead = [each for each in shared.ranks if each.ended]
     # One that was killed said nothing; what others say then is about its absence.
     first = min(dead, key=lambda each: bool(each.why))
-    what = first.describe()
+    what = first.member.life.describe(first.member.rank, first.why)
+    shared.say_end(what)
     with shared.changed:
         on_death = shared.on_death
         if on_death is None:
@@ -244,15 +295,12 @@ def _tell_death(shared: _Shared) -> None:
 def _end(shared: _Shared) -> None:
     """Tells all to stop; whoever does not is killed."""
     shared.closing = True
-    for each in shared.processes:
+    for each in shared.ranks:
         with suppress(OSError):
-            each.channel.send(Stop())
+            each.member.channel.send(Stop())
+    shared.say_end(shared.closed_for)
     until = time.monotonic() + END_S
-    for each in shared.processes:
-        try:
-            each.process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            each.process.kill()
-            each.process.wait()
-        each.channel.close()
-        each.links.close()
+    for each in shared.ranks:
+        each.member.life.end(until - time.monotonic())
+        each.member.channel.close()
+        each.member.links.close()

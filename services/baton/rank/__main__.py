@@ -1,4 +1,4 @@
-"""``python -m baton.rank --control FD --links FD``: started by ``baton.parallel.ranks`` only."""
+"""``python -m baton.rank --control FD --links FD``: started by ``baton.parallel.processes`` only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def main() -> None:
 
 def _end_with_leader(sock: socket.socket) -> None:
     poll = select.poll()
-    poll.register(sock, 0)  # a hangup is always told
+    # A hangup is always told; that a leader on another node is gone only to whoever asks.
+    poll.register(sock, getattr(select, "POLLRDHUP", 0))
     poll.poll()
     os._exit(0)
 

@@ -119,8 +119,8 @@ class Rank:
             return self._load(message)
         assert self.loaded is not None
         match message:
-            case Connect(port=port):
-                self.loaded.connect(port)
+            case Connect(host=host, port=port):
+                self.loaded.connect(host, port)
             case NewPool(num_blocks=num_blocks, num_host_blocks=num_host_blocks):
                 self._take_pool(num_blocks, num_host_blocks)
             case Scratch(num_blocks=num_blocks):

@@ -8,7 +8,9 @@ from typing import Literal
 
 from baton import options
 from baton.models.quantization import QUANTIZATIONS, Quantization
+from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.parallel.layout import Layout
 from baton.speculation.config import METHODS, MOST_NGRAM, MOST_TOKENS, WITH_MODEL, Method
 from baton.tls.files import TlsFiles
 
@@ -71,6 +73,9 @@ class WorkerConfig:
     speculative_ngram_max: int = 4
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    nodes: int = 1  # this one included, which leads
+    node_port: int = NODE_PORT  # at which the others join
+    join_timeout: float = JOIN_TIMEOUT_S  # seconds
     threads: int | None = None
     drain_timeout: int | None = None  # seconds; None: as long as what is open takes
     worker_tls_certfile: str | None = None
@@ -133,6 +138,7 @@ class WorkerConfig:
     def _check_parallelism(self) -> None:
         check_range("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
         check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, MOST_RANKS)
+        self._check_nodes()
         if self.world == 1:
             return
         option = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
@@ -141,6 +147,21 @@ class WorkerConfig:
             raise ConfigError(
                 option, f"must be 1 with --speculative-method {method}; allowed: none, ngram, draft"
             )
+
+    def _check_nodes(self) -> None:
+        check_range("node_port", self.node_port, 1, 65535)
+        check_range("join_timeout", self.join_timeout, 1, 86400)
+        try:
+            _ = self.layout
+        except ValueError as error:
+            raise ConfigError("nodes", str(error)) from None
+        if self.nodes > 1 and not self.cluster_key:
+            raise ConfigError("nodes", f"{self.nodes} need a --cluster-key, by which they know each other")
+
+    @property
+    def layout(self) -> Layout:
+        """Which node has which ranks."""
+        return Layout.of(self.tensor_parallel_size, self.pipeline_parallel_size, self.nodes)
 
     @property
     def tls(self) -> TlsFiles | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.connector import choice
 from baton.connector.memory import PoolMemory, pinned
-from baton.connector.ranks.end import LocalEnd, RankEnd
+from baton.connector.ranks.end import LocalEnd, Place, RankEnd
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.frames import FrameError
 from baton.connector.ranks.remote import EndMissingError, RemoteEnd
@@ -20,16 +20,25 @@ from baton.parallel.ranks import RankError
 log = logging.getLogger(__name__)
 
 
-async def make_ends(runner: ModelRunner, connector: str, host: str, on_crash: Callable[[], None]) -> Ends:
-    """``connector``: as the option. ``host``: on which data connections are accepted.
+async def make_ends(
+    runner: ModelRunner,
+    connector: str,
+    host: str,
+    elsewhere: Sequence[Place],
+    on_crash: Callable[[], None],
+) -> Ends:
+    """``connector``: as the option. ``host``: on which data connections are accepted here; ``elsewhere``:
+    where by the last ranks, which are on other nodes.
 
     Raises StartError if a connector that was asked for by name cannot be had, if the ranks have none in
     common, or if one of them is dead.
     """
     try:
         members: list[RankEnd] = [_local(runner, connector, host, on_crash)]
-        for sock in runner.ranks.serve_links() if runner.ranks is not None else ():
-            members.append(await RemoteEnd.meet(sock, connector=connector, host=host, on_crash=on_crash))
+        links = runner.ranks.serve_links() if runner.ranks is not None else []
+        hosts = [host] * (len(links) - len(elsewhere)) + [place.host for place in elsewhere]
+        for sock, at in zip(links, hosts, strict=True):
+            members.append(await RemoteEnd.meet(sock, connector=connector, host=at, on_crash=on_crash))
     except (choice.ConnectorMissingError, EndMissingError, FrameError, RankError, OSError) as error:
         raise StartError(str(error)) from error
     ends = Ends(members)

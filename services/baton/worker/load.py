@@ -12,6 +12,8 @@ from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
 from baton.errors import ModelError
+from baton.nodes.leader import Leader, Wanted
+from baton.nodes.others import Nobody, Others
 from baton.options import StartError
 from baton.parallel.ranks import RankError
 from baton.ready import Progress, announce
@@ -40,14 +42,35 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
         with clock.phase("config"):
             path = hub.resolve_model(config.model)
             engine_config = _engine_config(config, path)
-        engine = Engine.from_config(engine_config, _announce_progress, clock)
+            revision = hub.revision_of(path)
+        others = _others(config, revision)
+        engine = Engine.from_config(engine_config, _announce_progress, clock, others)
     except (ModelError, ValueError, RankError) as error:
         raise StartError(str(error)) from error
     engine.call_on_rank_death(_rank_died)
-    return asyncio.run(Worker(config, _served(config, engine, hub.revision_of(path)), clock).serve())
+    return asyncio.run(Worker(config, _served(config, engine, revision, others), clock).serve())
 
 
-def _served(config: WorkerConfig, engine: Engine, revision: str) -> Served:
+def _others(config: WorkerConfig, revision: str) -> Others:
+    """The nodes of this worker. They are waited for when the engine is made."""
+    if config.nodes == 1:
+        return Nobody()
+    return Leader(
+        Wanted(
+            layout=config.layout,
+            model=config.model,
+            revision=revision,
+            host=config.host,
+            advertised=config.advertised_host,
+            port=config.node_port,
+            cluster_key=config.cluster_key.encode(),
+            timeout_s=config.join_timeout,
+            log_level=config.log_level,
+        )
+    )
+
+
+def _served(config: WorkerConfig, engine: Engine, revision: str, others: Others) -> Served:
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     kv, masks = runner.pool, runner.masks
@@ -55,9 +78,10 @@ def _served(config: WorkerConfig, engine: Engine, revision: str) -> Served:
         engine,
         revision,
         KVForm(LAYOUT, str(kv.dtype).removeprefix("torch."), kv.element_size(), kv.shape[-1]),
-        lambda on_crash: make_ends(runner, config.connector, config.host, on_crash),
+        lambda on_crash: make_ends(runner, config.connector, config.host, others.places, on_crash),
         lambda role: _mixed_prefill_tokens(config, choose_device(config.device), role),
         lambda: masks.stats,
+        others,
     )
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 import grpc
@@ -20,12 +20,14 @@ from prometheus_client import CollectorRegistry
 
 from baton import options
 from baton.connector.identity import PROTOCOL, compatibility_digest
+from baton.connector.ranks.end import Place
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
 from baton.decoding import DecodingInterceptor
 from baton.engine.engine import Engine
+from baton.nodes.others import Nobody, Others
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import WorkerReady, announce
@@ -113,6 +115,8 @@ class Served:
     mixed_prefill_tokens: Callable[[RoleName], int | None]
     """What a role makes of ``SchedulerLimits.mixed_prefill_tokens``."""
     mask_stats: Callable[[], MaskStats] | None = None
+    others: Others = field(default_factory=Nobody)
+    """The nodes that its ranks are on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class Worker:
         self._revision = served.revision
         self._post = Post.new(config.role)
         self.routers = Routers()
+        self._signalled = False
         self._told_to_drain = asyncio.Event()
         self._exit = asyncio.Event()
         self._exit_status = 0
@@ -150,6 +155,11 @@ class Worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+
+        def on_leaving(node: str) -> None:
+            loop.call_soon_threadsafe(self._drain_for, node)
+
+        self._served.others.call_on_leaving(on_leaving)
         async with contextlib.AsyncExitStack() as stack:
             drain, switch = await self._start(stack)
             draining = asyncio.create_task(self._drain_when_told(drain, switch), name="drain")
@@ -161,9 +171,15 @@ class Worker:
 
     def _on_signal(self) -> None:
         """The first signal starts the drain, the second ends the worker at once."""
-        if self._told_to_drain.is_set():
+        if self._signalled:
             log.warning("told to stop twice: ending at once")
             self._end(EXIT_CUT_SHORT)
+        self._signalled = True
+        self._told_to_drain.set()
+
+    def _drain_for(self, node: str) -> None:
+        """Another node was told to stop, which waits for this one."""
+        log.info("%s was told to stop: this worker drains", node)
         self._told_to_drain.set()
 
     async def _drain_when_told(self, drain: Drain, switch: RoleSwitch) -> None:
@@ -236,6 +252,7 @@ class Worker:
         times = self._clock.times()
         registry.register(StartCollector(config.role, times))
         announce(WorkerReady(address, config.role, metrics))
+        self._served.others.say_serving()
         log.info("%s of %s ready at %s after %s", config.role, config.model_name, address, times)
         parts = _Parts(prefill, decode, service, wiring, hello, registry, counted, stages)
         drain = Drain(service, engine_loop, health)
@@ -295,12 +312,10 @@ class Worker:
     async def _listen(self, ends: Ends) -> dict[str, list[str]]:
         """Connector → the address of each rank to hand to peers. A worker that prefills is not called, but
         may come to decode."""
-        bound = await ends.listen(self._config.host, self._config.data_port)
-        host = self._config.advertised_host
-        return {
-            name: [options.join_address(host, options.parse_address(address)[1]) for address in addresses]
-            for name, addresses in bound.items()
-        }
+        elsewhere = self._served.others.places
+        here = [Place(self._config.host, self._config.advertised_host)] * (len(ends.shares) - len(elsewhere))
+        told = await ends.listen([*here, *elsewhere], self._config.data_port)
+        return {name: list(addresses) for name, addresses in told.items()}
 
     def _bind(self, server: grpc.aio.Server) -> int:
         wanted = options.join_address(self._config.host, self._config.port)

@@ -31,6 +31,16 @@ class DataLink(Link, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank's process can be reached."""
+
+    host: str
+    """What it listens on."""
+    advertised: str
+    """What its peers call."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """What one data connection moves: wire blocks of so many tokens, and this of the model's KV."""
 

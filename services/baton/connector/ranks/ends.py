@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from baton.connector.door import TOKEN_BYTES
 from baton.connector.ranks.bundle import Bundle
-from baton.connector.ranks.end import Cut, DataLink, RankEnd
+from baton.connector.ranks.end import Cut, DataLink, Place, RankEnd
 from baton.connector.ranks.share import Share, Tie
 from baton.connector.transport import TransferError
+from baton.options import join_address, parse_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,19 @@ class Ends:
         """All of the model's KV."""
         self.drained_is_proof = all(rank.drained_is_proof for rank in self._ranks)
 
-    async def listen(self, host: str, port: int) -> Mapping[str, tuple[str, ...]]:
-        """Accept data connections: rank 0's connectors on ``port`` and those that follow, then those of the
-        next rank (0: any). Connector → host:port of each rank. Raises OSError."""
+    async def listen(self, places: Sequence[Place], port: int) -> Mapping[str, tuple[str, ...]]:
+        """Accept data connections, each rank at its place: rank 0's connectors on ``port`` and those that
+        follow, then those of the next rank (0: any). Connector → host:port of each rank, for peers to call.
+        Raises OSError."""
         bound: list[Mapping[str, str]] = []
-        for rank in self._ranks:
-            bound.append(await rank.listen(host, port))
+        for rank, place in zip(self._ranks, places, strict=True):
+            addresses = await rank.listen(place.host, port)
+            bound.append(
+                {
+                    name: join_address(place.advertised, parse_address(address)[1])
+                    for name, address in addresses.items()
+                }
+            )
             port += len(rank.connectors) if port else 0
         return {name: tuple(addresses[name] for addresses in bound) for name in self.connectors}
 

@@ -1,0 +1,247 @@
+"""A node that does not lead, from its first call to its end: ``baton node``.
+
+It has no model and no torch of its own, and starts the processes that have. One thread hears the leader, and
+one speaks to it: what is to be said is put in its queue, and a sign of life is said in between.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import time
+from types import FrameType
+
+from baton import __version__, hub, logs
+from baton.errors import ModelError
+from baton.nodes import handshake
+from baton.nodes.config import NodeConfig
+from baton.nodes.handshake import HANDSHAKE_S, HandshakeError, WrongKeyError
+from baton.nodes.health import Health
+from baton.nodes.messages import (
+    BEAT_S,
+    SILENCE_S,
+    Attach,
+    Beat,
+    End,
+    Found,
+    Join,
+    Leaving,
+    NotFound,
+    RankEnded,
+    Refused,
+    Serving,
+    Started,
+    StartRanks,
+    ToLeader,
+    ToNode,
+    Welcome,
+    prepare,
+    to_leader,
+)
+from baton.options import StartError, join_address
+from baton.parallel.channel import Channel, ChannelClosedError
+from baton.parallel.processes import END_S, end_process_within, how_it_ended, start_process
+
+log = logging.getLogger(__name__)
+
+EXIT_CUT_SHORT = 1
+EXIT_CRASHED = 70
+"""As a worker's whose rank died."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+
+
+def run(config: NodeConfig) -> int:
+    """Join, and serve until the leader ends; returns the exit status. SIGTERM and SIGINT are passed on to the
+    leader, which drains; a second one ends this node at once, and with it the worker.
+
+    Raises StartError, with one line for a person, when the leader is not there in time, or refuses.
+    """
+    logs.configure(config.log_level)
+    with Health.serving(config.host, config.health_port) as health:
+        return Node(config, health).run()
+
+
+class Node:
+    """One node's part of one worker."""
+
+    def __init__(self, config: NodeConfig, health: Health, silence_s: float = SILENCE_S) -> None:
+        self._config = config
+        self._health = health
+        self._silence_s = silence_s
+        self._leader = join_address(config.leader_address, config.node_port)
+        self._to_say: queue.SimpleQueue[ToLeader] = queue.SimpleQueue()
+        self._told_to_end = threading.Event()
+        self._joined = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def run(self) -> int:
+        """As the module's ``run``. On the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        log.info("joining the leader at %s as node %d", self._leader, self._config.node_index)
+        until = time.monotonic() + self._config.join_timeout
+        pause = _FIRST_PAUSE_S
+        while not self._told_to_end.is_set():
+            try:
+                channel, welcome = self._join()
+            except WrongKeyError as error:
+                raise StartError(f"the leader at {self._leader} is not ours: {error}") from error
+            except (OSError, _TryAgainError) as error:
+                if time.monotonic() > until:
+                    waited = f"{self._config.join_timeout:g} s (--join-timeout)"
+                    raise StartError(f"did not join {self._leader} within {waited}: {error}") from error
+                log.debug("did not join %s yet: %s", self._leader, error)
+                self._told_to_end.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                return self._serve(channel, welcome)
+        log.info("told to stop before it joined")
+        return 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._told_to_end.is_set():
+            self._kill()
+            os._exit(EXIT_CUT_SHORT)
+        self._told_to_end.set()
+        if self._joined:
+            self._to_say.put(Leaving())
+
+    # --- the way in
+
+    def _dial(self) -> socket.socket:
+        """A connection to the leader that both sides trust."""
+        config = self._config
+        sock = socket.create_connection((config.leader_address, config.node_port), HANDSHAKE_S)
+        try:
+            prepare(sock)
+            handshake.join(sock, config.cluster_key.encode())
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _join(self) -> tuple[Channel[ToLeader, ToNode], Welcome]:
+        config = self._config
+        channel = to_leader(self._dial())
+        try:
+            channel.send(
+                Join(__version__, config.node_index, config.nodes, config.host, config.advertised_host)
+            )
+            answer, _ = channel.receive()
+            if isinstance(answer, Welcome):
+                return channel, answer
+        except OSError:
+            channel.close()
+            raise
+        channel.close()
+        if not isinstance(answer, Refused):
+            raise HandshakeError(f"it answers with {answer}")
+        if answer.try_again:
+            raise _TryAgainError(answer.why)
+        raise StartError(f"the leader at {self._leader} refuses this node: {answer.why}")
+
+    # --- what the leader says
+
+    def _serve(self, channel: Channel[ToLeader, ToNode], welcome: Welcome) -> int:
+        logs.configure(welcome.log_level)
+        log.info("joined the leader at %s", self._leader)
+        channel.sock.settimeout(self._silence_s)
+        self._joined = True
+        if self._told_to_end.is_set():  # while it joined
+            self._to_say.put(Leaving())
+        threading.Thread(target=self._speak, args=(channel,), name="speak", daemon=True).start()
+        threading.Thread(target=self._find, args=(welcome.model,), name="find", daemon=True).start()
+        try:
+            while True:
+                message, _ = channel.receive()
+                if isinstance(message, End):
+                    return self._end(message.why)
+                self._take(message)
+        except ChannelClosedError as error:
+            log.error("the leader at %s is gone, and this node with it: %s", self._leader, error)
+            return EXIT_CRASHED
+        finally:
+            self._kill()
+
+    def _take(self, message: ToNode) -> None:
+        match message:
+            case StartRanks():
+                self._start(message)
+            case Serving():
+                log.info("the worker is ready")
+                self._health.ready = True
+            case Refused(why=why):
+                raise StartError(f"the leader at {self._leader} refuses this node: {why}")
+            case Beat():
+                pass
+            case _:
+                raise ChannelClosedError(f"not to be said now: {message}")
+
+    def _end(self, why: str) -> int:
+        """The leader has told the ranks to stop, if it ends in order."""
+        if why:
+            log.error("the worker has ended: %s", why)
+            return EXIT_CRASHED
+        until = time.monotonic() + END_S
+        for process in self._processes:
+            end_process_within(process, until - time.monotonic())
+        log.info("the worker has ended")
+        return 0
+
+    def _kill(self) -> None:
+        """When this returns, no rank of this node is left: another worker may have its place."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+
+    # --- what it does
+
+    def _find(self, model: str) -> None:
+        try:
+            path = hub.resolve_model(model).resolve()
+            self._to_say.put(Found(str(path), hub.revision_of(path)))
+        except (ModelError, OSError) as error:
+            self._to_say.put(NotFound(str(error)))
+
+    def _start(self, order: StartRanks) -> None:
+        for rank in range(order.first, order.stop):
+            control = self._attached(Attach(order.token, rank, "control"))
+            links = self._attached(Attach(order.token, rank, "links"))
+            process = start_process(control, links, order.num_threads)
+            self._processes.append(process)
+            self._to_say.put(Started(rank, process.pid))
+            threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+
+    def _attached(self, attach: Attach) -> socket.socket:
+        try:
+            sock = self._dial()
+            to_leader(sock).send(attach)
+        except OSError as error:
+            raise ChannelClosedError(f"rank {attach.rank} has no connection: {error}") from error
+        sock.settimeout(None)
+        return sock
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        self._to_say.put(RankEnded(rank, how_it_ended(process.wait())))
+
+    def _speak(self, channel: Channel[ToLeader, ToNode]) -> None:
+        """Until the leader is gone, which is noticed where it is listened to."""
+        while True:
+            try:
+                message: ToLeader = self._to_say.get(timeout=BEAT_S)
+            except queue.Empty:
+                message = Beat()
+            try:
+                channel.send(message)
+            except OSError:
+                return
+
+
+class _TryAgainError(Exception):
+    """The leader has no place for this node, for now."""
