@@ -36,6 +36,7 @@ BELOW = {
     "watched",
     "decoding",
     "switching",
+    "parent",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 
