@@ -243,6 +243,7 @@ def test_router_options_survive_the_command_line(
         host="0.0.0.0",
         port=1,
         grpc_port=-1,
+        processes=2,
         allowed_origins=("https://a", "https://b"),
         allow_credentials=True,
         allowed_methods=("GET",),
