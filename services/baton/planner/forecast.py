@@ -26,8 +26,9 @@ class Forecast:
         self._variance = FIRST_ERROR**2
         self._due: deque[tuple[float, float]] = deque()
 
-    def see(self, at_s: float, value: float) -> None:
-        """The load was ``value`` until now. Times never go back."""
+    def see(self, at_s: float, value: float, jump: float = math.inf) -> None:
+        """The load was ``value`` until now. Times never go back. A value that is more than ``jump`` above what
+        was expected is no noise: the level is there at once."""
         if self._at_s is None:
             self._at_s, self._level = at_s, value
             return
@@ -38,6 +39,8 @@ class Forecast:
         follow, turn = 1 - math.exp(-passed / LEVEL_S), 1 - math.exp(-passed / TREND_S)
         before = self._level
         expected = before + self._slope * passed
+        if value - expected > jump:
+            follow = 1.0
         self._level = max(0.0, expected + follow * (value - expected))
         self._slope += turn * ((self._level - before) / passed - self._slope)
         self._judge(at_s, passed)

@@ -11,8 +11,12 @@ from baton.planner.measured import Measured
 from baton.planner.queueing import DecodeLoad, PrefillLoad
 from baton.planner.sizing import Demand
 
-LEARN_S = 300.0
+LEARN_S = 150.0
 """What workers are like counts for two thirds after so long."""
+JUMP = 3.0
+"""Standard deviations of a window's arrivals, were they independent."""
+HEADROOM = 1.0
+"""Standard deviations of what forecasts were exceeded by, that a forecast is taken to be too low by."""
 MOST_STRETCH = 3.0
 RECOVER_S = 60.0
 """In which a backlog is to be gone."""
@@ -53,12 +57,19 @@ class Load:
 
     def see(self, seen: Measured) -> None:
         arrivals, decode = seen.arrivals, seen.decode
-        self._learn_worker(seen)
         learn = 1 - math.exp(-(seen.at_s - self._at_s) / LEARN_S) if self._at_s is not None else 1.0
+        self._learn_worker(seen, learn)
         self._at_s, self._last = seen.at_s, seen
-        self._requests.see(seen.at_s, arrivals.requests_per_s)
-        self._prompts.see(seen.at_s, arrivals.prompt_tokens_per_s)
-        self._answers.see(seen.at_s, arrivals.requests_per_s * self.worker.answer_tokens)
+        answer_tokens_per_s = arrivals.requests_per_s * self.worker.answer_tokens
+        number = max(1.0, self._requests.now * arrivals.window_s)
+        surprise = JUMP / math.sqrt(number)
+        self._requests.see(seen.at_s, arrivals.requests_per_s, self._requests.now * surprise)
+        self._prompts.see(
+            seen.at_s,
+            arrivals.prompt_tokens_per_s,
+            self._prompts.now * surprise * math.hypot(1, arrivals.prompt_spread),
+        )
+        self._answers.see(seen.at_s, answer_tokens_per_s, self._answers.now * surprise)
         self._bursts.see(seen.at_s, arrivals.requests_per_s, self._requests.now, arrivals.window_s)
         fit = self.worker.step_base_s + self.worker.step_row_s * decode.step_rows
         if decode.step_s and fit:
@@ -68,16 +79,19 @@ class Load:
             if 1.0 <= rows < math.inf:
                 self._crowding += learn * (_within(decode.running / rows) - self._crowding)
 
-    def _learn_worker(self, seen: Measured) -> None:
+    def _learn_worker(self, seen: Measured, learn: float) -> None:
         """A figure that is not there now is what it was."""
         known, decode = self.worker, seen.decode
-        held = decode.blocks_held / decode.running if decode.running >= 1 else 0.0
+        held = known.blocks_per_sequence
+        if decode.running >= 1 and decode.blocks_held:
+            each = decode.blocks_held / decode.running
+            held = held + learn * (each - held) if held else each
         self.worker = Worker(
             tokens_per_s=seen.prefill.tokens_per_s or known.tokens_per_s,
             step_base_s=decode.step_base_s or known.step_base_s,
             step_row_s=decode.step_row_s if decode.step_base_s else known.step_row_s,
             blocks=decode.blocks or known.blocks,
-            blocks_per_sequence=held or known.blocks_per_sequence,
+            blocks_per_sequence=held,
             answer_tokens=seen.arrivals.answer_tokens or known.answer_tokens,
         )
 
@@ -90,7 +104,10 @@ class Load:
     def ahead(self) -> Demand:
         """The most that is expected until a pod that is asked for now would be there, and as much more as
         forecasts were exceeded by lately."""
-        peaks = [max(f.now, f.then * (1 + f.error)) for f in (self._requests, self._prompts, self._answers)]
+        peaks = [
+            max(f.now, f.then * (1 + HEADROOM * f.error))
+            for f in (self._requests, self._prompts, self._answers)
+        ]
         return self._demand(*peaks)
 
     @property
