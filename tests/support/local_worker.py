@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from baton.connector.identity import compatibility_digest, new_incarnation
+from baton.connector.identity import compatibility_digest
 from baton.connector.liveness import TEMPO, Tempo
 from baton.connector.memory import PoolMemory
 from baton.connector.ranks.end import LocalEnd
@@ -33,14 +34,18 @@ from baton.sampling_params import SamplingParams
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.stages import StageMetrics
+from baton.telemetry.switches import SwitchMetrics
 from baton.tls.channels import Dialer, add_port
 from baton.tls.files import TlsFiles
 from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
+from baton.worker.post import Post
+from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
+from baton.worker.switch_request import TO_PROTO
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
 
@@ -86,7 +91,8 @@ class LocalWorker:
         self._tls = tls
         self.engine = make_engine(model=make_model(step_s))
         self.routers = Routers()
-        self.incarnation = new_incarnation()
+        assert role == "prefill" or role == "decode" or role == "both"
+        self.post = Post.new(role)
         self.crashed = asyncio.Event()
         self._tempo = tempo
         self._revision = revision
@@ -130,7 +136,16 @@ class LocalWorker:
             self.engine, hello, self.routers, self.prefill, self.decode, self._tempo, stages
         )
         loop = EngineLoop(self.engine, self.service.on_outputs, crash, self.service.on_start)
-        self.drain = Drain(self.service, loop, HealthServicer())
+        self.health = HealthServicer()
+        self.drain = Drain(self.service, loop, self.health)
+        self.switch = self.service.switching = RoleSwitch(
+            self.post,
+            self.drain,
+            lambda post: self._take_post(post, hello),
+            SwitchMetrics(self.registry),
+            cluster_key=KEY,
+            timeout=None,
+        )
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
         self._stack.push_async_callback(self._ends.close)
@@ -143,6 +158,14 @@ class LocalWorker:
         self._stack.callback(self.routers.close)
         for timer in (self.service.run_timers(), self.prefill.run_timers(), self.decode.run_timers()):
             self._stack.callback(asyncio.create_task(timer).cancel)
+
+    def _take_post(self, post: Post, hello: worker_pb2.WorkerHello) -> None:
+        self.post = post
+        self.wiring = replace(self.wiring, incarnation=post.incarnation)
+        self.prefill.rename(self.wiring)
+        self.decode.rename(self.wiring)
+        hello.role, hello.incarnation = TO_PROTO[post.role], post.incarnation
+        self.service.greet_anew(hello)
 
     def _wiring(self) -> Wiring:
         return Wiring(
@@ -162,6 +185,10 @@ class LocalWorker:
 
     async def stop(self) -> None:
         await self._stack.aclose()
+
+    @property
+    def incarnation(self) -> str:
+        return self.post.incarnation
 
     @property
     def held(self) -> int:

@@ -35,6 +35,7 @@ BELOW = {
     "tls",
     "watched",
     "decoding",
+    "switching",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

@@ -19,6 +19,7 @@ from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput, choice_text
 from baton.telemetry.grammar import GrammarCollector
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.roles import CountedByRole
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
@@ -217,7 +218,7 @@ async def test_metrics_tell_of_grammars(service: CompletionService) -> None:
     for _ in range(2):
         await service.grammars.check("regex", StructuredOutput("regex", "metrics+"))
     registry = CollectorRegistry()
-    registry.register(GrammarCollector("router", service.grammars.stats))
+    registry.register(GrammarCollector(CountedByRole("router"), service.grammars.stats))
     page = generate_latest(registry).decode()
     samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
     for name in (

@@ -703,6 +703,14 @@ DrainTimeout = Annotated[
         rich_help_panel=_PROCESS,
     ),
 ]
+SwitchTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Longest time that the worker waits for its open requests; what is left then goes on elsewhere. "
+        "0: its own --drain-timeout.",
+    ),
+]
 RouterDrainTimeout = Annotated[
     int,
     typer.Option(

@@ -19,7 +19,7 @@ from baton.cli.given import given
 from baton.cli.keys import keys
 from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice
 from baton.router.config import RouterConfig
-from baton.worker.config import RoleName, WorkerConfig
+from baton.worker.config import ROLES, RoleName, WorkerConfig
 
 _WORKER = WorkerConfig(role="both")  # for its defaults
 _ROUTER = RouterConfig(workers=("127.0.0.1:1",))
@@ -430,6 +430,38 @@ def explain(
     from baton.cli.explain import explain as run_explain
 
     print(run_explain(url, request_id, limit=limit, as_json=as_json, api_key=api_key))
+
+
+@commands.command("switch-role", rich_help_panel="Use")
+def switch_role(
+    address: Annotated[str, typer.Argument(help="The worker: host:port of its gRPC server.")],
+    role: Annotated[str, typer.Argument(help="prefill, decode or both.")],
+    timeout: arg.SwitchTimeout = 0.0,
+    cluster_key: arg.ClusterKey = "",
+    worker_tls_certfile: arg.WorkerTlsCertfile = None,
+    worker_tls_keyfile: arg.WorkerTlsKeyfile = None,
+    worker_tls_ca_certs: arg.WorkerTlsCaCerts = None,
+    worker_tls_server_name: arg.WorkerTlsServerName = None,
+) -> None:
+    """Have a running worker take another role: it drains, keeps its weights and KV blocks, and serves on."""
+    import asyncio
+
+    from baton.switching import switch_role as switch
+    from baton.tls.channels import Dialer
+    from baton.tls.files import TlsFiles
+
+    if role not in ROLES:
+        raise UserError(f"ROLE: must be one of {', '.join(ROLES)}, not {role!r}")
+    tls = TlsFiles.given(
+        "worker_tls",
+        worker_tls_certfile,
+        worker_tls_keyfile,
+        worker_tls_ca_certs,
+        mutual=True,
+        server_name=worker_tls_server_name,
+    )
+    done = asyncio.run(switch(address, role, cluster_key.encode(), timeout_s=timeout, dialer=Dialer(tls)))
+    print(f"{address}: was {done.was}, is {done.now}, after {done.seconds:.2f} s")
 
 
 @commands.command(rich_help_panel="Use")

@@ -39,6 +39,16 @@ def handle_is_valid(
     return hmac.compare_digest(handle, sign_handle(cluster_key, name, decode_incarnation, num_tokens))
 
 
+def sign_switch(cluster_key: bytes, incarnation: str, role: str) -> bytes:
+    """An operator's leave for one process to take a role ("prefill", "decode" or "both"). HMAC-SHA256."""
+    text = f"switch-role\n{incarnation}\n{role}"
+    return hmac.new(cluster_key, text.encode(), hashlib.sha256).digest()
+
+
+def switch_is_valid(proof: bytes, cluster_key: bytes, incarnation: str, role: str) -> bool:
+    return hmac.compare_digest(proof, sign_switch(cluster_key, incarnation, role))
+
+
 def compatibility_digest(compatibility: pb.Compatibility) -> str:
     """64 bits in hex over the fields that ``first_mismatch`` compares: equal for workers that may be linked,
     where their block sizes fit."""

@@ -123,6 +123,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._tasks: set[asyncio.Task[None]] = set()
         self.data_addresses: Mapping[str, Many[str]] = {}
         """Connector → where each rank's listens."""
+        self.takes_over = True
+        """Whether it accepts links."""
 
     @property
     def counters(self) -> Counters:
@@ -144,6 +146,16 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def open_links(self) -> int:
         """Links over which prefill workers may still ask, and those being fenced."""
         return len(self._peers)
+
+    def rename(self, wiring: Wiring) -> None:
+        """The process has another name from now on. To be called while there are no links."""
+        self._wiring = wiring
+        self._machine.incarnation = wiring.incarnation
+
+    def fence_all(self) -> None:
+        """End every link, and with it what is being handed on over it."""
+        for link in list(self._peers):
+            self._do(partial(self._machine.link_lost, link))
 
     async def run_timers(self) -> None:
         """Listen for silence, resend and escalate, for as long as the worker lives."""
@@ -208,15 +220,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be LinkOpen")
             return
-        if not self.data_addresses:
-            terms: Terms | pb.LinkRefuse = pb.LinkRefuse(reason="this worker takes no handoffs")
-        else:
-            terms = agree(self._wiring, first.open)
-        if isinstance(terms, pb.LinkRefuse):
-            log.warning("refused prefill at %s: %s", first.open.prefill_address, terms.reason)
-            yield pb.DecodeMessage(refuse=terms)
+        peer = await self._accept(first.open)
+        if isinstance(peer, pb.LinkRefuse):
+            log.warning("refused prefill at %s: %s", first.open.prefill_address, peer.reason)
+            yield pb.DecodeMessage(refuse=peer)
             return
-        peer = await self._accept(first.open, terms)
         reader = asyncio.create_task(self._read(peer, request_iterator))
         try:
             while (message := await peer.outbound.get()) is not None:
@@ -236,16 +244,27 @@ class DecodeRole(pb_grpc.HandoffServicer):
         finally:
             peer.outbound.put_nowait(None)
 
-    async def _accept(self, opened: pb.LinkOpen, terms: Terms) -> _Peer:
+    def _terms(self, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:
+        if not self.takes_over:
+            return pb.LinkRefuse(reason="this worker takes no handoffs")
+        return agree(self._wiring, opened)
+
+    async def _accept(self, opened: pb.LinkOpen) -> _Peer | pb.LinkRefuse:
+        terms = self._terms(opened)
+        if isinstance(terms, pb.LinkRefuse):
+            return terms
         prefill = opened.prefill_incarnation
-        for old in [p for p in self._peers.values() if p.id.prefill == prefill]:
+        before = [peer for peer in self._peers.values() if peer.id.prefill == prefill]
+        for old in before:
             self._do(partial(self._machine.link_lost, old.id))
             await old.fenced.wait()
+        if before:  # this worker may have changed its role meanwhile
+            return await self._accept(opened)
         per_page = self._wiring.compatibility.block_size // terms.block_size
         with self._engine.lock:
             link = self._machine.open_link(prefill, per_page, verify=terms.verify)
         if link is None:  # it has dialled twice, and the other call was first
-            return await self._accept(opened, terms)
+            return await self._accept(opened)
         peer, strands = self._expect(link, opened.prefill_address, terms)
         accept = pb.LinkAccept(
             decode_incarnation=self._wiring.incarnation,

@@ -187,6 +187,12 @@ class Engine:
         """Who owns which block. Use it under ``lock``."""
         return self.scheduler.pool
 
+    def mix(self, prefill_tokens: int | None) -> None:
+        """From the next step on; see ``SchedulerLimits.mixed_prefill_tokens``."""
+        with self.lock:
+            limits = self.scheduler.limits
+            self.scheduler.limits = replace(limits, mixed_prefill_tokens=prefill_tokens)
+
     def add(self, seq: Sequence) -> None:
         """Queues a sequence; it takes the place of an older attempt of the same request.
 

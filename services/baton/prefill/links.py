@@ -235,9 +235,15 @@ class DecodeLinks:
         assert connection.link is not None
         return connection.link
 
+    def __bool__(self) -> bool:
+        """Whether there is a link, or is about to be one."""
+        return bool(self._open or self._dials or self._keepers)
+
     async def close(self) -> None:
-        """End every link, and make none any more."""
+        """End every link, and make none until a router names peers again, or a request asks for one."""
         tasks = [*self._keepers.values(), *self._dials.values()]
+        self._known.clear()
+        self._keepers.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -46,6 +46,11 @@ class KnownPeers:
         self._named.pop(router_id, None)
         self._unite()
 
+    def clear(self) -> None:
+        """No router names anybody."""
+        self._named.clear()
+        self._unite()
+
     def by_incarnation(self) -> dict[str, Peer]:
         return dict(self._by_incarnation)
 

@@ -167,9 +167,18 @@ class PrefillRole:
             before = now
             self._do(self._machine.tick)
 
+    @property
+    def linked(self) -> bool:
+        """Whether there is a link to a decode worker, or is about to be one."""
+        return bool(self._links)
+
     async def close(self) -> None:
-        """End every link; before the connectors are closed."""
+        """End every link; before the connectors are closed, or this process gets another name."""
         await self._links.close()
+
+    def rename(self, wiring: Wiring) -> None:
+        """The process has another name from now on. To be called while there are no links."""
+        self._wiring = wiring
 
     def know_peers(self, router_id: str, peers: Iterable[Peer]) -> None:
         """Link to the decode workers that a router names, before it hands any request to them."""

@@ -50,6 +50,7 @@ from baton.telemetry.identity import Identity, export_identity
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
+from baton.telemetry.roles import CountedByRole
 from baton.telemetry.shared import SharedStateMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.tls.channels import Dialer, add_port
@@ -107,7 +108,7 @@ async def _serve(config: RouterConfig, models: Sequence[tuple[RouterConfig, Toke
         )
         for ring, (each, tokenizer) in zip(rings, models, strict=True)
     ]
-    metrics.registry.register(GrammarCollector("router", lambda: _grammar_stats(services)))
+    metrics.registry.register(GrammarCollector(CountedByRole("router"), lambda: _grammar_stats(services)))
     export_identity(metrics.registry, lambda: [_identity(service) for service in services])
     async with contextlib.AsyncExitStack() as stack:
         if audit is not None:

@@ -50,15 +50,16 @@ class Members:
         """As discovery describes them."""
         return [
             EndpointView(
-                role=endpoint.role or self._role_of(endpoint),
+                role=self._role_of(endpoint),
                 state="terminating" if endpoint.terminating else "ready" if endpoint.ready else "not_ready",
             )
             for endpoint in self._endpoints
         ]
 
     def _role_of(self, endpoint: Endpoint) -> str:
+        """As it says itself: a worker may have another role than its pod was made for."""
         worker = self._present.get((endpoint.address, endpoint.uid))
-        return worker.role if worker is not None and worker.ready else "unknown"
+        return worker.role if worker is not None and worker.ready else endpoint.role or "unknown"
 
     def start(self) -> None:
         """Dial those known, and from now on all that come."""

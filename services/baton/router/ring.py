@@ -740,9 +740,15 @@ class WorkerRing:
         if not worker.draining:
             self._blame([*(part for part, _ in lost if computed.intersection(part.answers)), *fled])
         for part, role in sorted(lost, key=lambda each: each[0].turn):
-            if part.going:
-                message = f"the {role} worker answering this request was lost, in attempt {part.attempt}"
-                self._resume(part, "worker_lost", RingError(503, "worker_lost", message))
+            if not part.going:
+                continue
+            message = f"the {role} worker answering this request was lost, in attempt {part.attempt}"
+            error = RingError(503, "worker_lost", message)
+            if worker.draining:  # its time was over, and it had said so: no failure of the request
+                log.warning("request %s: attempt %d ended: %s", part.name, part.attempt - 1, error)
+                self._go_on(part, "drain", error)
+            else:
+                self._resume(part, "worker_lost", error)
 
     @staticmethod
     def _fled_from(group: Group, worker: WorkerClient) -> bool:

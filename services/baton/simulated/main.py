@@ -53,7 +53,13 @@ def run(config: SimulatedConfig, clock: StartClock) -> int:
     engine, runner = make_engine(config, model)
     with clock.phase("weights"):
         time.sleep(config.profile.load_s)
-    served = Served(engine, revision, _form(config), lambda on_crash: _ends(config, runner, on_crash))
+    served = Served(
+        engine,
+        revision,
+        _form(config),
+        lambda on_crash: _ends(config, runner, on_crash),
+        lambda role: config.worker.mixed_prefill_tokens,
+    )
     return asyncio.run(_serve(config, served, clock))
 
 

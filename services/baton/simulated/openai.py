@@ -65,6 +65,7 @@ class Front:
         self._model = model
         self._stream = RouterStream(OWNER, worker_pb2.Load)
         self._stream.drain_noted = True
+        self._stream.calls_again = False
         routers.add(self._stream)
         self._open: dict[str, asyncio.Queue[worker_pb2.TokenDelta]] = {}
         self._tasks: list[asyncio.Task[None]] = []

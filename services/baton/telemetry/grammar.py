@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton.telemetry.roles import CountedByRole
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarStats:
@@ -45,10 +47,13 @@ class GrammarCollector(Collector):
     """The metrics of one process, with its role as a label."""
 
     def __init__(
-        self, role: str, grammars: Callable[[], GrammarStats], masks: Callable[[], MaskStats] | None = None
+        self,
+        counted: CountedByRole,
+        grammars: Callable[[], GrammarStats],
+        masks: Callable[[], MaskStats] | None = None,
     ) -> None:
         """``masks`` None: this process computes none."""
-        self._role = role
+        self._counted = counted
         self._grammars = grammars
         self._masks = masks
 
@@ -75,5 +80,6 @@ class GrammarCollector(Collector):
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=("role",))
-        family.add_metric((self._role,), value)
+        for role, count in self._counted.split((name,), value).items():
+            family.add_metric((role,), count)
         return family

@@ -37,8 +37,9 @@ class HandoffMetrics:
     """Written by the event loop's thread, read by scrapes. Belongs to the registry it is given."""
 
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
-        self._role = role
-        self._peers: OrderedDict[Pair, None] = OrderedDict()
+        self.role = role
+        self._peers: OrderedDict[tuple[str, Pair], None] = OrderedDict()
+        """With the role in which they were heard of."""
         self._late_bytes = self._late_seconds = 0.0
         labels = ("role", "peer", "connector")
         self._sent = Counter(
@@ -81,8 +82,8 @@ class HandoffMetrics:
 
     def linked(self, pair: Pair) -> None:
         """A link was made."""
-        labels = (self._role, *pair)
-        again = any(known.peer == pair.peer for known in self._peers)
+        labels = (self.role, *pair)
+        again = any(known.peer == pair.peer for _, known in self._peers)
         self._touch(pair)
         self._links.labels(*labels).inc()
         self._reconnects.labels(*labels).inc(again)
@@ -94,26 +95,26 @@ class HandoffMetrics:
 
     def sent(self, pair: Pair, num_bytes: int) -> None:
         self._late_bytes += num_bytes
-        self._sent.labels(self._role, *pair).inc(num_bytes)
+        self._sent.labels(self.role, *pair).inc(num_bytes)
 
     def sending(self, pair: Pair, seconds: float) -> None:
         self._late_bytes *= KEEP
         self._late_seconds = KEEP * self._late_seconds + seconds
-        self._sending.labels(self._role, *pair).inc(seconds)
+        self._sending.labels(self.role, *pair).inc(seconds)
 
     def received(self, pair: Pair, num_bytes: int) -> None:
-        self._received.labels(self._role, *pair).inc(num_bytes)
+        self._received.labels(self.role, *pair).inc(num_bytes)
 
     def stage(self, connector: str, stage: str, seconds: float | None) -> None:
         """None: the handoff did not come that far."""
         if seconds is not None:
-            self._stages.labels(self._role, connector, stage).observe(seconds)
+            self._stages.labels(self.role, connector, stage).observe(seconds)
 
     def _touch(self, pair: Pair) -> None:
-        self._peers[pair] = None
-        self._peers.move_to_end(pair)
+        self._peers[self.role, pair] = None
+        self._peers.move_to_end((self.role, pair))
         if len(self._peers) > MOST_PEERS:
-            oldest, _ = self._peers.popitem(last=False)
+            (role, oldest), _ = self._peers.popitem(last=False)
             per_pair: tuple[MetricWrapperBase, ...] = (
                 self._sent,
                 self._received,
@@ -122,7 +123,7 @@ class HandoffMetrics:
                 self._reconnects,
             )
             for metric in per_pair:
-                metric.remove(self._role, *oldest)
+                metric.remove(role, *oldest)
 
 
 class BusyTime:

@@ -52,9 +52,10 @@ class Stages:
 
     def __init__(self, histogram: Histogram, role: str, model: str) -> None:
         self._histogram = histogram
-        self._labels = (role, model)
+        self.role = role
+        self._model = model
 
     def took(self, stages: Mapping[RequestStage, float]) -> None:
         """Seconds of each."""
         for stage, seconds in stages.items():
-            self._histogram.labels(*self._labels, stage).observe(seconds)
+            self._histogram.labels(self.role, self._model, stage).observe(seconds)

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton.telemetry.handoff import Holds
+from baton.telemetry.roles import CountedByRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,8 @@ class WorkerStats:
 class WorkerCollector(Collector):
     """The worker's metrics, all with a ``role`` label."""
 
-    def __init__(self, role: str, stats: Callable[[], WorkerStats]) -> None:
-        self._role = role
+    def __init__(self, counted: CountedByRole, stats: Callable[[], WorkerStats]) -> None:
+        self._counted = counted
         self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
@@ -197,9 +198,9 @@ class WorkerCollector(Collector):
             "KV blocks: free, cached (evictable, findable by prefix), held (by a sequence or a transfer).",
             labels=("role", "state"),
         )
-        family.add_metric((self._role, "free"), stats.blocks_free)
-        family.add_metric((self._role, "cached"), stats.blocks_cached)
-        family.add_metric((self._role, "held"), stats.blocks_held)
+        family.add_metric((self._counted.role, "free"), stats.blocks_free)
+        family.add_metric((self._counted.role, "cached"), stats.blocks_cached)
+        family.add_metric((self._counted.role, "held"), stats.blocks_held)
         yield family
         yield self._gauge(
             "baton_kv_reserved_blocks",
@@ -246,18 +247,20 @@ class WorkerCollector(Collector):
         family = CounterMetricFamily(
             "baton_handoffs_aborted", "Handoffs given up, by reason.", labels=("role", "reason")
         )
-        for reason, count in stats.handoffs_aborted.items():
-            family.add_metric((self._role, reason), count)
+        for reason, total in stats.handoffs_aborted.items():
+            for role, count in self._counted.split((family.name, reason), total).items():
+                family.add_metric((role, reason), count)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=("role",))
-        family.add_metric((self._role,), value)
+        family.add_metric((self._counted.role,), value)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(name, text, labels=("role",))
-        family.add_metric((self._role,), value)
+        for role, count in self._counted.split((name,), value).items():
+            family.add_metric((role,), count)
         return family
 
 

@@ -42,6 +42,65 @@ ROLE_BOTH: Role.ValueType  # 3
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
+class SwitchRoleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    role: Global___Role.ValueType
+    incarnation: _builtins.str
+    """of the worker it is meant for"""
+    timeout_s: _builtins.float
+    """for what is open to end by itself; 0: the worker's own --drain-timeout"""
+    proof: _builtins.bytes
+    """HMAC-SHA256 by the cluster key over "switch-role\\n", the incarnation, "\\n" and the name of the role
+    (prefill, decode or both).
+    """
+    def __init__(
+        self,
+        *,
+        role: Global___Role.ValueType = ...,
+        incarnation: _builtins.str = ...,
+        timeout_s: _builtins.float = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "proof", b"proof", "role", b"role", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwitchRoleRequest: _TypeAlias = SwitchRoleRequest  # noqa: Y015
+
+@_typing.final
+class SwitchRoleReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_FIELD_NUMBER: _builtins.int
+    NOW_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    was: Global___Role.ValueType
+    now: Global___Role.ValueType
+    seconds: _builtins.float
+    """from the request until it served in the new role; 0: it had that role"""
+    def __init__(
+        self,
+        *,
+        was: Global___Role.ValueType = ...,
+        now: Global___Role.ValueType = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["now", b"now", "seconds", b"seconds", "was", b"was"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SwitchRoleReply: _TypeAlias = SwitchRoleReply  # noqa: Y015
+
+@_typing.final
 class RouterMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -39,6 +39,11 @@ class WorkerStub:
                 request_serializer=baton_dot_v1_dot_worker__pb2.RouterMessage.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.WorkerMessage.FromString,
                 _registered_method=True)
+        self.SwitchRole = channel.unary_unary(
+                '/baton.v1.Worker/SwitchRole',
+                request_serializer=baton_dot_v1_dot_worker__pb2.SwitchRoleRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.SwitchRoleReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -53,6 +58,20 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchRole(self, request, context):
+        """Drain, take another role and serve on, in the same process: weights, KV pool and prefix cache stay. Returns
+        when the worker serves in its new role. Refused with
+        INVALID_ARGUMENT     the role is unspecified or unknown, or the timeout is not a duration;
+        PERMISSION_DENIED    the proof is wrong;
+        FAILED_PRECONDITION  the worker is another incarnation, or is ending;
+        ABORTED              a switch to another role is under way. One to the same role is joined.
+        DEADLINE_EXCEEDED    something could not be ended: the worker serves on in its old role.
+        A caller that goes away does not stop a switch that has begun.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +79,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Connect,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.RouterMessage.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.WorkerMessage.SerializeToString,
+            ),
+            'SwitchRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchRole,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.SwitchRoleRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.SwitchRoleReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +113,33 @@ class Worker:
             '/baton.v1.Worker/Connect',
             baton_dot_v1_dot_worker__pb2.RouterMessage.SerializeToString,
             baton_dot_v1_dot_worker__pb2.WorkerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/SwitchRole',
+            baton_dot_v1_dot_worker__pb2.SwitchRoleRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.SwitchRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

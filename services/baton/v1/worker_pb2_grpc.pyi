@@ -38,6 +38,16 @@ class WorkerStub:
     frames come down. The end of the stream ends every request that was submitted on it, unless the worker
     said DrainDone before. Each side says something every half second, or is taken for dead.
     """
+    SwitchRole: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SwitchRoleRequest, _worker_pb2.SwitchRoleReply]
+    """Drain, take another role and serve on, in the same process: weights, KV pool and prefix cache stay. Returns
+    when the worker serves in its new role. Refused with
+      INVALID_ARGUMENT     the role is unspecified or unknown, or the timeout is not a duration;
+      PERMISSION_DENIED    the proof is wrong;
+      FAILED_PRECONDITION  the worker is another incarnation, or is ending;
+      ABORTED              a switch to another role is under way. One to the same role is joined.
+      DEADLINE_EXCEEDED    something could not be ended: the worker serves on in its old role.
+    A caller that goes away does not stop a switch that has begun.
+    """
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -46,6 +56,16 @@ class WorkerAsyncStub(WorkerStub):
     """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
     frames come down. The end of the stream ends every request that was submitted on it, unless the worker
     said DrainDone before. Each side says something every half second, or is taken for dead.
+    """
+    SwitchRole: _aio.UnaryUnaryMultiCallable[_worker_pb2.SwitchRoleRequest, _worker_pb2.SwitchRoleReply]  # type: ignore[assignment]
+    """Drain, take another role and serve on, in the same process: weights, KV pool and prefix cache stay. Returns
+    when the worker serves in its new role. Refused with
+      INVALID_ARGUMENT     the role is unspecified or unknown, or the timeout is not a duration;
+      PERMISSION_DENIED    the proof is wrong;
+      FAILED_PRECONDITION  the worker is another incarnation, or is ending;
+      ABORTED              a switch to another role is under way. One to the same role is joined.
+      DEADLINE_EXCEEDED    something could not be ended: the worker serves on in its old role.
+    A caller that goes away does not stop a switch that has begun.
     """
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
@@ -58,6 +78,22 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
         frames come down. The end of the stream ends every request that was submitted on it, unless the worker
         said DrainDone before. Each side says something every half second, or is taken for dead.
+        """
+
+    @_abc_1.abstractmethod
+    def SwitchRole(
+        self,
+        request: _worker_pb2.SwitchRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.SwitchRoleReply, _abc.Awaitable[_worker_pb2.SwitchRoleReply]]:
+        """Drain, take another role and serve on, in the same process: weights, KV pool and prefix cache stay. Returns
+        when the worker serves in its new role. Refused with
+          INVALID_ARGUMENT     the role is unspecified or unknown, or the timeout is not a duration;
+          PERMISSION_DENIED    the proof is wrong;
+          FAILED_PRECONDITION  the worker is another incarnation, or is ending;
+          ABORTED              a switch to another role is under way. One to the same role is joined.
+          DEADLINE_EXCEEDED    something could not be ended: the worker serves on in its old role.
+        A caller that goes away does not stop a switch that has begun.
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,7 +16,7 @@ from baton.options import StartError
 from baton.parallel.ranks import RankError
 from baton.ready import Progress, announce
 from baton.telemetry.startup import StartClock
-from baton.worker.config import WorkerConfig
+from baton.worker.config import RoleName, WorkerConfig
 from baton.worker.ends import make_ends
 from baton.worker.main import EXIT_CRASHED, KVForm, Served, Worker, end_process
 from baton_kernels.paged import LAYOUT
@@ -56,6 +56,7 @@ def _served(config: WorkerConfig, engine: Engine, revision: str) -> Served:
         revision,
         KVForm(LAYOUT, str(kv.dtype).removeprefix("torch."), kv.element_size(), kv.shape[-1]),
         lambda on_crash: make_ends(runner, config.connector, config.host, on_crash),
+        lambda role: _mixed_prefill_tokens(config, choose_device(config.device), role),
         lambda: masks.stats,
     )
 
@@ -79,7 +80,7 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefill_chunk=config.prefill_chunk,
-        mixed_prefill_tokens=_mixed_prefill_tokens(config, device),
+        mixed_prefill_tokens=_mixed_prefill_tokens(config, device, config.role),
         chunked_prefill=config.chunked_prefill,
         prefix_caching=config.prefix_caching,
         max_model_len=config.max_model_len,
@@ -97,10 +98,10 @@ def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
     )
 
 
-def _mixed_prefill_tokens(config: WorkerConfig, device: str) -> int | None:
+def _mixed_prefill_tokens(config: WorkerConfig, device: str, role: RoleName) -> int | None:
     """A decode worker is there for answers that run; so much of a prompt goes beside them where it costs them
     little more than less of it would."""
-    if config.mixed_prefill_tokens is not None or config.role != "decode":
+    if config.mixed_prefill_tokens is not None or role != "decode":
         return config.mixed_prefill_tokens
     return MIXED_PREFILL_CPU if device == "cpu" else MIXED_PREFILL_CUDA
 

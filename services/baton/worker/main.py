@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import grpc
@@ -19,7 +19,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
 from baton import options
-from baton.connector.identity import PROTOCOL, compatibility_digest, new_incarnation
+from baton.connector.identity import PROTOCOL, compatibility_digest
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
@@ -32,17 +32,22 @@ from baton.ready import WorkerReady, announce
 from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.identity import Identity, export_identity
-from baton.telemetry.stages import StageMetrics
+from baton.telemetry.roles import CountedByRole
+from baton.telemetry.stages import StageMetrics, Stages
 from baton.telemetry.startup import StartClock, StartCollector
+from baton.telemetry.switches import SwitchMetrics
 from baton.telemetry.vllm import with_vllm_names
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.tls.channels import Dialer, add_port
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
-from baton.worker.config import WorkerConfig
-from baton.worker.drain import Drain
+from baton.worker.config import RoleName, WorkerConfig
+from baton.worker.drain import SERVICES, Drain
 from baton.worker.engine_loop import EngineLoop
+from baton.worker.post import Post
+from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
 from baton.worker.service import WorkerService
+from baton.worker.switch_request import TO_PROTO
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +70,6 @@ _SERVER_OPTIONS = (
     # A second worker on a port in use must fail to start, not share it.
     ("grpc.so_reuseport", 0),
 )
-_ROLES = {
-    "prefill": worker_pb2.ROLE_PREFILL,
-    "decode": worker_pb2.ROLE_DECODE,
-    "both": worker_pb2.ROLE_BOTH,
-}
 
 
 def end_process(status: int) -> NoReturn:
@@ -110,7 +110,24 @@ class Served:
     make_ends: Callable[[Callable[[], None]], Awaitable[Ends]]
     """Its ends of all links. What it is given is called when a thread of theirs met what it did not expect.
     May raise StartError."""
+    mixed_prefill_tokens: Callable[[RoleName], int | None]
+    """What a role makes of ``SchedulerLimits.mixed_prefill_tokens``."""
     mask_stats: Callable[[], MaskStats] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Those of a worker that are told of its role."""
+
+    prefill: PrefillRole
+    decode: DecodeRole
+    service: WorkerService
+    wiring: Wiring
+    hello: worker_pb2.WorkerHello
+    """The first one."""
+    registry: CollectorRegistry
+    counted: CountedByRole
+    stages: Stages
 
 
 class Worker:
@@ -122,7 +139,7 @@ class Worker:
         self._served = served
         self._engine = served.engine
         self._revision = served.revision
-        self._incarnation = new_incarnation()
+        self._post = Post.new(config.role)
         self.routers = Routers()
         self._told_to_drain = asyncio.Event()
         self._exit = asyncio.Event()
@@ -134,8 +151,8 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         async with contextlib.AsyncExitStack() as stack:
-            drain = await self._start(stack)
-            draining = asyncio.create_task(self._drain_when_told(drain), name="drain")
+            drain, switch = await self._start(stack)
+            draining = asyncio.create_task(self._drain_when_told(drain, switch), name="drain")
             await self._exit.wait()
             draining.cancel()
             log.info("stopping")
@@ -149,8 +166,9 @@ class Worker:
             self._end(EXIT_CUT_SHORT)
         self._told_to_drain.set()
 
-    async def _drain_when_told(self, drain: Drain) -> None:
+    async def _drain_when_told(self, drain: Drain, switch: RoleSwitch) -> None:
         await self._told_to_drain.wait()
+        await switch.stop()
         drained = await drain.run(self._config.drain_timeout)
         self._end(0 if drained else EXIT_CUT_SHORT)
 
@@ -162,7 +180,7 @@ class Worker:
             self._exit_status = status
             self._exit.set()
 
-    async def _start(self, stack: contextlib.AsyncExitStack) -> Drain:
+    async def _start(self, stack: contextlib.AsyncExitStack) -> tuple[Drain, RoleSwitch]:
         config, engine = self._config, self._engine
         stack.callback(engine.close)
         with self._clock.phase("connector"):
@@ -173,6 +191,7 @@ class Worker:
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
         compatibility = self._compatibility(ends.whole)
+        counted = CountedByRole(config.role)
         wiring = self._wiring(address, ends, compatibility, registry)
         prefill = PrefillRole(engine, wiring, routers, self._crash)
         stack.push_async_callback(prefill.close)
@@ -187,11 +206,11 @@ class Worker:
         hello = self._hello(address, ends.whole, compatibility)
         stages = StageMetrics(registry).of(config.role, config.model_name)
         service = WorkerService(engine, hello, routers, prefill, decode, stages=stages)
-        registry.register(WorkerCollector(config.role, service.stats))
-        export_identity(registry, lambda: [Identity(config.role, config.model_name, self._revision)])
+        registry.register(WorkerCollector(counted, service.stats))
+        export_identity(registry, lambda: [Identity(counted.role, config.model_name, self._revision)])
         if engine.grammars is not None:
             masks = self._served.mask_stats
-            registry.register(GrammarCollector(config.role, engine.grammars.stats, masks))
+            registry.register(GrammarCollector(counted, engine.grammars.stats, masks))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash, service.on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
@@ -199,6 +218,7 @@ class Worker:
         try:
             with self._clock.phase("connector"):
                 decode.data_addresses = await self._listen(ends)
+            decode.takes_over = config.role != "prefill"
             shown = with_vllm_names(registry, config.model_name) if config.vllm_metric_names else registry
             metrics_port = serve_metrics(config.host, config.metrics_port, shown, stack)
         except OSError as error:
@@ -217,7 +237,42 @@ class Worker:
         registry.register(StartCollector(config.role, times))
         announce(WorkerReady(address, config.role, metrics))
         log.info("%s of %s ready at %s after %s", config.role, config.model_name, address, times)
-        return Drain(service, engine_loop, health)
+        parts = _Parts(prefill, decode, service, wiring, hello, registry, counted, stages)
+        drain = Drain(service, engine_loop, health)
+        switch = RoleSwitch(
+            self._post,
+            drain,
+            lambda post: self._take_post(post, parts),
+            SwitchMetrics(registry),
+            cluster_key=config.cluster_key.encode(),
+            timeout=config.drain_timeout,
+        )
+        service.switching = switch
+        return drain, switch
+
+    def _take_post(self, post: Post, parts: _Parts) -> None:
+        """Serve in another role under another name: in one turn of the event loop, in which nothing is open
+        and no link is there, so that nobody sees half of it."""
+        for _ in parts.registry.collect():
+            pass  # what was counted up to now was counted in the old role
+        parts.counted.change(post.role)
+        parts.stages.role = parts.wiring.metrics.role = post.role
+        wiring = replace(parts.wiring, incarnation=post.incarnation)
+        parts.prefill.rename(wiring)
+        parts.decode.rename(wiring)
+        parts.decode.takes_over = post.role != "prefill"
+        self._engine.mix(self._served.mixed_prefill_tokens(post.role))
+        parts.service.greet_anew(self._greeting(parts.hello, post))
+
+    def _greeting(self, hello: worker_pb2.WorkerHello, post: Post) -> worker_pb2.WorkerHello:
+        """``hello``, with what hangs on the post."""
+        limits = self._engine.scheduler.limits
+        greeting = worker_pb2.WorkerHello()
+        greeting.CopyFrom(hello)
+        greeting.incarnation = post.incarnation
+        greeting.role = TO_PROTO[post.role]
+        greeting.mixed_prefill_tokens = limits.mixed_prefill_tokens or limits.max_num_batched_tokens
+        return greeting
 
     def _wiring(
         self,
@@ -227,7 +282,7 @@ class Worker:
         registry: CollectorRegistry,
     ) -> Wiring:
         return Wiring(
-            incarnation=self._incarnation,
+            incarnation=self._post.incarnation,
             address=address,
             ends=ends,
             compatibility=compatibility,
@@ -238,9 +293,8 @@ class Worker:
         )
 
     async def _listen(self, ends: Ends) -> dict[str, list[str]]:
-        """Connector → the address of each rank to hand to peers. Only decode is called."""
-        if self._config.role == "prefill":
-            return {}
+        """Connector → the address of each rank to hand to peers. A worker that prefills is not called, but
+        may come to decode."""
         bound = await ends.listen(self._config.host, self._config.data_port)
         host = self._config.advertised_host
         return {
@@ -259,7 +313,7 @@ class Worker:
     async def _add_health(server: grpc.aio.Server) -> HealthServicer:
         servicer = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        for service in ("", "baton.v1.Worker", "baton.v1.Handoff"):
+        for service in ("", *SERVICES):
             await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         return servicer
 
@@ -269,9 +323,7 @@ class Worker:
         limits, pool = self._engine.scheduler.limits, self._engine.pool
         kv = self._served.kv
         head_bytes = 2 * kv.head_dim * kv.element_bytes  # K and V of one head of one layer
-        return worker_pb2.WorkerHello(
-            incarnation=self._incarnation,
-            role=_ROLES[self._config.role],
+        hello = worker_pb2.WorkerHello(
             model=self._config.model_name,
             revision=self._revision,
             # A request that the pool can never hold is better refused by the router, with a reason.
@@ -284,12 +336,12 @@ class Worker:
             eos_token_ids=sorted(self._engine.eos_token_ids),
             takes_priorities=limits.priority_aging is not None,
             chunk_tokens=min(limits.prefill_chunk, limits.max_num_batched_tokens),
-            mixed_prefill_tokens=limits.mixed_prefill_tokens or limits.max_num_batched_tokens,
             tells_blocks=limits.prefix_caching,
             longest_shared_prompt=limits.longest_shared_prompt or 0,
             kv_bytes_per_token=len(whole.heads) * len(whole.layers) * head_bytes,
             compatibility=compatibility_digest(compatibility),
         )
+        return self._greeting(hello, self._post)
 
     def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:
         kv = self._served.kv

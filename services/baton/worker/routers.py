@@ -37,6 +37,8 @@ class RouterStream:
         self.drain_noted = False
         """The router knows that this worker drains: it submits nothing more."""
         self.submits_taken = 0
+        self.calls_again = True
+        """When its stream has ended, and so may be told whatever has changed by a new greeting."""
         self.blocks = blocks
         self._load = load
         self._ended = False
@@ -82,6 +84,10 @@ class RouterStream:
         self._again = None
         if not self._ended:
             self.flush()
+
+    def say_drained(self) -> None:
+        """The last word; all tokens have been delivered and left in frames."""
+        self.frames.put_nowait(worker_pb2.WorkerMessage(drain_done=worker_pb2.DrainDone()))
 
     def end(self) -> None:
         """Close the stream behind what is queued."""
@@ -162,10 +168,14 @@ class Routers:
         """Routers that may still submit to a worker that drains."""
         return sum(not stream.drain_noted for stream in self._streams.values())
 
+    def callers(self) -> list[RouterStream]:
+        """Those that call again when their streams end."""
+        return [stream for stream in self._streams.values() if stream.calls_again]
+
     def say_drained(self) -> None:
-        """The last word on every stream; all tokens have been delivered and left in frames."""
+        """The last word on every stream."""
         for stream in self._streams.values():
-            stream.frames.put_nowait(worker_pb2.WorkerMessage(drain_done=worker_pb2.DrainDone()))
+            stream.say_drained()
 
     def close(self) -> None:
         for stream in self._streams.values():

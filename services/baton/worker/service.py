@@ -27,6 +27,7 @@ from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.worker.block_feed import BlockFeed
 from baton.worker.routers import Routers, RouterStream
+from baton.worker.switch_request import Switching, SwitchRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class OpenWork:
 
 
 class WorkerService(pb_grpc.WorkerServicer):
-    """Serves ``Worker.Connect``. Event loop's thread only."""
+    """Serves ``Worker``. Event loop's thread only."""
 
     def __init__(
         self,
@@ -88,6 +89,20 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._stages = stages
         self._draining = False
         self._deadlines_exceeded = 0
+        self.switching: Switching | None = None
+        """None: its role stays."""
+
+    async def SwitchRole(  # noqa: N802 (the name is the contract's)
+        self,
+        request: worker_pb2.SwitchRoleRequest,
+        context: grpc.aio.ServicerContext[worker_pb2.SwitchRoleRequest, worker_pb2.SwitchRoleReply],
+    ) -> worker_pb2.SwitchRoleReply:
+        if self.switching is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the role of this worker stays")
+        try:
+            return await self.switching.switch(request)
+        except SwitchRefusedError as error:
+            await context.abort(error.status, str(error))
 
     async def Connect(  # noqa: N802 (the name is the contract's)
         self,
@@ -287,6 +302,38 @@ class WorkerService(pb_grpc.WorkerServicer):
     def say_drained(self) -> None:
         """Tell the routers that the end of their streams ends no request."""
         self._routers.say_drained()
+
+    @property
+    def linked(self) -> bool:
+        """Whether there are links from here to decode workers, or are about to be."""
+        return self._prefill.linked
+
+    async def unlink(self) -> None:
+        """End the links to decode workers, until a router names some again."""
+        await self._prefill.close()
+
+    def cut_off(self) -> None:
+        """End what is open, without a word that it is done: the routers have it go on elsewhere, and call
+        again. Links from prefill workers are fenced."""
+        for stream in self._routers.callers():
+            self._part(stream)
+            stream.end()
+        self._decode.fence_all()
+
+    def resume(self) -> None:
+        """Go on as before the drain. Routers call again, as they look upon this worker as one that ends."""
+        self._draining = False
+        self.cut_off()
+
+    def greet_anew(self, hello: worker_pb2.WorkerHello) -> None:
+        """Be another worker to the routers: those that are here hear that nothing of theirs is open, and all
+        that call from now on get this greeting. To be called while nothing is open."""
+        self._hello = hello
+        self._draining = False
+        for stream in self._routers.callers():
+            self._routers.remove(stream)
+            stream.say_drained()
+            stream.end()
 
     def open_work(self) -> OpenWork:
         """What has not ended yet. Once a worker that drains has none, it gets none."""

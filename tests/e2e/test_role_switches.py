@@ -1,0 +1,59 @@
+"""Workers of real processes take other roles under streams, and no client notices."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from baton import ready
+from baton.switching import switch_role
+from tests.support.clients import Answer, RingClient
+from tests.support.ring import CLUSTER_KEY, Service, running_ring
+
+PROMPTS = [[100 + number, *range(200, 320)] for number in range(6)]
+TOKENS = 60
+
+
+async def switched(worker: Service, role: str) -> None:
+    assert isinstance(worker.ready, ready.WorkerReady)
+    done = await switch_role(worker.ready.address, role, CLUSTER_KEY.encode())
+    assert done.now == role and done.was != role
+
+
+async def test_workers_change_roles_and_back_under_streams(tmp_path: Path) -> None:
+    with running_ring(tmp_path, prefill=2, decode=1, options=("--no-prefix-caching",)) as ring:
+        stop = asyncio.Event()
+        async with RingClient(ring.url, "demo") as client:
+
+            async def stream(prompt: list[int]) -> Answer:
+                return await client.stream(prompt, max_tokens=TOKENS, temperature=0)
+
+            async def ask(prompt: list[int]) -> list[list[int]]:
+                answers = []
+                while not stop.is_set():
+                    answers.append((await stream(prompt)).token_ids)
+                return answers
+
+            true = [(await stream(prompt)).token_ids for prompt in PROMPTS]
+            clients = [asyncio.create_task(ask(prompt)) for prompt in PROMPTS]
+            prefill, decode = ring.of_role("prefill")[0], ring.of_role("decode")[0]
+            for worker, role in (
+                (prefill, "decode"),
+                (decode, "prefill"),
+                (decode, "decode"),
+                (prefill, "prefill"),
+            ):
+                await asyncio.sleep(0.3)
+                await switched(worker, role)
+                ring.wait_workers()
+            await asyncio.sleep(0.3)
+            stop.set()
+            for prompt_answers, expected in zip(await asyncio.gather(*clients), true, strict=True):
+                assert prompt_answers and all(answer == expected for answer in prompt_answers)
+        counts = {name: value for name, value in prefill.metrics().items() if "role_switches_total" in name}
+        assert counts == {
+            'baton_role_switches_total{from="decode",result="switched",to="prefill"}': 1,
+            'baton_role_switches_total{from="prefill",result="switched",to="decode"}': 1,
+        }
+        assert prefill.metrics()['baton_engine_generated_tokens_total{role="decode"}'] > 0
+        ring.wait_idle()
