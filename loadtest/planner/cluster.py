@@ -106,10 +106,12 @@ class Cluster:
         unready = [pod for pod in of if not pod.ready]
         pod = unready[-1] if unready else self._draw.choice(of)
         pod.ending = True
-        if pod.prefill is None and pod.decode is None:
-            self._gone(pod)
-        elif not pod.turning:
+        if pod.turning:
+            return  # it ends when it has turned
+        if pod.ready:
             self._drain(pod)
+        else:
+            self._gone(pod)
 
     def switch(self, to: ServingRole, count: int) -> None:
         """The least loaded ones."""

@@ -1,7 +1,7 @@
 """Workers, one request at a time: when its prompt is computed, when its tokens come.
 
-Simpler than the real ones, in favour of nobody: a prompt is computed whole, by the worker that begins it first;
-decode has room for a whole answer before its prompt is computed; the steps of a worker take what
+Simpler than the real ones, in favour of nobody: a prompt is computed whole, by the worker that begins it
+first; decode has room for a whole answer before its prompt is computed; the steps of a worker take what
 `baton.simulated.profile` says, and change only when a sequence joins or ends. Every prompt is handed over.
 """
 

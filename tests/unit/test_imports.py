@@ -40,7 +40,8 @@ BELOW = {
 """What every package may use, these among each other too. They import nothing above themselves."""
 
 ALLOWED = {
-    "cli": {"router", "worker", "simulated", "bench"},
+    "cli": {"router", "worker", "simulated", "bench", "planner"},
+    "planner": {"router"},
     "simulated": {"worker", "engine", "models", "parallel"},
     "bench": {"engine"},
     "router": set[str](),

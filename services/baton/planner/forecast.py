@@ -27,8 +27,8 @@ class Forecast:
         self._due: deque[tuple[float, float]] = deque()
 
     def see(self, at_s: float, value: float, jump: float = math.inf) -> None:
-        """The load was ``value`` until now. Times never go back. A value that is more than ``jump`` above what
-        was expected is no noise: the level is there at once."""
+        """The load was ``value`` until now. Times never go back. A value that is more than ``jump`` above
+        what was expected is no noise: the level is there at once."""
         if self._at_s is None:
             self._at_s, self._level = at_s, value
             return

@@ -15,7 +15,7 @@ LEARN_S = 150.0
 """What workers are like counts for two thirds after so long."""
 JUMP = 3.0
 """Standard deviations of a window's arrivals, were they independent."""
-HEADROOM = 1.0
+HEADROOM = 2.0
 """Standard deviations of what forecasts were exceeded by, that a forecast is taken to be too low by."""
 MOST_STRETCH = 3.0
 RECOVER_S = 60.0
@@ -114,6 +114,11 @@ class Load:
     def headroom(self) -> float:
         """By which loads exceeded their forecasts lately, relative: the worse of prompts and answers."""
         return max(self._prompts.error, self._answers.error)
+
+    @property
+    def burstiness(self) -> float:
+        """Variance of arrivals, to that of independent ones."""
+        return self._bursts.ratio
 
     def _demand(self, requests: float, prompts: float, answers: float) -> Demand:
         assert self._last is not None

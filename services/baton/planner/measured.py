@@ -40,7 +40,8 @@ class Arrivals:
     """Rates are means over so many seconds."""
     requests_per_s: float
     prompt_tokens_per_s: float
-    """That prefill workers have to compute: neither found in a cache nor computed where the answer is written."""
+    """That prefill workers have to compute: neither found in a cache nor computed where the answer is
+    written."""
     prompt_spread: float
     answer_tokens: float
     """Of one request, in the mean. 0: no answer has ended yet."""
@@ -64,7 +65,7 @@ class DecodeState:
     """Of all decode workers together, where not said otherwise."""
 
     step_base_s: float
-    """A step of one worker with n sequences takes ``step_base_s + n * step_row_s``. 0: none was measured yet."""
+    """A step of one worker with n sequences takes ``step_base_s + n * step_row_s``. 0: none was measured."""
     step_row_s: float
     blocks: float
     """KV blocks of one worker."""
@@ -88,7 +89,7 @@ class Fleet:
     replicas: Counts
     """That the Deployments ask for, by the role that their pods start with."""
     strays: Counts
-    """Workers that serve, or are about to, as the role named here and whose Deployment starts the other one."""
+    """Workers that serve, or are about to, as the role named here, of the other one's Deployment."""
 
     @property
     def to_come(self) -> Counts:

@@ -22,12 +22,15 @@ class Plan:
 
     size: Size | None
     """What the load needs, and what is expected then; None where nothing could be worked out."""
+    needed_now: Counts | None
     wanted: Counts
     """Workers of each role to end up with."""
     switches: tuple[Switch, ...]
     replicas: Counts
     reasons: tuple[str, ...]
     """In words, with the numbers. The first says what is done."""
+    attainable: bool = False
+    """Whether what is needed ahead is expected to meet the targets."""
     held: str = ""
     """Why nothing could be decided; empty if something was."""
 

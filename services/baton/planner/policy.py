@@ -60,7 +60,13 @@ class Planner:
         replicas = self._scale(wanted, after, seen.fleet)
         reasons = self._reasons(needs, wanted, switches, replicas, seen)
         return Plan(
-            size=needs.ahead, wanted=wanted, switches=switches, replicas=replicas, reasons=tuple(reasons)
+            size=needs.ahead,
+            needed_now=needs.now,
+            wanted=wanted,
+            switches=switches,
+            replicas=replicas,
+            reasons=tuple(reasons),
+            attainable=self._attains(needs.ahead),
         )
 
     # --- what is needed
@@ -83,7 +89,7 @@ class Planner:
         )
 
     def _carrying(self, demand: Demand, seen: Measured) -> int:
-        """Decode workers without which what is under way would not fit or be too slow; no more than there are."""
+        """Decode workers without which what is under way would not fit or be too slow; at most all."""
         each = demand.decode.most_rows(self._targets.itl_s)
         least = math.ceil(seen.decode.running / each) if each else 0
         return min(least, seen.fleet.ready.decode, self._bounds.max_decode)
@@ -91,12 +97,10 @@ class Planner:
     # --- what to end up with
 
     def _wanted(self, needs: Needs, fleet: Fleet) -> Counts:
-        """More at once, fewer only after a while. Within the bounds: where these leave no room for both, what is
-        needed ahead goes before what was needed lately."""
+        """More at once, fewer only after a while. Within the bounds: where these leave no room for both, what
+        is needed ahead goes before what was needed lately."""
         coming, ahead = fleet.to_come, needs.ahead.workers
-        kept = {
-            role: max(ahead.of(role), min(coming.of(role), needs.settled.of(role))) for role in ROLES
-        }
+        kept = {role: max(ahead.of(role), min(coming.of(role), needs.settled.of(role))) for role in ROLES}
         wanted = Counts(prefill=kept["prefill"], decode=kept["decode"])
         return wanted if self._bounds.allow(wanted) else ahead
 
@@ -148,6 +152,10 @@ class Planner:
 
     # --- why
 
+    def _attains(self, size: Size) -> bool:
+        decode = self._load.ahead.decode
+        return size.late <= 1 - self._targets.attainment and not decode.too_slow(self._targets.itl_s)
+
     def _reasons(
         self, needs: Needs, wanted: Counts, switches: tuple[Switch, ...], replicas: Counts, seen: Measured
     ) -> list[str]:
@@ -168,13 +176,13 @@ class Planner:
             f"prefill: {prompts.tokens_per_s:.0f} prompt tokens/s ahead at {prompts.worker_tokens_per_s:.0f} "
             f"a worker keep {prompts.workers_busy:.2f} busy; with {size.workers.prefill}, "
             f"{size.late_prefill:.2%} would be late for {self._targets.ttft_s:g} s",
-            f"decode: {answers.tokens_per_s:.0f} answer tokens/s ahead are {sequences:.0f} sequences; a worker "
-            f"takes {most:.0f}; with {size.workers.decode}, {size.late_decode:.2%} would be late for "
+            f"decode: {answers.tokens_per_s:.0f} answer tokens/s ahead are {sequences:.0f} sequences; a "
+            f"worker takes {most:.0f}; with {size.workers.decode}, {size.late_decode:.2%} would be late for "
             f"{self._targets.itl_s * 1e3:g} ms",
-            f"forecasts were exceeded by {self._load.headroom:.1%} lately, arrivals vary {prompts.burstiness:.1f} "
-            f"times as much as independent ones",
+            f"forecasts were exceeded by {self._load.headroom:.1%} lately, arrivals vary "
+            f"{prompts.burstiness:.1f} times as much as independent ones",
         ]
-        if size.late > 1 - self._targets.attainment:
+        if not self._attains(size):
             reasons.append(f"nothing within the bounds is enough: {size.late:.1%} would be late")
         if answers.too_slow(self._targets.itl_s):
             reasons.append("a step takes longer than the target even alone: no number of workers helps")
@@ -185,6 +193,7 @@ def hold(fleet: Fleet, why: str) -> Plan:
     """Nothing is done."""
     return Plan(
         size=None,
+        needed_now=None,
         wanted=fleet.to_come,
         switches=(),
         replicas=fleet.replicas,

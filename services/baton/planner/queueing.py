@@ -13,8 +13,8 @@ FULL = 0.95
 OVERRUN = 1e6
 """Worse than any number of sequences that an end of is in sight."""
 OF_A_LIFE = 2.0
-"""An answer meets many moments. It is late if a small share of them is slow, so late answers are more frequent
-than slow moments."""
+"""An answer meets many moments. It is late if a small share of them is slow, so late answers are more
+frequent than slow moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class PrefillLoad:
         """Share of requests whose wait and prompt together take longer than ``ttft_s``, but for those whose
         prompt alone does: more workers would not help them.
 
-        One queue before ``workers`` servers: the router gives a prompt to the worker that will begin it first.
-        It is taken to be empty as often as Erlang says; the wait of those who wait is exponential, with
-        the mean that the variances of arrivals and prompts give it (Allen and Cunneen).
+        One queue before ``workers`` servers: the router gives a prompt to the worker that will begin it
+        first. It is taken to be empty as often as Erlang says; the wait of those who wait is exponential,
+        with the mean that the variances of arrivals and prompts give it (Allen and Cunneen).
         """
         busy = self.workers_busy
         if busy == 0 or self.requests_per_s == 0:
@@ -99,8 +99,8 @@ class DecodeLoad:
         return (self.base_s + self.row_s) * self.stretch > itl_s
 
     def most_rows(self, itl_s: float) -> float:
-        """Sequences that one worker can take with steps within ``itl_s``, and room for all. Where steps are too
-        slow anyway, as many as there is room for."""
+        """Sequences that one worker can take with steps within ``itl_s``, and room for all. Where steps are
+        too slow anyway, as many as there is room for."""
         room = FULL * self.rows_by_room
         if self.row_s == 0 or self.too_slow(itl_s):
             return room
@@ -114,9 +114,9 @@ class DecodeLoad:
         return mean / (workers * self.most_rows(itl_s))
 
     def late(self, workers: int, itl_s: float) -> float:
-        """Share of requests that meet more sequences than ``most_rows``: their steps are too slow, or there is
-        no room for them. The number of sequences is taken to be normal, as that of many independent ones is,
-        and wider where arrivals come in bursts."""
+        """Share of requests that meet more sequences than ``most_rows``: their steps are too slow, or there
+        is no room for them. The number of sequences is taken to be normal, as that of many independent ones
+        is, and wider where arrivals come in bursts."""
         mean = self.rows(workers)
         if mean == 0:
             return 0.0
