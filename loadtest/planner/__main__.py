@@ -1,0 +1,222 @@
+"""The planner's policy against two independent autoscalers, over a day of requests.
+
+    python -m loadtest.planner [--seeds 3] [--hours 24] [--starts 120,60,300]
+
+Every request is simulated; workers take what the profile ``8b-l4`` of `baton.simulated.profile` says, which
+is stated, not measured. The planner is the code that ships, told what Prometheus would tell it. The
+autoscalers do what Kubernetes' controller does with the metrics that the chart gives it. Their targets and
+behaviour are searched for on the first seed; what no other pair beats in both figures goes on to all seeds.
+The planner gets its defaults. Exit status 1 if it does not attain as much as a pair for 0.85 of its GPU-hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.planner.goals import Bounds, Targets, Times
+from baton.planner.measured import Counts
+from baton.planner.policy import Planner
+from baton.simulated.profile import PROFILES
+from loadtest.conditions import conditions
+from loadtest.planner.cluster import Setting
+from loadtest.planner.run import Outcome, simulate
+from loadtest.planner.scalers import CHART, KUBERNETES, Behavior, HpaSetting, Scaler, Shipped, TwoHpas
+from loadtest.planner.trace import Request, day
+
+TTFT_S, ITL_S = 3.0, 0.15
+ATTAINMENT = 0.998
+ROOM = 42_000
+"""Tokens of KV beside 8 billion parameters on 24 GB."""
+SWITCH_S, SETTLE_S = 30.0, 180.0
+MOST = 24
+"""Workers of one role, and twice as many GPUs in all: nobody runs into these."""
+FIRST = Counts(prefill=4, decode=4)
+RATIO = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two autoscalers."""
+
+    prefill: float
+    decode: float
+    behavior: Behavior
+
+    @property
+    def name(self) -> str:
+        how = "chart's pace" if self.behavior is CHART else "Kubernetes' pace"
+        return f"{self.prefill:g} s, {self.decode:g}, {how}"
+
+    def make(self) -> Scaler:
+        settings = (
+            HpaSetting(target=target, least=1, most=MOST, behavior=self.behavior)
+            for target in (self.prefill, self.decode)
+        )
+        return TwoHpas(*settings)
+
+
+DEFAULT = Pair(1.5, 0.8, CHART)
+SEARCHED = (
+    DEFAULT,
+    *(Pair(*each) for each in product((0.25, 0.35, 0.5, 0.7, 1.0), (0.5, 0.6, 0.7), (CHART, KUBERNETES))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Of one scaler, over seeds."""
+
+    name: str
+    outcomes: Sequence[Outcome]
+
+    @property
+    def attainment(self) -> float:
+        return fmean(each.attainment for each in self.outcomes)
+
+    @property
+    def gpu_hours(self) -> float:
+        return fmean(each.gpu_hours for each in self.outcomes)
+
+    def cells(self) -> list[str]:
+        worst = min(each.attainment for each in self.outcomes)
+        of = [fmean(getattr(each, name) for each in self.outcomes) for name in ("ttft_met", "itl_met")]
+        counts = [
+            fmean(getattr(each, name) for each in self.outcomes) for name in ("scalings", "switches", "moved")
+        ]
+        return [
+            self.name,
+            f"{self.attainment:.2%}",
+            f"{worst:.2%}",
+            *(f"{share:.2%}" for share in of),
+            f"{fmean(each.ttft_p99 for each in self.outcomes):.1f}",
+            f"{self.gpu_hours:.1f}",
+            *(f"{number:.0f}" for number in counts),
+        ]
+
+
+COLUMNS = (
+    "scaler",
+    "both met",
+    "worst seed",
+    "TTFT met",
+    "ITL met",
+    "TTFT p99, s",
+    "GPU-hours",
+    "scalings",
+    "switches",
+    "answers moved",
+)
+
+
+def setting(start_s: float) -> Setting:
+    return Setting(
+        profile=PROFILES["8b-l4"],
+        room=ROOM,
+        ttft_s=TTFT_S,
+        itl_s=ITL_S,
+        start_s=start_s,
+        drain_s=60.0,
+        turn_s=2.0,
+    )
+
+
+def planner(start_s: float, *, switches: bool = True, attainment: float = ATTAINMENT) -> Shipped:
+    return Shipped(
+        Planner(
+            Targets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=attainment),
+            Bounds(gpu_budget=2 * MOST, max_prefill=MOST, max_decode=MOST),
+            Times(start_s=start_s, switch_s=SWITCH_S, settle_s=SETTLE_S),
+            switches=switches,
+        )
+    )
+
+
+def frontier(means: Sequence[Mean]) -> list[Mean]:
+    """Those that no other beats in both, the cheapest first."""
+    best: list[Mean] = []
+    for each in sorted(means, key=lambda mean: (mean.gpu_hours, -mean.attainment)):
+        if not best or each.attainment > best[-1].attainment:
+            best.append(each)
+    return best
+
+
+def table(title: str, means: Sequence[Mean], console: Console) -> None:
+    shown = Table(*COLUMNS, title=title, title_justify="left")
+    for each in means:
+        shown.add_row(*each.cells())
+    console.print(shown)
+
+
+def compare(traces: Sequence[Sequence[Request]], start_s: float, console: Console) -> bool:
+    """At one start-up time. Whether the planner kept what it promises."""
+    where = setting(start_s)
+
+    def over(name: str, make: Sequence[Scaler], days: Sequence[Sequence[Request]]) -> Mean:
+        runs = zip(make, days, strict=True)
+        return Mean(name, [simulate(day, scaler, where, FIRST, n) for n, (scaler, day) in enumerate(runs)])
+
+    first, rest = traces[:1], traces[1:]
+    searched = {pair: over(pair.name, [pair.make()], first) for pair in SEARCHED}
+    kept = {id(each) for each in frontier(list(searched.values()))}
+    pairs = []
+    for pair, mean in searched.items():
+        if id(mean) in kept or pair == DEFAULT:
+            more = over(pair.name, [pair.make() for _ in rest], rest)
+            pairs.append(Mean(pair.name, [*mean.outcomes, *more.outcomes]))
+    ours = over("planner", [planner(start_s) for _ in traces], traces)
+    still = over("planner, no switches", [planner(start_s, switches=False) for _ in traces], traces)
+    pairs.sort(key=lambda mean: mean.gpu_hours)
+    table(f"Pods start in {start_s:.0f} s; {len(traces)} days", [*pairs, still, ours], console)
+    return verdict(ours, pairs, console)
+
+
+def verdict(ours: Mean, pairs: Sequence[Mean], console: Console) -> bool:
+    below = [each for each in pairs if each.attainment <= ours.attainment]
+    above = [each for each in pairs if each.attainment >= ours.attainment]
+    held = bool(below)
+    if below:
+        rival = max(below, key=lambda mean: mean.attainment)
+        held = _say(ours, rival, "the best pair that attains no more", console)
+    if above:
+        rival = min(above, key=lambda mean: mean.gpu_hours)
+        held = _say(ours, rival, "the cheapest pair that attains at least as much", console) and held
+    else:
+        console.print("  no pair attains as much")
+    return held
+
+
+def _say(ours: Mean, rival: Mean, which: str, console: Console) -> bool:
+    ratio = ours.gpu_hours / rival.gpu_hours
+    met = ratio <= RATIO
+    console.print(
+        f"  {'met   ' if met else 'MISSED'}  {which} ({rival.name}): {rival.attainment:.2%} to "
+        f"{ours.attainment:.2%}, {ratio:.3f} of its GPU-hours (<= {RATIO})"
+    )
+    return met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--hours", type=float, default=24.0)
+    parser.add_argument("--starts", default="120")
+    given = parser.parse_args()
+    console = Console(width=150)
+    for line in conditions("loadtest.planner"):
+        console.print(line)
+    traces = [day(seed, hours=given.hours) for seed in range(1, given.seeds + 1)]
+    console.print(f"requests: {', '.join(str(len(trace)) for trace in traces)}")
+    held = [compare(traces, float(start), console) for start in given.starts.split(",")]
+    return int(not all(held))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
