@@ -6,7 +6,7 @@ Every request is simulated; workers take what the profile ``8b-l4`` of `baton.si
 is stated, not measured. The planner is the code that ships, told what Prometheus would tell it. The
 autoscalers do what Kubernetes' controller does with the metrics that the chart gives it. Their targets and
 behaviour are searched for on the first seed; what no other pair beats in both figures goes on to all seeds.
-The planner gets its defaults. Exit status 1 if it does not attain as much as a pair for 0.85 of its GPU-hours.
+The planner gets its defaults. Exit status 1 if it does not attain what a pair does for 0.85 of its GPU-hours.
 """
 
 from __future__ import annotations
