@@ -50,6 +50,7 @@ class Job:
     """Tokens to write."""
     gaps: int
     """Between the tokens of its whole answer."""
+    placed_at: float = 0.0
     ttft_s: float | None = None
     slow: float = 0.0
     """Gaps that took too long."""
@@ -201,6 +202,7 @@ class Ring:
             if decode.spare < job.room:
                 return
             self.waiting.popleft()
+            job.placed_at = self.clock.now
             decode.spare -= job.room
             decode.coming += 1
             prefill = min(self.prefills, key=lambda worker: worker.free_at)

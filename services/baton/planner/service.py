@@ -69,6 +69,11 @@ class PlannerService:
         self._stale_s, self._dry_run = stale_s, dry_run
         self._said = ""
 
+    @property
+    def switching(self) -> bool:
+        """Whether a switch is under way."""
+        return bool(self._workers.switching)
+
     async def run(self, interval_s: float) -> None:
         """Until it is cancelled."""
         while True:
