@@ -1,4 +1,4 @@
-"""Around a planner: a Prometheus that says what it is told to, an API server with two scales, workers that switch."""
+"""Around a planner: a Prometheus that says what it is told to, an API server with two scales, workers."""
 
 from __future__ import annotations
 
@@ -198,9 +198,7 @@ async def world(
         bounds = BOUNDS if gpu_budget == BOUNDS.gpu_budget else type(BOUNDS)(gpu_budget=gpu_budget)
         asking = Workers(KEY, Dialer())
         stack.push_async_callback(asking.close)
-        client = Scales(
-            scales.connect, NAMESPACE, {"prefill": "baton-prefill", "decode": "baton-decode"}
-        )
+        client = Scales(scales.connect, NAMESPACE, {"prefill": "baton-prefill", "decode": "baton-decode"})
         stack.push_async_callback(client.close)
         service = PlannerService(
             Planner(TARGETS, bounds, TIMES),

@@ -79,12 +79,8 @@ class PromptRing:
 
     @property
     def fleet(self) -> Fleet:
-        still = Fleet(
-            ready=self.replicas, switching=counts(0, 0), replicas=self.replicas, strays=self.strays
-        )
-        return Fleet(
-            ready=still.to_come, switching=counts(0, 0), replicas=self.replicas, strays=self.strays
-        )
+        still = Fleet(ready=self.replicas, switching=counts(0, 0), replicas=self.replicas, strays=self.strays)
+        return Fleet(ready=still.to_come, switching=counts(0, 0), replicas=self.replicas, strays=self.strays)
 
     def do(self, plan: Plan) -> None:
         self.replicas = plan.replicas

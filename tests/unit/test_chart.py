@@ -242,7 +242,6 @@ class TestLifecycle:
         [metric] = of_kind(rendered("HPA"), "HorizontalPodAutoscaler")["test-baton-decode"]["spec"]["metrics"]
         assert metric["external"]["target"]["averageValue"] == "800m"
 
-
     def test_the_planner_has_the_pods_and_the_means_to_scale_them(self) -> None:
         objects = rendered("planner")
         for component in ("prefill", "decode"):

@@ -21,6 +21,7 @@ from baton.planner.workers import Workers
 from baton.router.discovery.api_server import ApiServer, checked, own_namespace
 from baton.router.discovery.kubernetes import KubernetesDiscovery
 from baton.telemetry.discovery import DiscoveryCounts
+from baton.telemetry.identity import export_identity
 from baton.telemetry.planner import PlannerMetrics
 from baton.telemetry.worker import serve_metrics
 from baton.tls.channels import Dialer
@@ -76,6 +77,7 @@ async def _serve(config: PlannerConfig) -> int:
 
 
 def _metrics(config: PlannerConfig, registry: CollectorRegistry) -> PlannerMetrics:
+    export_identity(registry, list)  # it serves no model; what it takes of its machine
     metrics = PlannerMetrics(registry)
     metrics.target.labels("ttft").set(config.targets.ttft_s)
     metrics.target.labels("itl").set(config.targets.itl_s)

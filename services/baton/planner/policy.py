@@ -76,17 +76,26 @@ class Planner:
         ahead = smallest(Estimate(ahead_of, self._targets), self._targets, self._bounds)
         now = smallest(Estimate(now_of, self._targets), self._targets, self._bounds).workers
         carries = self._carrying(now_of, seen)
-        self._needed.append((seen.at_s, ahead.workers))
-        while self._needed[0][0] < seen.at_s - self._times.settle_s:
-            self._needed.popleft()
+        lately = self._lately(seen, ahead.workers)
         return Needs(
             now=Counts(prefill=now.prefill, decode=max(now.decode, carries)),
             ahead=ahead,
-            settled=Counts(
-                prefill=max(need.prefill for _, need in self._needed),
-                decode=max(carries, *(need.decode for _, need in self._needed)),
-            ),
+            settled=Counts(prefill=lately.prefill, decode=max(carries, lately.decode)),
         )
+
+    def _lately(self, seen: Measured, needed: Counts) -> Counts:
+        """The most that was needed of each role for as long as it takes to settle. As long as that is not
+        known, after a start or a pause, what there is counts as needed."""
+        since = seen.at_s - self._times.settle_s
+        if self._needed and self._needed[-1][0] < seen.at_s - self._times.stale_s:
+            self._needed.clear()
+        self._needed.append((seen.at_s, needed))
+        while len(self._needed) > 1 and self._needed[1][0] <= since:
+            self._needed.popleft()
+        every = [need for _, need in self._needed]
+        if self._needed[0][0] > since:
+            every.append(seen.fleet.to_come)
+        return Counts(prefill=max(need.prefill for need in every), decode=max(need.decode for need in every))
 
     def _carrying(self, demand: Demand, seen: Measured) -> int:
         """Decode workers without which what is under way would not fit or be too slow; at most all."""
