@@ -133,6 +133,7 @@ for package in {packages!r}:
         "hub",
         "telemetry",
         "cli",
+        "planner",
         "worker.config",
         "worker.main",
         "simulated",
