@@ -6,7 +6,7 @@ Every request is simulated; workers take what the profile ``8b-l4`` of `baton.si
 is stated, not measured. The planner is the code that ships, told what Prometheus would tell it. The
 autoscalers do what Kubernetes' controller does with the metrics that the chart gives it. Their targets and
 behaviour are searched for on the first seed; what no other pair beats in both figures goes on to all seeds.
-The planner gets its defaults. Exit status 1 unless it attains what the best pair does, for 0.85 of its GPU-hours.
+The planner gets its defaults. Exit status 1 unless it attains what the best pair does, for 0.85 of its hours.
 """
 
 from __future__ import annotations
@@ -188,13 +188,11 @@ def verdict(ours: Mean, pairs: Sequence[Mean], console: Console) -> bool:
     equals = [each for each in pairs if each.attainment >= ours.attainment]
     if equals:
         rival = min(equals, key=lambda mean: mean.gpu_hours)
-        told = f"{ours.gpu_hours / rival.gpu_hours:.3f} of the GPU-hours of the cheapest pair that attains as much"
-        console.print(f"          {told}, {rival.name}")
+        share = ours.gpu_hours / rival.gpu_hours
+        console.print(f"          {share:.3f} of those of the cheapest that attains as much, {rival.name}")
     for each in pairs:
-        share = ours.gpu_hours / each.gpu_hours
-        console.print(
-            f"          to {each.name}: {ours.attainment - each.attainment:+.2%}, {share:.3f} of its hours"
-        )
+        share, more = ours.gpu_hours / each.gpu_hours, ours.attainment - each.attainment
+        console.print(f"          to {each.name}: {more:+.2%} attained, {share:.3f} of the GPU-hours")
     return attains and ratio <= RATIO
 
 

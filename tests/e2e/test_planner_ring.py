@@ -1,4 +1,4 @@
-"""A planner before a real ring and a real Prometheus: its questions have answers, and a worker changes role."""
+"""A planner before a real ring and a real Prometheus: its questions have answers, and a worker switches."""
 
 from __future__ import annotations
 

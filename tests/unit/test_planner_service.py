@@ -64,8 +64,13 @@ async def test_a_switch_that_fails_is_counted_and_changes_nothing() -> None:
         await here.service.decide()
         await settled(here)
         assert here.count("baton_planner_switches_total", to="prefill", result="failed") >= 1
-        await here.service.decide()
+        asked = here.count("baton_planner_switches_total", to="prefill", result="failed")
+        for _ in range(4):
+            await here.service.decide()
+            await settled(here)
         assert here.count("baton_planner_workers", role="prefill", state="ready") == 2
+        failed = here.count("baton_planner_switches_total", to="prefill", result="failed")
+        assert asked < failed <= 4, "each is asked once, and then left in peace"
 
 
 async def test_somebody_elses_change_is_not_overwritten() -> None:

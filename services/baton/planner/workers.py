@@ -18,6 +18,8 @@ from baton.tls.channels import Dialer
 
 SERVING: Mapping[str, ServingRole] = MappingProxyType({"prefill": "prefill", "decode": "decode"})
 """Workers that serve both roles are nobody's to count."""
+PEACE_S = 600.0
+"""That a worker has after a switch that failed: it drained in vain, and would again."""
 TRUSTED_S = 60.0
 """After a switch a worker's own word goes before Prometheus', which has not heard of it yet."""
 
@@ -33,6 +35,8 @@ class Worker:
     """That it has."""
     load: float
     """Sequences there."""
+    refused: bool = False
+    """It did not switch when it was asked to lately: it is left alone for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +73,27 @@ class Workers:
         self._cluster_key, self._dialer, self._clock = cluster_key, dialer, clock
         self._switching: dict[str, tuple[ServingRole, asyncio.Task[None]]] = {}
         self._said: dict[str, tuple[ServingRole, float]] = {}
+        self._refused: dict[str, float] = {}
 
     def ready(self, endpoints: Sequence[Endpoint], told: Told) -> list[Worker]:
         """Those that discovery lets in and a router is connected to, but for those that switch."""
         now = self._clock()
         self._said = {address: said for address, said in self._said.items() if now < said[1] + TRUSTED_S}
+        self._refused = {address: at for address, at in self._refused.items() if now < at + PEACE_S}
         found = []
         for each in endpoints:
             role = self._role(each.address, told)
             home = each.role
             if each.admits and role is not None and (home == "prefill" or home == "decode"):
-                load = told.loads.get(each.address, 0.0)
-                found.append(Worker(address=each.address, home=home, role=role, load=load))
+                found.append(
+                    Worker(
+                        address=each.address,
+                        home=home,
+                        role=role,
+                        load=told.loads.get(each.address, 0.0),
+                        refused=each.address in self._refused,
+                    )
+                )
         return found
 
     def _role(self, address: str, told: Told) -> ServingRole | None:
@@ -111,6 +124,7 @@ class Workers:
             self._said[worker.address] = (to, self._clock())
             ended(worker, done.seconds)
         except SwitchError as error:
+            self._refused[worker.address] = self._clock()
             ended(worker, error)
         finally:
             del self._switching[worker.address]
@@ -137,5 +151,5 @@ def count_strays(workers: Sequence[Worker]) -> Counts:
 
 def to_switch(workers: Sequence[Worker], to: ServingRole, count: int) -> list[Worker]:
     """Whom to ask: those that come home first, then those that have the least to end."""
-    able = [each for each in workers if each.role != to]
+    able = [each for each in workers if each.role != to and not each.refused]
     return sorted(able, key=lambda each: (each.home != to, each.load, each.address))[:count]
