@@ -108,7 +108,6 @@ def demands(draw: st.DrawFn) -> Demand:
             requests_per_s=draw(st.floats(0.1, 50)),
             tokens_per_s=draw(st.floats(10, 50_000)),
             spread=draw(st.floats(0, 2)),
-            burstiness=draw(st.floats(1, 16)),
             worker_tokens_per_s=draw(st.floats(1000, 20_000)),
         ),
         decode=DecodeLoad(

@@ -86,7 +86,6 @@ def test_the_estimate_of_late_prompts_is_near_a_simulation(workers: int, per_s: 
         requests_per_s=per_s,
         tokens_per_s=per_s * 1000,
         spread=spread,
-        burstiness=1.0,
         worker_tokens_per_s=4000.0,
     )
     assert 0.5 * late / number - 0.005 < load.late(workers, 1.0) < 2 * late / number + 0.005

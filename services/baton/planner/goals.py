@@ -50,11 +50,16 @@ class Bounds:
                 raise ConfigError(f"min_{role}", f"{least} is more than max_{role}, {most}")
             if most > MOST_WORKERS:
                 raise ConfigError(f"max_{role}", f"must be at most {MOST_WORKERS}, not {most}")
-        least_gpus = self.gpus(Counts(prefill=self.min_prefill, decode=self.min_decode))
-        if least_gpus > self.gpu_budget:
+        if self.least_gpus > self.gpu_budget:
             raise ConfigError(
-                "gpu_budget", f"{self.gpu_budget} is less than the {least_gpus} GPUs of the fewest workers"
+                "gpu_budget",
+                f"{self.gpu_budget} is less than the {self.least_gpus} GPUs of the fewest workers",
             )
+
+    @property
+    def least_gpus(self) -> int:
+        """Of the fewest workers."""
+        return self.gpus(Counts(prefill=self.min_prefill, decode=self.min_decode))
 
     def gpus(self, workers: Counts) -> int:
         return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus

@@ -131,7 +131,6 @@ class Load:
                 requests_per_s=requests * (1 + backlog / prompts) if prompts else requests,
                 tokens_per_s=prompts + backlog,
                 spread=arrivals.prompt_spread,
-                burstiness=self._bursts.ratio,
                 worker_tokens_per_s=rate,
             ),
             decode=self._decode(answers),

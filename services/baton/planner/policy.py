@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.planner.goals import Bounds, Targets, Times
 from baton.planner.load import Load
@@ -12,6 +12,8 @@ from baton.planner.measured import Counts, Fleet, Measured, ServingRole
 from baton.planner.plan import Plan, Switch
 from baton.planner.sizing import Demand, Estimate, Size, smallest
 
+WORTH_LATE, WORTH_PRESSURE = 0.02, 0.9
+"""A worker changes its role to save this share of the requests, or this much of an overload."""
 ROLES: tuple[ServingRole, ServingRole] = ("prefill", "decode")
 
 
@@ -20,7 +22,7 @@ class Needs:
     """Workers that the load asks for."""
 
     now: Counts
-    """At once, the fewest that carry what is under way included."""
+    """At once, of the workers that there are."""
     ahead: Size
     """By the time that a new pod would serve."""
     settled: Counts
@@ -74,14 +76,27 @@ class Planner:
     def _needs(self, seen: Measured) -> Needs:
         ahead_of, now_of = self._load.ahead, self._load.now
         ahead = smallest(Estimate(ahead_of, self._targets), self._targets, self._bounds)
-        now = smallest(Estimate(now_of, self._targets), self._targets, self._bounds).workers
+        now = self._best_split(Estimate(now_of, self._targets), seen.fleet.ready)
         carries = self._carrying(now_of, seen)
         lately = self._lately(seen, ahead.workers)
         return Needs(
-            now=Counts(prefill=now.prefill, decode=max(now.decode, carries)),
+            now=now if now.decode >= carries else Counts(prefill=now.prefill, decode=carries),
             ahead=ahead,
             settled=Counts(prefill=lately.prefill, decode=max(carries, lately.decode)),
         )
+
+    def _best_split(self, estimate: Estimate, ready: Counts) -> Counts:
+        """What the load needs now, of no more workers than there are: where they are too few, the roles that
+        have the fewest late. If that is hardly better than what there is, what there is: a switch costs."""
+        limits = replace(self._bounds, gpu_budget=max(self._bounds.least_gpus, self._bounds.gpus(ready)))
+        best = smallest(estimate, self._targets, limits)
+        if min(ready.prefill, ready.decode) < 1:
+            return best.workers
+        there = estimate.size(ready)
+        if there.late <= 1 - self._targets.attainment or best.workers.total < ready.total:
+            return best.workers
+        better = there.late - best.late > WORTH_LATE or best.pressure < WORTH_PRESSURE * there.pressure
+        return best.workers if better else ready
 
     def _lately(self, seen: Measured, needed: Counts) -> Counts:
         """The most that was needed of each role for as long as it takes to settle. As long as that is not
@@ -189,7 +204,7 @@ class Planner:
             f"worker takes {most:.0f}; with {size.workers.decode}, {size.late_decode:.2%} would be late for "
             f"{self._targets.itl_s * 1e3:g} ms",
             f"forecasts were exceeded by {self._load.headroom:.1%} lately, arrivals vary "
-            f"{prompts.burstiness:.1f} times as much as independent ones",
+            f"{answers.burstiness:.1f} times as much as independent ones",
         ]
         if not self._attains(size):
             reasons.append(f"nothing within the bounds is enough: {size.late:.1%} would be late")

@@ -26,8 +26,6 @@ class PrefillLoad:
     """That arrive."""
     spread: float
     """Standard deviation of a prompt's tokens over their mean."""
-    burstiness: float
-    """Variance of the arrivals in a window over their mean; 1: they come independently of each other."""
     worker_tokens_per_s: float
 
     @property
@@ -53,8 +51,7 @@ class PrefillLoad:
         if busy >= workers:
             return 1.0
         prompt_s = self.tokens_per_s / self.requests_per_s / self.worker_tokens_per_s
-        variances = (self.burstiness + self.spread**2) / 2
-        wait_s = prompt_s * max(variances, 0.5) / (workers - busy)
+        wait_s = prompt_s * (1 + self.spread**2) / 2 / (workers - busy)
         waits = wait_probability(workers, busy)
         sigma = math.sqrt(math.log1p(self.spread**2))
         lengths = (prompt_s * math.exp(sigma * z - sigma**2 / 2) for z in QUANTILES)
@@ -81,6 +78,8 @@ class DecodeLoad:
     rows_by_room: float
     """Sequences whose KV fits in one worker."""
     burstiness: float
+    """Variance of the arrivals in a window over their mean; 1: they come independently of each other. Of
+    prompts, which are gone in seconds, bursts of a window's length are a higher load, and not noise."""
     stretch: float = 1.0
     """By what steps take longer than their fit says: prompts computed between them, mostly."""
     crowding: float = 1.0
@@ -123,6 +122,6 @@ class DecodeLoad:
         most = workers * self.most_rows(itl_s)
         if math.isinf(mean) or mean >= most:
             return 1.0
-        deviation = math.sqrt(mean * max(1.0, (1 + self.burstiness) / 2))
+        deviation = math.sqrt(mean * max(1.0, self.burstiness))
         beyond = math.erfc((most - mean) / deviation / math.sqrt(2)) / 2
         return min(1.0, OF_A_LIFE * beyond)
