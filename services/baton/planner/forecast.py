@@ -9,7 +9,7 @@ LEVEL_S = 90.0
 """A change counts for two thirds after so long."""
 TREND_S = 600.0
 ERROR_S = 3600.0
-STEEPEST = 1.0
+STEEPEST = 0.5
 """A forecast is at most this share of the level above it, and as much below: no load doubles because it
 rose for a minute."""
 FIRST_ERROR = 0.1
@@ -27,8 +27,8 @@ class Forecast:
         self._due: deque[tuple[float, float]] = deque()
 
     def see(self, at_s: float, value: float, jump: float = math.inf) -> None:
-        """The load was ``value`` until now. Times never go back. A value that is more than ``jump`` above
-        what was expected is no noise: the level is there at once."""
+        """The load was ``value`` until now. Times never go back. A value that is further than ``jump`` from
+        what was expected is no noise: the level is there at once, and where it goes next is not known."""
         if self._at_s is None:
             self._at_s, self._level = at_s, value
             return
@@ -39,10 +39,11 @@ class Forecast:
         follow, turn = 1 - math.exp(-passed / LEVEL_S), 1 - math.exp(-passed / TREND_S)
         before = self._level
         expected = before + self._slope * passed
-        if value - expected > jump:
-            follow = 1.0
-        self._level = max(0.0, expected + follow * (value - expected))
-        self._slope += turn * ((self._level - before) / passed - self._slope)
+        if abs(value - expected) > jump:
+            self._level, self._slope = value, 0.0
+        else:
+            self._level = max(0.0, expected + follow * (value - expected))
+            self._slope += turn * ((self._level - before) / passed - self._slope)
         self._judge(at_s, passed)
         self._due.append((at_s + self._horizon_s, self.then))
 

@@ -15,8 +15,10 @@ LEARN_S = 150.0
 """What workers are like counts for two thirds after so long."""
 JUMP = 3.0
 """Standard deviations of a window's arrivals, were they independent."""
-HEADROOM = 2.0
-"""Standard deviations of what forecasts were exceeded by, that a forecast is taken to be too low by."""
+PROMPTS_HEADROOM, ANSWERS_HEADROOM = 3.0, 5.0
+"""Standard deviations of what forecasts were exceeded by, that a forecast is taken to be too low by. Bursts
+are rarer and greater than a normal distribution has them. Prompts that came too fast are computed a little
+later; answers that did keep their blocks, and everybody waits for those."""
 MOST_STRETCH = 3.0
 RECOVER_S = 60.0
 """In which a backlog is to be gone."""
@@ -104,11 +106,11 @@ class Load:
     def ahead(self) -> Demand:
         """The most that is expected until a pod that is asked for now would be there, and as much more as
         forecasts were exceeded by lately."""
-        peaks = [
-            max(f.now, f.then * (1 + HEADROOM * f.error))
-            for f in (self._requests, self._prompts, self._answers)
-        ]
-        return self._demand(*peaks)
+        return self._demand(
+            _peak(self._requests, PROMPTS_HEADROOM),
+            _peak(self._prompts, PROMPTS_HEADROOM),
+            _peak(self._answers, ANSWERS_HEADROOM),
+        )
 
     @property
     def headroom(self) -> float:
@@ -156,3 +158,7 @@ USUAL_WAIT_S = 1.0
 
 def _within(ratio: float) -> float:
     return min(MOST_STRETCH, max(1.0, ratio))
+
+
+def _peak(forecast: Forecast, headroom: float) -> float:
+    return max(forecast.now, forecast.then * (1 + headroom * forecast.error))
