@@ -15,7 +15,7 @@ LEARN_S = 150.0
 """What workers are like counts for two thirds after so long."""
 JUMP = 3.0
 """Standard deviations of a window's arrivals, were they independent."""
-PROMPTS_HEADROOM, ANSWERS_HEADROOM = 4.0, 7.0
+PROMPTS_HEADROOM, ANSWERS_HEADROOM = 3.0, 5.0
 """Standard deviations of what forecasts were exceeded by, that a forecast is taken to be too low by. Bursts
 are rarer and greater than a normal distribution has them. Prompts that came too fast are computed a little
 later; answers that did keep their blocks, and everybody waits for those."""
