@@ -10,12 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-from scripts.dashboards import cache, decode, first_token, handoff, overview, prefill, router
+from scripts.dashboards import cache, decode, first_token, handoff, overview, planner, prefill, router
 from scripts.dashboards.panels import Dashboard, document
 
 FOLDER = Path(__file__).parents[2] / "helm" / "baton" / "dashboards"
 DASHBOARDS: tuple[Dashboard, ...] = tuple(
-    module.DASHBOARD for module in (overview, first_token, prefill, decode, handoff, cache, router)
+    module.DASHBOARD for module in (overview, first_token, prefill, decode, handoff, cache, router, planner)
 )
 
 

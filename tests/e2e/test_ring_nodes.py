@@ -8,10 +8,13 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.clients import RingClient
 from tests.support.ring import Service, running, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
+
+pytestmark = pytest.mark.beside
 
 NEW_TOKENS = 8
 LEAST_MARGIN = 1e-3

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from baton import ready
 from baton.switching import switch_role
 from tests.support.clients import Answer, RingClient
 from tests.support.ring import CLUSTER_KEY, Service, running_ring
+
+pytestmark = pytest.mark.beside
 
 PROMPTS = [[100 + number, *range(200, 320)] for number in range(6)]
 TOKENS = 60

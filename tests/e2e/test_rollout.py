@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.rollout.run import Plan, carried_out, total
+
+pytestmark = pytest.mark.beside
 
 
 async def test_no_request_fails_and_no_kv_crosses_while_prefill_and_decode_are_rolled_out(

@@ -162,6 +162,21 @@ VALUE_SETS: dict[str, Values] = {
         **_roles(enabled=False),
         "both": {"enabled": True, "autoscaling": {"enabled": True, "type": "hpa", "metric": "kv_use"}},
     },
+    "planner": {
+        **_roles(**_GPU, tensorParallelSize=2),
+        "planner": {
+            "enabled": True,
+            "gpuBudget": 16,
+            "options": {"minDecode": 2, "startSeconds": 90, "switching": False, "attainment": 0.995},
+        },
+        "networkPolicy": {"enabled": True, "egress": {"enabled": True}, "metricsFrom": [{"podSelector": {}}]},
+        "tls": {"workers": {"enabled": True, "existingSecret": "workers-tls"}},
+    },
+    "planner beside autoscalers": {
+        **_roles(autoscaling={"enabled": True}),
+        "planner": {"enabled": True, "gpuBudget": 8, "dryRun": True, "prometheusUrl": "https://prom"},
+        "serviceAccount": {"create": False, "name": "baton"},
+    },
     "where": _roles(
         nodeSelector={"pool": "gpu"},
         tolerations=[{"key": "gpu", "operator": "Exists"}],
@@ -477,6 +492,19 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "fewest above most": (
         {"decode": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
         "decode.autoscaling.minReplicas: 9 is more than maxReplicas, 4",
+    ),
+    "a planner without a budget": ({"planner": {"enabled": True}}, "planner.gpuBudget: say how many GPUs"),
+    "a planner of one role": (
+        {"prefill": {"enabled": False}, "planner": {"enabled": True, "gpuBudget": 8}},
+        "planner.enabled: it needs prefill.enabled",
+    ),
+    "a planner and an autoscaler": (
+        {"decode": {"autoscaling": {"enabled": True}}, "planner": {"enabled": True, "gpuBudget": 8}},
+        "planner.enabled: cannot be given together with decode.autoscaling.enabled",
+    ),
+    "a planner's option that there is not": (
+        {"planner": {"enabled": True, "gpuBudget": 8, "options": {"gpuBudget": 4}}},
+        "gpuBudget",
     ),
     "a route to no gateway": ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: name at least one"),
     "an ingress of nothing": ({"ingress": {"enabled": True}}, "ingress.hosts: name at least one"),

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
-PARTS = {"On the router": frozenset({"router"}), "On workers": frozenset({"worker"})}
+PARTS = {
+    "On the router": frozenset({"router"}),
+    "On workers": frozenset({"worker"}),
+    "On the planner": frozenset({"planner"}),
+}
 BOTH = frozenset({"router", "worker"})
 HISTOGRAM_SUFFIXES = ("_bucket", "_sum", "_count")
 
@@ -20,7 +24,7 @@ class Described:
     unit: str
     labels: frozenset[str]
     where: frozenset[str]
-    """router, worker or both."""
+    """router, worker or both; or planner."""
 
 
 def described() -> dict[str, Described]:

@@ -51,6 +51,9 @@ WELL: Mapping[str, str] = {
     'baton_handoff_oldest_hold_seconds{instance="p", role="prefill"}': "0.1+0x130",
     'baton_handoff_fences_total{instance="d", role="decode"}': "0+0x130",
     'baton_shared_state_up{instance="r"}': "0+0x130",  # no Redis, and no calls of it
+    'baton_planner_decisions_total{instance="l", result="unchanged"}': "0+4x130",
+    'baton_planner_decisions_total{instance="l", result="held"}': "0+0x130",
+    'baton_planner_attainable{instance="l"}': "1+0x130",
 }
 """Two hours and ten minutes, a sample each minute: ten requests a second, half a core, half of the memory."""
 
@@ -115,6 +118,11 @@ ILL: Mapping[str, Mapping[str, str | None]] = {
     "BatonDrainsLong": {
         'baton_worker_draining{instance="r", worker="d", role="decode", model="m"}': "1+0x130"
     },
+    "BatonPlannerHolds": {
+        'baton_planner_decisions_total{instance="l", result="unchanged"}': "0+4x100 400+0x30",
+        'baton_planner_decisions_total{instance="l", result="held"}': "0+0x100 0+4x30",
+    },
+    "BatonPlannerCannot": {'baton_planner_attainable{instance="l"}': "0+0x130"},
     "BatonRevisionsMixed": {'baton_info{instance="q", role="decode", model="m", revision="2"}': "1+0x130"},
 }
 """Alert → what is different then; None: not there."""

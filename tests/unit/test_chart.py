@@ -136,10 +136,17 @@ class TestOptions:
             "tensor_parallel_size", "pipeline_parallel_size", "nodes", "node_port", "join_timeout",
             "drain_timeout", "exit_with_parent",
         },
+        "planner": {
+            "prometheus_url", "ttft_target_ms", "itl_target_ms", "gpu_budget", "prefill_gpus", "decode_gpus",
+            "prefill_deployment", "decode_deployment", "dry_run", "kubernetes_namespace",
+            "kubernetes_selector", "kubeconfig", "kubernetes_context", "cluster_key", "host", "metrics_port",
+            "worker_tls_certfile", "worker_tls_keyfile", "worker_tls_ca_certs", "worker_tls_server_name",
+        },
     }  # fmt: skip
 
     @pytest.mark.parametrize(
-        ("command", "definition"), [("router", "routerOptions"), ("decode", "workerOptions")]
+        ("command", "definition"),
+        [("router", "routerOptions"), ("decode", "workerOptions"), ("planner", "plannerOptions")],
     )
     def test_are_those_of_the_program(self, command: str, definition: str) -> None:
         known = json.loads((CHART / "values.schema.json").read_text())["$defs"][definition]["properties"]
@@ -248,6 +255,39 @@ class TestLifecycle:
         assert metric["external"]["target"]["averageValue"] == "800m"
         labels = {"role": "decode", "app_kubernetes_io_instance": "test"}
         assert metric["external"]["metric"]["selector"]["matchLabels"] == labels
+
+    def test_the_planner_has_the_pods_and_the_means_to_scale_them(self) -> None:
+        objects = rendered("planner")
+        for component in ("prefill", "decode"):
+            assert "replicas" not in deployment(objects, component)["spec"]
+            assert option(objects, "planner", f"--{component}-deployment") == f"test-baton-{component}"
+            assert option(objects, "planner", f"--{component}-gpus") == "2"
+        assert option(objects, "planner", "--gpu-budget") == "16"
+        assert "--no-switching" in arguments(objects, "planner")
+        assert deployment(objects, "planner")["spec"]["strategy"] == {"type": "Recreate"}
+        role = of_kind(objects, "Role")["test-baton-planner"]
+        assert role["rules"][1:] == [
+            {
+                "apiGroups": ["apps"],
+                "resources": ["deployments/scale"],
+                "resourceNames": ["test-baton-prefill", "test-baton-decode"],
+                "verbs": ["get", "patch"],
+            }
+        ]
+        assert role["rules"][0]["verbs"] == ["list", "watch"]
+        assert "test-baton-planner" in of_kind(objects, "PodMonitor")
+        policies = of_kind(objects, "NetworkPolicy")
+        [*_, outside] = policies["test-baton-planner"]["spec"]["egress"]
+        assert {"port": 9090} in outside["ports"]
+        callers = policies["test-baton-workers"]["spec"]["ingress"][0]["from"]
+        of = [each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in callers]
+        assert of == ["router", "planner"]
+
+    def test_a_planner_that_does_nothing_may_do_nothing(self) -> None:
+        objects = rendered("planner beside autoscalers")
+        assert "--dry-run" in arguments(objects, "planner")
+        assert of_kind(objects, "Role")["test-baton-planner"]["rules"][1]["verbs"] == ["get"]
+        assert option(objects, "planner", "--prometheus-url") == "https://prom"
 
 
 class TestSecurity:

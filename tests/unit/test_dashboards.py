@@ -44,7 +44,7 @@ def test_files_are_what_the_generator_writes() -> None:
 
 def test_there_is_a_dashboard_for_each_thing() -> None:
     names = {path.stem for path in DASHBOARDS}
-    things = ("overview", "first-token", "prefill", "decode", "handoff", "cache", "router")
+    things = ("overview", "first-token", "prefill", "decode", "handoff", "cache", "router", "planner")
     assert names == {f"baton-{thing}" for thing in things}
 
 

@@ -41,7 +41,8 @@ BELOW = {
 """What every package may use, these among each other too. They import nothing above themselves."""
 
 ALLOWED = {
-    "cli": {"router", "worker", "simulated", "bench", "nodes"},
+    "cli": {"router", "worker", "simulated", "bench", "nodes", "planner"},
+    "planner": {"router"},
     "simulated": {"worker", "engine", "models", "parallel"},
     "bench": {"engine"},
     "router": set[str](),
@@ -134,6 +135,7 @@ for package in {packages!r}:
         "hub",
         "telemetry",
         "cli",
+        "planner",
         "worker.config",
         "worker.main",
         "simulated",

@@ -85,6 +85,16 @@ annotations:
 {{- if .Values.serviceAccount.create }}{{ include "baton.fullname" . }}-plain{{ else }}default{{ end }}
 {{- end }}
 
+{{- define "baton.plannerAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ include "baton.fullname" . }}-planner
+{{- else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
+{{- end }}
+
+{{/* "yes" if it is the planner that says how many pods of prefill and decode there are. */}}
+{{- define "baton.plannerScales" -}}
+{{- if and .Values.planner.enabled (not .Values.planner.dryRun) }}yes{{ end }}
+{{- end }}
+
 {{- define "baton.clusterKeySecret" -}}
 {{- default (printf "%s-cluster-key" (include "baton.fullname" .)) .Values.clusterKey.existingSecret }}
 {{- end }}

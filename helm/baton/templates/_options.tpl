@@ -8,7 +8,7 @@
 {{- else if kindIs "bool" $value }}
 {{- if $value }}
 - --{{ $flag }}
-{{- else if has $name (list "chunkedPrefill" "prefixCaching" "allowCredentials" "ui") }}
+{{- else if has $name (list "chunkedPrefill" "prefixCaching" "allowCredentials" "ui" "switching") }}
 - --no-{{ $flag }}
 {{- end }}
 {{- else if kindIs "slice" $value }}
@@ -188,6 +188,43 @@
 {{- include "baton.workersTlsOptions" . }}
 {{- include "baton.options" $router.options }}
 {{- with $router.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Arguments of the planner. */}}
+{{- define "baton.plannerArgs" -}}
+{{- $planner := .Values.planner }}
+- planner
+- --prometheus-url
+- {{ default .Values.autoscaling.prometheus.serverAddress $planner.prometheusUrl | quote }}
+- --ttft-target-ms
+- {{ $planner.ttftTargetMs | toString | quote }}
+- --itl-target-ms
+- {{ $planner.itlTargetMs | toString | quote }}
+- --gpu-budget
+- {{ $planner.gpuBudget | toString | quote }}
+{{- range $role := list "prefill" "decode" }}
+{{- $worker := index $.Values $role }}
+- --{{ $role }}-gpus
+- {{ mul $worker.tensorParallelSize $worker.pipelineParallelSize | toString | quote }}
+- --{{ $role }}-deployment
+- {{ include "baton.fullname" $ }}-{{ $role }}
+{{- end }}
+- --kubernetes-namespace
+- {{ include "baton.namespace" . }}
+- --kubernetes-selector
+- baton.dev/role,app.kubernetes.io/instance={{ .Release.Name }}
+- --host
+- $(POD_IP)
+- --metrics-port
+- {{ $planner.metricsPort | toString | quote }}
+{{- if $planner.dryRun }}
+- --dry-run
+{{- end }}
+{{- include "baton.workersTlsOptions" . }}
+{{- include "baton.options" $planner.options }}
+{{- with $planner.extraArgs }}
 {{ toYaml . }}
 {{- end }}
 {{- end }}

@@ -17,6 +17,7 @@ from baton.cli import arguments as arg
 from baton.cli.bench import bench
 from baton.cli.given import given
 from baton.cli.keys import keys
+from baton.cli.planner import planner
 from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT, NodeConfig
 from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice
 from baton.router.config import RouterConfig
@@ -500,5 +501,6 @@ def version() -> None:
     print(f"baton {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")
 
 
+commands.command("planner", rich_help_panel="One service")(planner)
 commands.add_typer(bench, rich_help_panel="Use")
 commands.add_typer(keys, rich_help_panel="Use")

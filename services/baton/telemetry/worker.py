@@ -92,6 +92,9 @@ class WorkerStats:
     waiting_prefill_tokens: int
     prefill_tokens_per_s: float
     """Measured, smoothed; 0.0 before the first prompt."""
+    step_base_s: float
+    """A step that decodes n sequences takes ``step_base_s + n * step_row_s``; 0.0 before the first."""
+    step_row_s: float
     blocks_free: int
     blocks_cached: int
     blocks_held: int
@@ -140,6 +143,12 @@ class WorkerCollector(Collector):
             "What computing the waiting prompt tokens will take, at that pace; 0 before the first prompt.",
             stats.waiting_prefill_tokens / rate if rate else 0.0,
         )
+        yield gauge(
+            "baton_decode_step_base_seconds",
+            "What a step that only decodes takes, lately, but for its sequences; 0 before the first.",
+            stats.step_base_s,
+        )
+        yield gauge("baton_decode_step_row_seconds", "What each sequence adds to it.", stats.step_row_s)
         yield from self._blocks(stats)
         yield from self._work(stats.work)
         yield gauge("baton_handoffs_open", "Handoffs that have begun and not ended.", stats.open_handoffs)

@@ -356,6 +356,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             waiting=load.waiting,
             waiting_prefill_tokens=load.waiting_prefill_tokens + self._prefill.waiting_tokens,
             prefill_tokens_per_s=load.prefill_tokens_per_s,
+            step_base_s=load.step_base_s,
+            step_row_s=load.step_row_s,
             blocks_free=load.blocks_free,
             blocks_cached=load.blocks_cached,
             blocks_held=load.blocks_held,

@@ -1,0 +1,1 @@
+"""A day of a ring whose pods come and go, in simulation: ``python -m loadtest.planner``."""

@@ -1,0 +1,1 @@
+"""Sizes prefill and decode as one decision: `baton planner`."""

@@ -1,0 +1,97 @@
+"""Where a load is going: level and trend, and how wrong that was lately."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+LEVEL_S = 90.0
+"""A change counts for two thirds after so long."""
+TREND_S = 600.0
+ERROR_S = 3600.0
+STEEPEST = 0.5
+"""A forecast is at most this share of the level above it, and as much below: no load doubles because it
+rose for a minute."""
+FIRST_ERROR = 0.1
+"""Relative; before any forecast has met what it was for."""
+
+
+class Forecast:
+    """One series of a load. Pure: times are told, in seconds."""
+
+    def __init__(self, horizon_s: float) -> None:
+        self._horizon_s = horizon_s
+        self._at_s: float | None = None
+        self._level = self._slope = 0.0
+        self._variance = FIRST_ERROR**2
+        self._due: deque[tuple[float, float]] = deque()
+
+    def see(self, at_s: float, value: float, jump: float = math.inf) -> None:
+        """The load was ``value`` until now. Times never go back. A value that is further than ``jump`` from
+        what was expected is no noise: the level is there at once, and where it goes next is not known."""
+        if self._at_s is None:
+            self._at_s, self._level = at_s, value
+            return
+        passed = at_s - self._at_s
+        if passed <= 0:
+            return
+        self._at_s = at_s
+        follow, turn = 1 - math.exp(-passed / LEVEL_S), 1 - math.exp(-passed / TREND_S)
+        before = self._level
+        expected = before + self._slope * passed
+        if abs(value - expected) > jump:
+            self._level, self._slope = value, 0.0
+        else:
+            self._level = max(0.0, expected + follow * (value - expected))
+            self._slope += turn * ((self._level - before) / passed - self._slope)
+        self._judge(at_s, passed)
+        self._due.append((at_s + self._horizon_s, self.then))
+
+    def _judge(self, at_s: float, passed: float) -> None:
+        """Compare what was forecast for now. Having expected too much costs no target, and does not count."""
+        while self._due and self._due[0][0] <= at_s:
+            _, told = self._due.popleft()
+            wrong = max(0.0, self._level / told - 1) if told else 0.0
+            learn = 1 - math.exp(-passed / ERROR_S)
+            self._variance += learn * (min(wrong, 1.0) ** 2 - self._variance)
+
+    @property
+    def now(self) -> float:
+        return self._level
+
+    @property
+    def then(self) -> float:
+        """After the horizon."""
+        most = STEEPEST * self._level
+        return max(0.0, self._level + max(-most, min(most, self._slope * self._horizon_s)))
+
+    @property
+    def error(self) -> float:
+        """Standard deviation by which loads exceeded their forecasts, relative."""
+        return math.sqrt(self._variance)
+
+
+class Burstiness:
+    """How much more arrivals vary than independent ones would: variance of their number in a window, over
+    its mean. Around 1 for a Poisson process."""
+
+    def __init__(self) -> None:
+        self._ratio = 1.0
+        self._at_s: float | None = None
+
+    def see(self, at_s: float, per_s: float, level: float, window_s: float) -> None:
+        """``per_s`` arrived in the last ``window_s``, where ``level`` was to be expected."""
+        if self._at_s is None or level <= 0:
+            self._at_s = at_s
+            return
+        passed, self._at_s = at_s - self._at_s, at_s
+        ratio = (per_s - level) ** 2 * window_s / level
+        learn = 1 - math.exp(-max(0.0, passed) / ERROR_S)
+        self._ratio += learn * (min(ratio, MOST_BURSTY * 4) - self._ratio)
+
+    @property
+    def ratio(self) -> float:
+        return min(max(1.0, self._ratio), MOST_BURSTY)
+
+
+MOST_BURSTY = 16.0

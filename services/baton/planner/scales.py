@@ -1,0 +1,106 @@
+"""The scale subresource of the two Deployments, through the official client."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from baton.planner.measured import ServingRole
+from baton.router.discovery.api_server import ApiServerError, Connect
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse
+    from kubernetes.aio.client import ApiClient
+
+MOST_BYTES = 1 << 20
+TIMEOUT_S = 10.0
+
+
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    resource_version: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    replicas: int = 0
+
+
+class _Scale(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a Deployment asks for, and the version that it was read in."""
+
+    replicas: int
+    version: str
+
+
+class Scales:
+    """After a 401 its credentials are read anew. What the client raises when there is no connection is raised
+    as it is; ApiServerError for an answer that is none; TimeoutError."""
+
+    def __init__(self, connect: Connect, namespace: str, deployments: dict[ServingRole, str]) -> None:
+        self._connect, self._namespace, self._deployments = connect, namespace, deployments
+        self._client: ApiClient | None = None
+
+    async def read(self, role: ServingRole) -> Scale:
+        from kubernetes.aio.client import AppsV1Api
+
+        async with asyncio.timeout(TIMEOUT_S):
+            api = AppsV1Api(await self._connected())
+            response = await api.read_namespaced_deployment_scale_without_preload_content(
+                self._deployments[role], self._namespace
+            )
+            return await self._scale(response)
+
+    async def write(self, role: ServingRole, replicas: int, version: str) -> Scale:
+        """Ask for so many, unless somebody has changed it since ``version``: then 409."""
+        from kubernetes.aio.client import AppsV1Api
+
+        body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
+        async with asyncio.timeout(TIMEOUT_S):
+            api = AppsV1Api(await self._connected())
+            response = await api.patch_namespaced_deployment_scale_without_preload_content(
+                self._deployments[role],
+                self._namespace,
+                body,
+                field_manager="baton-planner",
+                _content_type="application/merge-patch+json",
+            )
+            return await self._scale(response)
+
+    async def _connected(self) -> ApiClient:
+        from kubernetes.aio.client import ApiClient
+
+        if self._client is None:
+            self._client = ApiClient(await self._connect())
+        return self._client
+
+    async def _scale(self, response: ClientResponse) -> Scale:
+        try:
+            body = bytearray()
+            async for data in response.content.iter_any():
+                body += data
+                if len(body) > MOST_BYTES:
+                    raise ApiServerError(response.status, f"an answer of more than {MOST_BYTES} bytes")
+        finally:
+            response.release()
+        if response.status != 200:
+            if response.status == 401:
+                await self.close()
+            raise ApiServerError(response.status, response.reason or "")
+        try:
+            scale = msgspec.json.decode(bytes(body), type=_Scale)
+        except msgspec.MsgspecError as error:
+            raise ApiServerError(200, f"no Scale: {error}") from error
+        return Scale(scale.spec.replicas, scale.metadata.resource_version)
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()

@@ -1,0 +1,155 @@
+"""Who the workers are, whom to have change roles, and the asking."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import grpc
+
+from baton.planner.measured import Counts, ServingRole
+from baton.planner.prometheus import Prometheus
+from baton.router.discovery.endpoint import Endpoint
+from baton.switching import SwitchError, switch_role
+from baton.tls.channels import Dialer
+
+SERVING: Mapping[str, ServingRole] = MappingProxyType({"prefill": "prefill", "decode": "decode"})
+"""Workers that serve both roles are nobody's to count."""
+PEACE_S = 600.0
+"""That a worker has after a switch that failed: it drained in vain, and would again."""
+TRUSTED_S = 60.0
+"""After a switch a worker's own word goes before Prometheus', which has not heard of it yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One that is ready."""
+
+    address: str
+    home: ServingRole
+    """That its Deployment starts it in."""
+    role: ServingRole
+    """That it has."""
+    load: float
+    """Sequences there."""
+    refused: bool = False
+    """It did not switch when it was asked to lately: it is left alone for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What routers tell of the workers that they are connected to, by address."""
+
+    roles: Mapping[str, ServingRole]
+    """Of those that are ready and do not drain."""
+    loads: Mapping[str, float]
+
+
+async def told(prometheus: Prometheus, selector: str) -> Told:
+    """Routers have the role from the worker's own greeting. Raises PrometheusError."""
+    ready, draining, running = await asyncio.gather(
+        prometheus.series(f"max by (worker, role) (baton_worker_ready{{{selector}}}) == 1"),
+        prometheus.series(f"max by (worker) (baton_worker_draining{{{selector}}}) == 1"),
+        prometheus.series(f"max by (worker) (baton_worker_sequences_running{{{selector}}})"),
+    )
+    leaving = {labels.get("worker", "") for labels, _ in draining}
+    roles: dict[str, ServingRole] = {}
+    for labels, _ in ready:
+        worker, role = labels.get("worker", ""), SERVING.get(labels.get("role", ""))
+        if worker not in leaving and role is not None:
+            roles[worker] = role
+    return Told(roles=roles, loads={labels.get("worker", ""): number for labels, number in running})
+
+
+class Workers:
+    """Has workers switch in the background, and remembers what they said until others know it."""
+
+    def __init__(
+        self, cluster_key: bytes, dialer: Dialer, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cluster_key, self._dialer, self._clock = cluster_key, dialer, clock
+        self._switching: dict[str, tuple[ServingRole, asyncio.Task[None]]] = {}
+        self._said: dict[str, tuple[ServingRole, float]] = {}
+        self._refused: dict[str, float] = {}
+
+    def ready(self, endpoints: Sequence[Endpoint], told: Told) -> list[Worker]:
+        """Those that discovery lets in and a router is connected to, but for those that switch."""
+        now = self._clock()
+        self._said = {address: said for address, said in self._said.items() if now < said[1] + TRUSTED_S}
+        self._refused = {address: at for address, at in self._refused.items() if now < at + PEACE_S}
+        found = []
+        for each in endpoints:
+            role = self._role(each.address, told)
+            home = each.role
+            if each.admits and role is not None and (home == "prefill" or home == "decode"):
+                found.append(
+                    Worker(
+                        address=each.address,
+                        home=home,
+                        role=role,
+                        load=told.loads.get(each.address, 0.0),
+                        refused=each.address in self._refused,
+                    )
+                )
+        return found
+
+    def _role(self, address: str, told: Told) -> ServingRole | None:
+        if address in self._switching:
+            return None
+        said = self._said.get(address)
+        return said[0] if said is not None else told.roles.get(address)
+
+    @property
+    def switching(self) -> Mapping[str, ServingRole]:
+        """Addresses of those on their way, and to which role."""
+        return {address: role for address, (role, _) in self._switching.items()}
+
+    def switch(
+        self, worker: Worker, to: ServingRole, ended: Callable[[Worker, float | SwitchError], None]
+    ) -> None:
+        """Begin; ``ended`` hears after how many seconds it serves as ``to``, or why it does not."""
+        task = asyncio.create_task(self._switch(worker, to, ended), name=f"switch {worker.address}")
+        self._switching[worker.address] = (to, task)
+
+    async def _switch(
+        self, worker: Worker, to: ServingRole, ended: Callable[[Worker, float | SwitchError], None]
+    ) -> None:
+        try:
+            done = await switch_role(worker.address, to, self._cluster_key, dialer=self._dialer)
+            if done.now != to:
+                raise SwitchError(worker.address, grpc.StatusCode.UNKNOWN, f"it serves as {done.now}")
+            self._said[worker.address] = (to, self._clock())
+            ended(worker, done.seconds)
+        except SwitchError as error:
+            self._refused[worker.address] = self._clock()
+            ended(worker, error)
+        finally:
+            del self._switching[worker.address]
+
+    async def close(self) -> None:
+        """Wait for nobody: a switch that has begun goes on without its caller."""
+        tasks = [task for _, task in self._switching.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def count_ready(workers: Sequence[Worker]) -> Counts:
+    """By the role that they have."""
+    prefill = sum(each.role == "prefill" for each in workers)
+    return Counts(prefill=prefill, decode=len(workers) - prefill)
+
+
+def count_strays(workers: Sequence[Worker]) -> Counts:
+    """Those whose Deployment starts the other role, by the role that they have."""
+    away = [each.role for each in workers if each.role != each.home]
+    return Counts(prefill=away.count("prefill"), decode=away.count("decode"))
+
+
+def to_switch(workers: Sequence[Worker], to: ServingRole, count: int) -> list[Worker]:
+    """Whom to ask: those that come home first, then those that have the least to end."""
+    able = [each for each in workers if each.role != to and not each.refused]
+    return sorted(able, key=lambda each: (each.home != to, each.load, each.address))[:count]
