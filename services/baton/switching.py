@@ -14,7 +14,13 @@ from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
 GREETING_S = 5.0
-CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+CHANNEL_OPTIONS = (
+    ("grpc.use_local_subchannel_pool", 1),
+    # A switch may take as long as a drain, but not longer than its worker's host is there.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
 
 
 class SwitchError(UserError):

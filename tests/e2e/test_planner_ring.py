@@ -72,6 +72,7 @@ async def test_a_ring_is_measured_and_a_worker_switched(tmp_path: Path) -> None:
                 seen = await complete(prometheus, queries, fleet(counts(1, 2)))
                 check_figures(seen)
                 await switch(ring, prometheus, queries)
+                assert not asking.done(), "it was asked on, and answered, all the while"
                 asking.cancel()
                 await asyncio.wait((asking,))
 

@@ -20,7 +20,7 @@ from baton.router.processes.siblings import Siblings
 
 
 def place(directory: Path, index: int, count: int = 3) -> Place:
-    return Place(index, count, socket.socket(), directory, 0, lambda: None)
+    return Place(index, count, socket.socket(), directory, 0, lambda: None, lambda: None)
 
 
 async def said(by: str, about: bytes) -> bytes:
@@ -33,7 +33,7 @@ async def test_each_hears_the_answers_of_those_that_have_one(tmp_path: Path) -> 
     three[1].on("name", lambda about: said("second", about))
     three[2].on("name", lambda about: said("", b""))
     async with three[0].listening(), three[1].listening(), three[2].listening():
-        assert await three[0].ask("name", b"!") == {1: b"second!"}
+        assert await three[0].ask("name", b"!") == {1: b"second!", 2: b""}
         assert await three[2].ask("name") == {0: b"first", 1: b"second"}
         assert await three[1].ask("what nobody knows") == {}
     assert await three[0].ask("name") == {}, "nobody listens any more"
@@ -56,8 +56,9 @@ async def test_one_that_hangs_or_says_too_much_is_left_out(
     three[2].on("page", lambda about: said("x" * 101, about))
     async with three[1].listening(), three[2].listening():
         assert await three[0].ask("page") == {}
-        monkeypatch.setattr(siblings, "MOST_ANSWER", 101)
-        assert list(await three[0].ask("page")) == [2]
+        three[1].on("page", lambda about: said("x" * 100, about))
+        monkeypatch.setattr(siblings, "ASK_S", 30.0)
+        assert list(await three[0].ask("page")) == [1]
 
 
 async def test_a_router_of_one_process_asks_nobody() -> None:

@@ -219,6 +219,10 @@
 - $(POD_IP)
 - --metrics-port
 - {{ $planner.metricsPort | toString | quote }}
+{{- if not (hasKey $planner.options "prometheusSelector") }}
+- --prometheus-selector
+- {{ include "baton.seriesLabels" . | trim | squote }}
+{{- end }}
 {{- if $planner.dryRun }}
 - --dry-run
 {{- end }}

@@ -168,7 +168,8 @@ class Planner:
             total = wanted.total - after.total
             lacks = _in_all(lacks, total)
         for role in ROLES:
-            more = max(lacks[role], -replicas.of(role))
+            # One stays: strays that go home with a restart would leave nobody to measure, or to serve.
+            more = max(lacks[role], min(0, 1 - replicas.of(role)))
             while more > 0 and self._bounds.gpus(replicas.plus(role, more)) > self._bounds.gpu_budget:
                 more -= 1
             replicas = replicas.plus(role, more)

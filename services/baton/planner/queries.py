@@ -15,6 +15,10 @@ WINDOW_S = 60
 LENGTHS_S = 300
 """Of lengths, shares and what they are divided by: fewer requests would make them jump."""
 
+KNOWN_S = 300
+"""For so long nothing is decided without a router that was there: nobody knows whether it ended, or is not
+scraped any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Queries:
@@ -75,6 +79,8 @@ class Queries:
             "told_decode": self._count("decode"),
             "age_of_workers": ages[0],
             "age_of_routers": ages[1],
+            "told_routers": f"count({self._of('baton_router_tasks')})",
+            "known_routers": f"count(last_over_time({self._of('baton_router_tasks')}[{KNOWN_S}s]))",
         }
 
     def lengths(self, metric: str) -> str:
@@ -120,6 +126,9 @@ def _complete(found: Mapping[str, float], fleet: Fleet) -> None:
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
         raise IncompleteError(f"Prometheus has nothing of {', '.join(lacking)}")
+    told, known = found.get("told_routers", 0.0), found.get("known_routers", 0.0)
+    if told < known:  # what the others were asked is not in the rates
+        raise IncompleteError(f"Prometheus has figures of {told:.0f} routers, and lately of {known:.0f}")
     for role, ready in (("prefill", fleet.ready.prefill), ("decode", fleet.ready.decode)):
         told = found.get(f"told_{role}", 0.0)
         if told * 2 < ready:

@@ -250,7 +250,8 @@ class DecodeLinks:
         connections = list(self._open.values())
         for connection in connections:
             connection.close()
-        await asyncio.gather(*(connection.living for connection in connections), return_exceptions=True)
+        if connections:  # waited for, not gathered: who gives up waiting must not cut their ends short
+            await asyncio.wait([connection.living for connection in connections])
 
     # --- known peers
 

@@ -9,6 +9,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 import grpc
 import uvicorn
@@ -71,6 +72,7 @@ KEEP_ALIVE_S = 75
 request can meet our close on the way."""
 FORCED_LOOK_S = 0.1
 WORKERS_LOOK_S = 0.02
+BEAT_S = 1.0
 
 
 def run(config: RouterConfig) -> int:
@@ -164,6 +166,7 @@ async def _serve(
         if place is None:
             announce(RouterReady(options.join_address(host, port), grpc_address))
         else:
+            stack.callback(asyncio.create_task(_keep_beating(place), name="beat").cancel)
             place.tell_ready()
         log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
         draining = asyncio.create_task(_drain_grpc(grpc_server, stopping, config.drain_timeout))
@@ -176,6 +179,12 @@ async def _serve(
         last.should_exit = True
         await serving_last
     return 0
+
+
+async def _keep_beating(place: Place) -> NoReturn:
+    while True:
+        place.beat()
+        await asyncio.sleep(BEAT_S)
 
 
 async def _until_workers(rings: Sequence[WorkerRing], timeout_s: float) -> None:

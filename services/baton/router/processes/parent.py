@@ -14,7 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.context import ForkProcess
+from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -31,6 +33,8 @@ LOOK_S = 0.1
 RESTART_S = 0.5
 MOST_DEATHS, WITHIN_S = 4, 60.0
 """A router that loses so many processes in so short a time ends: whoever started it has ways to say so."""
+HANGS_S = 30.0
+"""A process whose event loop does not run for so long is ended: connections go on to wait for it."""
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
 Listen = Callable[[RouterConfig, bool], socket.socket]
@@ -47,8 +51,9 @@ class _Seat:
     listener: socket.socket
     process: ForkProcess | None = None
     ready: Event | None = None
-    since: float = 0.0
     restarts: int = 0
+    beat: Synchronized[float] | None = None
+    """When its event loop ran last, once it is ready."""
     due: float = 0.0
     """When the next is started, while there is none."""
 
@@ -107,16 +112,20 @@ class Parent:
                 self._start(seat, now)
         elif seat.process.exitcode is not None:
             self._ended(seat, seat.process.exitcode, now)
+        elif seat.is_ready and seat.beat is not None and now - seat.beat.value > HANGS_S:
+            log.error("process %d of this router has done nothing for %.0f s", seat.index, HANGS_S)
+            seat.process.kill()
 
     def _start(self, seat: _Seat, now: float) -> None:
         context = multiprocessing.get_context("fork")
-        seat.ready, seat.since = context.Event(), now
+        seat.ready, seat.beat = context.Event(), context.Value("d", now)
         place = Place(
             seat.index,
             self._config.processes,
             seat.listener,
             self._directory,
             seat.restarts,
+            beat=partial(_beat, seat.beat),
             tell_ready=seat.ready.set,
         )
         seat.process = context.Process(
@@ -165,6 +174,7 @@ class Parent:
 
     def _child(self, place: Place, parent: int) -> None:
         """In the new process."""
+        os.setsid()  # a terminal's Ctrl-C is the parent's to tell: heard twice, it would end what is open
         exit_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for seat in self._seats:
@@ -176,6 +186,10 @@ class Parent:
             print(f"error: {error}", file=sys.stderr)
             status = 1
         sys.exit(status)
+
+
+def _beat(at: Synchronized[float]) -> None:
+    at.value = time.monotonic()  # the same clock in all processes of a machine
 
 
 def _status_of(code: int) -> int:

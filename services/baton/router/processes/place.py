@@ -21,4 +21,6 @@ class Place:
     """Where the processes hear each other. Nobody else may enter."""
     restarts: int
     """How many had this place before."""
+    beat: Callable[[], None]
+    """To be called every second or so, or the process is taken to hang."""
     tell_ready: Callable[[], None]

@@ -21,7 +21,7 @@ MOST_ANSWER = 64 << 20
 _LENGTH = 4
 
 Answer: TypeAlias = Callable[[bytes], Awaitable[bytes]]
-"""To a question's bytes. Nothing: it has nothing to say."""
+"""To a question's bytes."""
 
 
 class Siblings:
@@ -43,12 +43,17 @@ class Siblings:
         self._answers[question] = answer
 
     async def ask(self, question: str, about: bytes = b"") -> dict[int, bytes]:
-        """The answers of the others, by their index; of those that have one, and within a second."""
+        """The answers of the others, by their index; of those that say something within a second."""
         if self._place is None:
             return {}
         others = [index for index in range(self._place.count) if index != self.index]
         answers = await asyncio.gather(*(self._ask(index, question, about) for index in others))
-        return {index: answer for index, answer in zip(others, answers, strict=True) if answer}
+        return {index: said for index, said in zip(others, answers, strict=True) if said is not None}
+
+    @property
+    def others(self) -> int:
+        """How many there are."""
+        return 0 if self._place is None else self._place.count - 1
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
@@ -68,7 +73,7 @@ class Siblings:
     def _socket(place: Place, index: int) -> Path:
         return place.directory / str(index)
 
-    async def _ask(self, index: int, question: str, about: bytes) -> bytes:
+    async def _ask(self, index: int, question: str, about: bytes) -> bytes | None:
         assert self._place is not None
         try:
             async with asyncio.timeout(ASK_S):
@@ -78,7 +83,7 @@ class Siblings:
                     return await _read(reader, MOST_ANSWER)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             log.info("process %d of this router does not say its %s: %r", index, question, error)
-            return b""
+            return None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer):

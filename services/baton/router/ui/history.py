@@ -77,6 +77,7 @@ class History:
         self._waiting = waiting
         self._siblings = siblings or Siblings()
         self._siblings.on(TOTALS, self._tell_totals)
+        self._others: dict[int, Totals] = {}
         self._seen: deque[tuple[float, Totals]] = deque([(time.monotonic(), self._mine())], maxlen=WINDOW + 1)
         self._points: deque[Point] = deque(maxlen=MOST_POINTS)
 
@@ -97,8 +98,9 @@ class History:
         self._points.append(
             Point(
                 at=now,
-                prompt_rate=(totals.prompt_tokens - before.prompt_tokens) / seconds,
-                token_rate=(totals.generated_tokens - before.generated_tokens) / seconds,
+                # One that took the place of a process that died begins at 0.
+                prompt_rate=max(0.0, totals.prompt_tokens - before.prompt_tokens) / seconds,
+                token_rate=max(0.0, totals.generated_tokens - before.generated_tokens) / seconds,
                 ttft_p50=_ms(quantile(0.5, before.ttft, totals.ttft)),
                 ttft_p99=_ms(quantile(0.99, before.ttft, totals.ttft)),
                 itl_p50=_ms(quantile(0.5, before.itl, totals.itl)),
@@ -131,8 +133,9 @@ class History:
 
     async def totals(self) -> Totals:
         """Of all processes that answer."""
-        others = (await self._siblings.ask(TOTALS)).values()
-        return _sum([self._mine(), *(msgspec.msgpack.decode(each, type=Totals) for each in others)])
+        for index, told in (await self._siblings.ask(TOTALS)).items():
+            self._others[index] = msgspec.msgpack.decode(told, type=Totals)
+        return _sum([self._mine(), *self._others.values()])  # of one that is silent, what it said last
 
     async def _tell_totals(self, _: bytes) -> bytes:
         return msgspec.msgpack.encode(self._mine())
@@ -188,7 +191,7 @@ def quantile(share: float, before: Buckets, after: Buckets) -> float | None:
     """Of what was observed in between, as Prometheus estimates it: evenly spread within a bucket, and the
     highest finite bound for what lies beyond. None: nothing was observed."""
     then = dict(before)  # of a histogram with labels, empty before its first observation
-    counts = [(bound, count - then.get(bound, 0.0)) for bound, count in after]
+    counts = [(bound, max(0.0, count - then.get(bound, 0.0))) for bound, count in after]
     total = counts[-1][1] if counts else 0.0
     if total <= 0:
         return None

@@ -78,8 +78,12 @@ class Debug:
         return [summary_of(each) for each in islice(self._traces.latest(asked.whose), asked.limit)]
 
     async def _elsewhere(self, asked: Asked) -> bytes:
+        """Raises ApiError (503) if it may be known to a process that says nothing."""
         told = await self._siblings.ask(REQUEST, msgspec.json.encode(asked))
-        return next(iter(told.values()), b"")
+        found = next(filter(None, told.values()), b"")
+        if not found and len(told) < self._siblings.others:
+            raise ApiError(503, "A process of this router does not answer; ask again.", code="not_ready")
+        return found
 
     async def _tell_request(self, about: bytes) -> bytes:
         return self._request(msgspec.json.decode(about, type=Asked))
