@@ -498,6 +498,13 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"prefill": {"enabled": False}, "planner": {"enabled": True, "gpuBudget": 8}},
         "planner.enabled: it needs prefill.enabled",
     ),
+    "a planner of workers on several nodes": (
+        {
+            "decode": {"nodesPerWorker": 2, "tensorParallelSize": 2},
+            "planner": {"enabled": True, "gpuBudget": 8},
+        },
+        "planner.enabled: cannot be given together with decode.nodesPerWorker > 1",
+    ),
     "a planner and an autoscaler": (
         {"decode": {"autoscaling": {"enabled": True}}, "planner": {"enabled": True, "gpuBudget": 8}},
         "planner.enabled: cannot be given together with decode.autoscaling.enabled",

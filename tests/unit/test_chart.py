@@ -264,6 +264,8 @@ class TestLifecycle:
             assert option(objects, "planner", f"--{component}-gpus") == "2"
         assert option(objects, "planner", "--gpu-budget") == "16"
         assert "--no-switching" in arguments(objects, "planner")
+        series = option(objects, "planner", "--prometheus-selector")
+        assert series == 'namespace="serving",app_kubernetes_io_instance="test"'
         assert deployment(objects, "planner")["spec"]["strategy"] == {"type": "Recreate"}
         role = of_kind(objects, "Role")["test-baton-planner"]
         assert role["rules"][1:] == [

@@ -369,3 +369,14 @@ class Refusing(pb_grpc.HandoffServicer):
         self, request_iterator: AsyncIterator[pb.PrefillMessage], context: object
     ) -> AsyncIterator[pb.DecodeMessage]:
         yield pb.DecodeMessage(refuse=pb.LinkRefuse(reason="not today"))
+
+
+async def test_whoever_gives_up_waiting_for_links_to_end_does_not_keep_them_from_it(world: World) -> None:
+    await world.links.to(A)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await world.links.close()
+    [connection] = world.made
+    assert connection.closing and not connection.living.done()
+    connection.lose()
+    assert await connection.living and world.open == []
