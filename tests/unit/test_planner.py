@@ -91,6 +91,11 @@ def test_the_estimate_of_late_prompts_is_near_a_simulation(workers: int, per_s: 
     assert 0.5 * late / number - 0.005 < load.late(workers, 1.0) < 2 * late / number + 0.005
 
 
+def test_a_load_next_to_nothing_is_not_late() -> None:
+    load = PrefillLoad(requests_per_s=2.0, tokens_per_s=5e-324, spread=0.7, worker_tokens_per_s=1.0)
+    assert load.late(1, 1.0) == 0.0
+
+
 def test_sequences_and_steps_agree() -> None:
     load = DecodeLoad(tokens_per_s=4000.0, base_s=0.02, row_s=0.0002, rows_by_room=1000.0, burstiness=1.0)
     each = load.rows(2) / 2

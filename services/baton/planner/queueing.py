@@ -52,7 +52,7 @@ class PrefillLoad:
             return 1.0
         prompt_s = self.tokens_per_s / self.requests_per_s / self.worker_tokens_per_s
         wait_s = prompt_s * (1 + self.spread**2) / 2 / (workers - busy)
-        if wait_s == 0:  # of loads so small that it is less than a float can be
+        if wait_s == 0:  # a load so small that the division above underflows
             return 0.0
         waits = wait_probability(workers, busy)
         sigma = math.sqrt(math.log1p(self.spread**2))

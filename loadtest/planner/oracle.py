@@ -1,0 +1,163 @@
+"""What scalers that know more than any can would need: how much there is to gain at all.
+
+    python -m loadtest.planner.oracle [--seeds 3] [--hours 24]
+
+Both size with the planner's own estimates. One is told every request before it comes; the other the usual
+rates of both kinds, but of no burst before it is there. Neither switches roles. Not bounds in the strict
+sense: estimates that were better still would need a little less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from baton.planner.goals import Bounds, Targets
+from baton.planner.measured import Counts
+from baton.planner.queueing import DecodeLoad, PrefillLoad
+from baton.planner.sizing import Demand, Estimate, smallest
+from loadtest.conditions import conditions
+from loadtest.planner.__main__ import FIRST, ITL_S, MOST, ROOM, TTFT_S, Mean, setting, table
+from loadtest.planner.cluster import Cluster
+from loadtest.planner.run import Outcome, simulate
+from loadtest.planner.scalers import SYNC_S, Scaler
+from loadtest.planner.trace import KINDS, Request, day
+
+START_S, SETTLE_S = 120.0, 180.0
+STEP_S, ROW_S = 0.142, 0.0001
+"""Of a decode worker that is well filled."""
+PROMPT_S = 1.0
+"""For which a request holds room before its first token."""
+TOLD_ATTAINMENT, USUAL_ATTAINMENT = 0.9, 0.99
+"""Shares that sizes are made for: with them both meet the targets about as often as the planner does."""
+HEADROOM, MARGIN = 1.8, 1.1
+CLIPPED = 0.98
+"""Of a kind's mean prompt, what its longest prompts leave when they are cut off."""
+
+
+class Sizes:
+    """Workers for so many requests a second of each kind."""
+
+    def __init__(self, attainment: float) -> None:
+        self._targets = Targets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=attainment)
+        self._bounds = Bounds(gpu_budget=2 * MOST, max_prefill=MOST, max_decode=MOST)
+        self._known: dict[tuple[float, float], Counts] = {}
+
+    def of(self, code: float, chat: float) -> Counts:
+        rates = max(0.05, round(code, 1)), max(0.05, round(chat, 1))
+        if rates not in self._known:
+            estimate = Estimate(_demand(*rates), self._targets)
+            self._known[rates] = smallest(estimate, self._targets, self._bounds).workers
+        return self._known[rates]
+
+
+def _demand(code: float, chat: float) -> Demand:
+    rates = tuple(zip((code, chat), KINDS, strict=True))
+    requests = code + chat
+    prompts = CLIPPED * sum(rate * kind.prompt for rate, kind in rates)
+    answers = sum(rate * kind.answer for rate, kind in rates)
+    there = [rate * (kind.answer * STEP_S + PROMPT_S) for rate, kind in rates]
+    held = sum(number * (kind.prompt + kind.answer) for number, kind in zip(there, KINDS, strict=True))
+    profile = setting(START_S).profile
+    prompt_s = profile.prefill_ms_per_1k / 1e6 + profile.step_base_ms / 1e3 / max(1.0, prompts / requests)
+    decode = DecodeLoad(
+        tokens_per_s=answers,
+        base_s=STEP_S,
+        row_s=ROW_S,
+        rows_by_room=ROOM / (held / sum(there)),
+        burstiness=1.0,
+    )
+    return Demand(
+        prefill=PrefillLoad(
+            requests_per_s=requests, tokens_per_s=prompts, spread=0.85, worker_tokens_per_s=1 / prompt_s
+        ),
+        decode=replace(decode, crowding=sum(there) / (answers * STEP_S)),
+        before_s=0.01,
+    )
+
+
+def _kinds(requests: float, prompt_tokens: float) -> tuple[float, float]:
+    """How many of each kind make so many requests with so many tokens."""
+    code, chat = (CLIPPED * kind.prompt for kind in KINDS)
+    of_code = max(0.0, min(requests, (prompt_tokens - chat * requests) / (code - chat)))
+    return of_code, requests - of_code
+
+
+def _scale(cluster: Cluster, needs: Sequence[Counts]) -> None:
+    cluster.scale("prefill", max(need.prefill for need in needs))
+    cluster.scale("decode", max(need.decode for need in needs))
+
+
+class Told:
+    """Knows the requests that come until a pod that it asks for now serves."""
+
+    def __init__(self, trace: Sequence[Request]) -> None:
+        syncs = int(trace[-1].at_s / SYNC_S) + 2
+        requests, tokens = [0] * syncs, [0] * syncs
+        for request in trace:
+            requests[int(request.at_s / SYNC_S)] += 1
+            tokens[int(request.at_s / SYNC_S)] += request.prompt
+        sizes = Sizes(TOLD_ATTAINMENT)
+        self._needs = []
+        for sync in range(syncs):
+            window = slice(max(0, sync - 2), sync + 1)
+            seconds = len(requests[window]) * SYNC_S
+            self._needs.append(
+                sizes.of(*_kinds(sum(requests[window]) / seconds, sum(tokens[window]) / seconds))
+            )
+
+    def sync(self, cluster: Cluster) -> None:
+        now = min(int(cluster.clock.now / SYNC_S), len(self._needs) - 1)
+        _scale(cluster, self._needs[now : now + int(START_S / SYNC_S) + 2])
+
+
+class Usual:
+    """Knows the rates that the hours have, and sees what came in the last 45 s."""
+
+    def __init__(self) -> None:
+        self._sizes = Sizes(USUAL_ATTAINMENT)
+        self._looks: deque[tuple[float, int, int]] = deque(maxlen=4)
+        self._needs: deque[tuple[float, Counts]] = deque()
+
+    def sync(self, cluster: Cluster) -> None:
+        now, counts = cluster.clock.now, cluster.ring.counts
+        code, chat = (HEADROOM * kind.rate(now + START_S) for kind in KINDS)
+        self._needs.append((now, self._sizes.of(code, chat)))
+        self._looks.append((now, counts.requests, counts.prompt_tokens))
+        if len(self._looks) == self._looks.maxlen:
+            then, requests, tokens = self._looks[0]
+            passed = (now - then) / MARGIN
+            rates = _kinds((counts.requests - requests) / passed, (counts.prompt_tokens - tokens) / passed)
+            self._needs.append((now, self._sizes.of(*rates)))
+        while self._needs[0][0] <= now - SETTLE_S:
+            self._needs.popleft()
+        _scale(cluster, [need for _, need in self._needs])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--hours", type=float, default=24.0)
+    given = parser.parse_args()
+    console = Console(width=150)
+    for line in conditions("loadtest.planner.oracle"):
+        console.print(line)
+    told: list[Outcome] = []
+    usual: list[Outcome] = []
+    for seed in range(1, given.seeds + 1):
+        trace = day(seed, hours=given.hours)
+        scalers: tuple[Scaler, Scaler] = Told(trace), Usual()
+        for scaler, outcomes in zip(scalers, (told, usual), strict=True):
+            outcomes.append(simulate(trace, scaler, setting(START_S), FIRST, seed))
+    means = [Mean("told every request", told), Mean("told the usual rates", usual)]
+    table(f"Pods start in {START_S:.0f} s", means, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
