@@ -126,6 +126,8 @@ class Planner:
         coming, ahead = fleet.to_come, needs.ahead.workers
         kept = {role: max(ahead.of(role), min(coming.of(role), needs.settled.of(role))) for role in ROLES}
         wanted = Counts(prefill=kept["prefill"], decode=kept["decode"])
+        if self._switches:
+            wanted = _of_those_there(wanted, needs, coming)
         return wanted if self._bounds.allow(wanted) else ahead
 
     # --- roles
@@ -212,6 +214,17 @@ class Planner:
         if answers.too_slow(self._targets.itl_s):
             reasons.append("a step takes longer than the target even alone: no number of workers helps")
         return reasons
+
+
+def _of_those_there(wanted: Counts, needs: Needs, coming: Counts) -> Counts:
+    """No pod is asked for as long as one that is kept for a while only may switch: those that are not needed,
+    now or ahead."""
+    over = wanted.total - max(coming.total, needs.ahead.workers.total)
+    for role in ROLES:
+        needed = max(needs.ahead.workers.of(role), needs.now.of(role))
+        fewer = max(0, min(over, wanted.of(role) - needed))
+        wanted, over = wanted.plus(role, -fewer), over - fewer
+    return wanted
 
 
 def hold(fleet: Fleet, why: str) -> Plan:

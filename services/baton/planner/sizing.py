@@ -32,6 +32,8 @@ class Size:
     late_decode: float
     pressure: float
     """On the role that has less to spare: from 1 on it cannot keep up."""
+    other_pressure: float
+    """On the other one."""
 
     @property
     def late(self) -> float:
@@ -63,6 +65,7 @@ class Estimate:
             late_prefill=late_prefill,
             late_decode=late_decode,
             pressure=max(prompts, sequences),
+            other_pressure=min(prompts, sequences),
         )
 
 
@@ -96,6 +99,6 @@ def _better(one: Size, other: Size, allowed: float, bounds: Bounds) -> bool:
     if not enough and abs(one.late - other.late) > SAME:
         return one.late < other.late
     if not enough:
-        return one.pressure < other.pressure
+        return (one.pressure, one.other_pressure) < (other.pressure, other.other_pressure)
     cost, others = bounds.gpus(one.workers), bounds.gpus(other.workers)
     return (cost, one.late) < (others, other.late)
