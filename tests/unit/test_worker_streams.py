@@ -361,3 +361,18 @@ async def test_a_silent_worker_is_given_up_and_dialled_again(busy: bool) -> None
     await until(lambda: worker.streams == 2)
     await ring.close()
     await server.stop(None)
+
+
+# --- what is known of one that has just come
+
+
+async def test_a_worker_that_has_reported_nothing_yet_does_not_pass_for_a_full_one() -> None:
+    async with local_ring([LocalWorker("both")]) as ring:
+        [client] = ring.workers
+        assert client.hello is not None and client.hello.num_blocks
+        client.take_load(pb.Load())  # as before the first report
+        assert client.report().blocks_spare is None
+        client.take_load(pb.Load(blocks_free=7, blocks_cached=2, blocks_reserved=4))
+        assert client.report().blocks_spare == 5
+        client.take_load(pb.Load(blocks_held=9))
+        assert client.report().blocks_spare == 0

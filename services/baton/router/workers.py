@@ -164,9 +164,7 @@ class WorkerClient:
             max_running=hello.max_running or 1 << 20,
             block_size=hello.block_size,
             blocks_held=load.blocks_held,
-            blocks_spare=(
-                load.blocks_free + load.blocks_cached - load.blocks_reserved if hello.num_blocks else None
-            ),
+            blocks_spare=_blocks_spare(hello, load),
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             step_base_s=load.step_base_ms / 1e3,
             step_row_s=load.step_row_ms / 1e3,
@@ -352,3 +350,10 @@ class WorkerClient:
 async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIterator[pb.RouterMessage]:
     while (message := await outbound.get()) is not None:
         yield message
+
+
+def _blocks_spare(hello: pb.WorkerHello, load: pb.Load) -> int | None:
+    """None before the first load report: a worker that has just come must not pass for a full one."""
+    if not hello.num_blocks or not load.ListFields():
+        return None
+    return load.blocks_free + load.blocks_cached - load.blocks_reserved
