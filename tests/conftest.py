@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import torch
+from hypothesis import settings
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     # Before anything else imports triton: transformers does.
@@ -12,3 +13,7 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
 
 # The models here are tiny: handing their operations to more threads costs more than computing them.
 torch.set_num_threads(1)
+
+# A machine that is busy is no bug; what hangs is ended by the tests' own timeout.
+settings.register_profile("baton", deadline=None)
+settings.load_profile("baton")

@@ -155,7 +155,7 @@ class Planner:
         urgent = min(needs.now.of(role) - ready.of(role), ready.of(other) - needs.now.of(other))
         spare = min(wanted.of(role) - coming.of(role), ready.of(other) - wanted.of(other))
         keep = max(1, self._least(other))
-        return max(0, min(max(urgent, spare), ready.of(other) - keep))
+        return max(0, min(max(urgent, spare, _homeward(other, wanted, fleet)), ready.of(other) - keep))
 
     def _least(self, role: ServingRole) -> int:
         return self._bounds.min_prefill if role == "prefill" else self._bounds.min_decode
@@ -225,6 +225,13 @@ def _of_those_there(wanted: Counts, needs: Needs, coming: Counts) -> Counts:
         fewer = max(0, min(over, wanted.of(role) - needed))
         wanted, over = wanted.plus(role, -fewer), over - fewer
     return wanted
+
+
+def _homeward(role: ServingRole, wanted: Counts, fleet: Fleet) -> int:
+    """Strays of ``role`` that are too many, and that its own Deployment, which keeps a pod, cannot give up:
+    theirs can, once they are home."""
+    over = min(fleet.ready.of(role), fleet.to_come.of(role)) - wanted.of(role)
+    return min(fleet.strays.of(role), over, over - max(0, fleet.replicas.of(role) - 1))
 
 
 def hold(fleet: Fleet, why: str) -> Plan:
