@@ -26,8 +26,8 @@ run: .venv/.worker  ## start a ring with the demo model, ask it PROMPT, keep ser
 
 # Rings have the machine to themselves, but for those that only ask what is answered.
 test: .venv/.dev  ## run all tests that need no GPU
-	$(BIN)/python -m pytest -m "not gpu" -n 2 --dist loadfile tests/unit tests/property $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m "beside" -n 2 --dist loadfile tests/e2e $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m "not gpu" -n 4 --dist loadfile tests/unit tests/property $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m "beside" -n 3 --dist loadfile tests/e2e $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m "not gpu and not beside" tests/e2e $(ARGS) $(OR_NONE)
 
 lint: .venv/.dev  ## check style, types, generated code and import arrows
@@ -58,11 +58,12 @@ clean:  ## remove everything that was installed or built
 	exit 1
 	@touch $@
 
-# Serving needs less than developing, and whoever only wants to see it run should not wait for the rest.
+# Serving needs less than developing, and whoever only wants to see it run should not wait for the rest. Nor is
+# all compiled that is installed to develop: what is imported is, then, and most never is.
 .venv/.worker: .venv/.created pyproject.toml constraints.txt
 	$(BIN)/pip install -e '.[worker]' -c constraints.txt
 	@touch $@
 
 .venv/.dev: .venv/.created pyproject.toml constraints.txt
-	$(BIN)/pip install -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
+	$(BIN)/pip install --no-compile -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
 	@touch $@ .venv/.worker

@@ -58,7 +58,14 @@ def baton_both(tmp: Path, model: Path, extra: Sequence[str] = ()) -> Iterator[En
     """One worker that does both, with every core and ``extra`` options."""
     options = ("--threads", str(len(cores.available())), "--kv-cache-memory", f"{KV_GIB}GiB", *extra)
     with running_ring(
-        tmp, model=str(model), prefill=0, decode=0, both=1, dtype="bfloat16", options=options
+        tmp,
+        model=str(model),
+        prefill=0,
+        decode=0,
+        both=1,
+        dtype="bfloat16",
+        options=options,
+        kv_cache_memory=None,
     ) as ring:
         yield Engine(ring.url)
 
@@ -70,7 +77,12 @@ def baton_split(tmp: Path, model: Path) -> Iterator[Engine]:
     threads = str(len(shares["prefill"]))
     options = ("--threads", threads, "--kv-cache-memory", f"{KV_GIB}GiB")
     with running_ring(
-        tmp, model=str(model), dtype="bfloat16", options=options, disaggregation="conditional"
+        tmp,
+        model=str(model),
+        dtype="bfloat16",
+        options=options,
+        disaggregation="conditional",
+        kv_cache_memory=None,
     ) as ring:
         for role, share in shares.items():
             for worker in ring.of_role(role):

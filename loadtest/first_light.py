@@ -81,9 +81,11 @@ def rings(tmp: Path) -> Iterator[tuple[Ring, Ring, Ring]]:
     """1P1D, and role ``both`` with and without chunked prefill."""
     whole = ("--no-chunked-prefill",)
     with (
-        running_ring(tmp / "split") as split,
-        running_ring(tmp / "chunked", prefill=0, decode=0, both=1) as chunked,
-        running_ring(tmp / "whole", prefill=0, decode=0, both=1, options=whole) as unchunked,
+        running_ring(tmp / "split", kv_cache_memory=None) as split,
+        running_ring(tmp / "chunked", prefill=0, decode=0, both=1, kv_cache_memory=None) as chunked,
+        running_ring(
+            tmp / "whole", prefill=0, decode=0, both=1, options=whole, kv_cache_memory=None
+        ) as unchunked,
     ):
         yield split, chunked, unchunked
 

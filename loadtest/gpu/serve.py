@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from loadtest.gpu.bench import Bench, Section
 from loadtest.shapes import SHAPES, save_unfilled
@@ -95,8 +95,13 @@ def through_transformers(bench: Bench, path: Path, loads: list[Load]) -> list[fl
     model.eval()
     config_of: Any = GenerationConfig
     wanted = config_of(max_new_tokens=scale.output_len, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    batching: Any = ContinuousBatchingConfig
+    # By default it takes nine tenths of what memory is free: a dry run needs none of a machine's.
+    cache = batching() if bench.device.type == "cuda" else batching(num_blocks=64)
     rates = []
-    with model.continuous_batching_context_manager(generation_config=wanted, timeout=5) as manager:
+    with model.continuous_batching_context_manager(
+        generation_config=wanted, timeout=5, continuous_batching_config=cache
+    ) as manager:
         for load in loads:
             prompts = torch.randint(3, config.vocab_size, (load.requests, load.input_len)).tolist()
             closed_loop(manager, prompts[: load.concurrency], load.concurrency)

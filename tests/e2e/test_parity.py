@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from baton import LLM, SamplingParams
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running_ring
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
@@ -59,8 +60,7 @@ async def test_ring_equals_one_worker_equals_transformers(name: str, tmp_path: P
         ]
         assert committed == [PROMPTS], "every request must have gone through the handoff"
         ring.wait_idle()
-    with running_ring(
-        tmp_path / "one", model=str(path), prefill=0, decode=0, both=1, options=options
-    ) as ring:
-        assert await ask_all(ring, name, prompts) == expected
-        ring.wait_idle()
+    one = LLM(str(path), dtype="float32", device="cpu", prefill_chunk=128, num_blocks=512)
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+    results = one.generate(prompts, params, progress=False)
+    assert [list(result.outputs[0].token_ids) for result in results] == expected

@@ -21,6 +21,8 @@ START_S = 120.0
 PORT_TRIES = 20
 PORT_PAUSE_S = 0.5
 CLUSTER_KEY = "tests"
+SMALL = "64MiB"
+"""Of KV blocks: a worker of tests does not spend its start on clearing the gibibyte of the default."""
 
 
 @dataclass
@@ -183,10 +185,20 @@ def scrape(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in samples}
 
 
-def worker(tmp: Path, name: str, role: str, model: str, *options: str, program: str = "baton") -> Service:
+def worker(
+    tmp: Path,
+    name: str,
+    role: str,
+    model: str,
+    *options: str,
+    program: str = "baton",
+    kv_cache_memory: str | None = SMALL,
+) -> Service:
     """A worker that is not started, with one thread. It has a free port, and the same when it is started
-    again."""
+    again. ``kv_cache_memory``: unless ``options`` give it a pool; None: the default."""
     argv = (role, "--model", model, "--dtype", "float32", "--threads", "1", "--port", "0", *options)
+    if kv_cache_memory is not None and not {"--num-blocks", "--kv-cache-memory"} & set(options):
+        argv = (*argv, "--kv-cache-memory", kv_cache_memory)
     return Service(name, argv, tmp / f"{name}.log", program)
 
 
@@ -263,11 +275,21 @@ def running_ring(
     router_options: Sequence[str] = (),
     decode_program: str = "baton",
     disaggregation: str = "always",
+    kv_cache_memory: str | None = SMALL,
 ) -> Iterator[Ring]:
-    """Start workers and a router on free ports; stop them all at the end."""
+    """Start workers and a router on free ports; stop them all at the end. ``kv_cache_memory``: of a worker
+    whose options do not give it a pool; None: the default."""
     tmp.mkdir(parents=True, exist_ok=True)
     workers = [
-        worker(tmp, f"{role}-{i}", role, model, "--dtype", dtype, *options, *extra, program=program)
+        worker(
+            tmp,
+            f"{role}-{i}",
+            role,
+            model,
+            *("--dtype", dtype, *options, *extra),
+            program=program,
+            kv_cache_memory=kv_cache_memory,
+        )
         for role, count, extra, program in (
             ("prefill", prefill, prefill_options, "baton"),
             ("decode", decode, decode_options, decode_program),

@@ -18,14 +18,14 @@ from baton.router.types import RingError
 
 CLIENT_CLOSED_REQUEST = 499
 
-_LINGER_SECONDS = 2.0
+_LINGER_SECONDS, _SILENT_SECONDS = 30.0, 2.0
 
 
 class RefusedBody(Response):
     """An answer to a body that is not wanted.
 
-    After answering it reads on and discards for a moment: closing at once would reset the connection of a
-    client that is still sending, and it would never see the answer.
+    After answering it reads on and discards as long as the client goes on sending, half a minute at most:
+    closing at once would reset the connection, and one that is still sending would never see the answer.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,7 +33,7 @@ class RefusedBody(Response):
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         try:
             async with asyncio.timeout(_LINGER_SECONDS):
-                while (await receive()).get("more_body"):
+                while (await asyncio.wait_for(receive(), _SILENT_SECONDS)).get("more_body"):
                     pass
         except TimeoutError:
             pass
