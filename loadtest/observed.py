@@ -3,10 +3,10 @@
     python -m loadtest.observed
 
 Starts a ring of simulated workers with tenants, limits and more requests than it lets in, a real ring of the
-demo model, and a Prometheus that scrapes both with the rules that Baton comes with. Kills a worker meanwhile.
-Then asks for every panel of every dashboard and for what every rule looks at. Exit status 1 if a panel stayed
-empty that has no excuse, a rule cannot be evaluated, or a target does not answer. Needs Debian's prometheus;
-with redis-server routers share their limits.
+demo model with a planner, and a Prometheus that scrapes all of them with the rules that Baton comes with.
+Kills a worker meanwhile. Then asks for every panel of every dashboard and for what every rule looks at. Exit
+status 1 if a panel stayed empty that has no excuse, a rule cannot be evaluated, or a target does not answer.
+Needs Debian's prometheus; with redis-server routers share their limits.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.table import Table
 from baton.ready import WorkerReady
 from baton.router.security.keys import entry_line, new_key
 from loadtest.conditions import conditions
+from tests.support.planner_process import running_planner
 from tests.support.pressure import Pressure, pressure
 from tests.support.prometheus import (
     PROMETHEUS,
@@ -190,8 +191,11 @@ def main() -> int:
                 router_options=TARGETS,
             )
         )
-        targets = addresses((simulation, real))
+        planner = free_port()
+        targets = [*addresses((simulation, real)), f"127.0.0.1:{planner}"]
         server = stack.enter_context(running_prometheus(tmp, targets, every=EVERY))
+        of_real = f'instance=~"{"|".join(addresses((real,)))}"'
+        stack.enter_context(running_planner(tmp, real, server.url, planner, of_real))
         loads = [
             stack.enter_context(pressure(simulation.url, at_once=14, max_tokens=48, keys=given)),
             stack.enter_context(pressure(real.url, at_once=2)),

@@ -72,6 +72,7 @@ class FakePrometheus:
             return web.Response(body=self.body)
         expression = str((await request.post())["query"])
         named = {asked: name for name, asked in QUERIES.all().items()}
+        found: list[tuple[dict[str, str], float]]
         if expression in named:
             found = [({}, self.values[named[expression]])] if named[expression] in self.values else []
         elif "baton_worker_ready" in expression:

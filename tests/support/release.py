@@ -47,7 +47,7 @@ class Release:
         router = of_kind(objects, "Deployment")[ROUTER]["spec"]["template"]["spec"]["containers"][0]
         selector = router["args"][router["args"].index("--kubernetes-selector") + 1]
         async with serving(FakeKubernetes(selector=selector)) as api:
-            self._kubeconfig.write_text(yaml.safe_dump(_kubeconfig(api.url)))
+            self._kubeconfig.write_text(yaml.safe_dump(kubeconfig(api.url)))
             async with cluster(objects, api, self._folder, hurry, lag_s) as running:
                 yield running
 
@@ -69,7 +69,7 @@ def free_ports(count: int) -> Sequence[int]:
     return ports
 
 
-def _kubeconfig(url: str) -> Object:
+def kubeconfig(url: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Config",
