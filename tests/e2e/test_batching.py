@@ -6,8 +6,12 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running_ring
+
+pytestmark = pytest.mark.beside
 
 VOCAB = 4000
 

@@ -21,6 +21,8 @@ from baton.options import StartError
 from baton.worker.config import WorkerConfig
 from tests.support.ring import Ring
 
+pytestmark = pytest.mark.beside
+
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:

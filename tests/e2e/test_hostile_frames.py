@@ -11,6 +11,8 @@ from baton.v1.handoff_pb2_grpc import HandoffStub
 from loadtest.fuzz.frames import link_open
 from tests.support.ring import Ring
 
+pytestmark = pytest.mark.beside
+
 BROKEN = b"\x0a\xff"
 """A field that is longer than the message."""
 HELLO = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="stranger"))

@@ -13,6 +13,8 @@ from tests.support.clients import RingClient
 from tests.support.ring import Ring, running, running_routers, worker
 from tests.support.tiny_models import save_shape
 
+pytestmark = pytest.mark.beside
+
 SHAPE = {
     "vocab_size": 320,
     "hidden_size": 32,

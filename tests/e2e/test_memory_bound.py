@@ -13,6 +13,8 @@ from tests.support.clients import RingClient
 from tests.support.ring import Service, running_ring
 from tests.support.tiny_models import save_shape
 
+pytestmark = pytest.mark.beside
+
 REQUESTS = 200
 ENOUGH_DONE = 4
 """Answers to wait for; the others are given up while they are queued."""

@@ -17,6 +17,8 @@ from baton.router.security.keys import entry_line, new_key
 from tests.support.certificates import Authority
 from tests.support.ring import Ring, running_ring
 
+pytestmark = pytest.mark.beside
+
 ALICE, BOB = new_key(), new_key()
 PROMPT = "Baton is a server for large language models, and this is a prompt of some length. " * 3
 
