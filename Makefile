@@ -58,12 +58,11 @@ clean:  ## remove everything that was installed or built
 	exit 1
 	@touch $@
 
-# Serving needs less than developing, and whoever only wants to see it run should not wait for the rest. Nor is
-# all compiled that is installed to develop: what is imported is, then, and most never is.
+# Serving needs less than developing, and whoever only wants to see it run should not wait for the rest.
 .venv/.worker: .venv/.created pyproject.toml constraints.txt
 	$(BIN)/pip install -e '.[worker]' -c constraints.txt
 	@touch $@
 
 .venv/.dev: .venv/.created pyproject.toml constraints.txt
-	$(BIN)/pip install --no-compile -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
+	$(BIN)/pip install -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
 	@touch $@ .venv/.worker
