@@ -32,7 +32,7 @@ needs_prometheus = pytest.mark.skipif(
 def promtool(*arguments: str) -> None:
     """AssertionError with what it says if it is not content."""
     assert PROMTOOL is not None
-    ended = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
