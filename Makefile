@@ -65,5 +65,6 @@ clean:  ## remove everything that was installed or built
 	@touch $@
 
 .venv/.dev: .venv/.created pyproject.toml constraints.txt
-	$(BIN)/pip install -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
+	$(BIN)/pip install --no-compile -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
+	-$(BIN)/python -m compileall -q -j 0 .venv/lib > .venv/compiled  # pip would on one core
 	@touch $@ .venv/.worker

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -38,9 +38,15 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             generating = cast(Callable[[object, Context], AsyncGenerator[object]], behaviour)
 
             async def generate(request: Request, context: Context) -> AsyncGenerator[object]:
-                async with aclosing(generating(await _read(request, decode, context), context)) as answers:
-                    async for answer in answers:
-                        yield answer
+                given = await _read(request, decode, context)
+                try:
+                    async with aclosing(generating(given, context)) as answers:
+                        async for answer in answers:
+                            yield answer
+                except UnreadableMessageError:
+                    pass
+                if isinstance(given, _Messages) and given.error is not None:
+                    await _refuse(context, given.error)
 
             return make(generate, None, handler.response_serializer)
         responding = cast(Callable[[object, Context], Awaitable[object]], behaviour)
@@ -56,31 +62,54 @@ def _parts(handler: Handler) -> tuple[Callable[..., Handler], object]:
     for make, behaviour in (
         (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
         (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-        (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
         (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
     ):
         if behaviour is not None:
             return cast(Callable[..., Handler], make), behaviour
-    raise AssertionError("a handler does something")
+    raise AssertionError("no method takes a stream and answers with one message")
+
+
+class UnreadableMessageError(Exception):
+    """The first message of a call cannot be read."""
+
+
+class _Messages:
+    """The messages of a call, as they come. One that cannot be read is the last; as the first, it raises
+    :class:`UnreadableMessageError`.
+
+    Only the call's own task may end the call: handlers read in another, and a status that is sent from there
+    while an answer is being written may be lost in grpcio, and the caller waits for ever.
+    """
+
+    def __init__(self, requests: AsyncIterator[bytes], decode: Decode) -> None:
+        self._requests = requests
+        self._decode = decode
+        self._begun = False
+        self.error: DecodeError | None = None
+
+    def __aiter__(self) -> _Messages:
+        return self
+
+    async def __anext__(self) -> object:
+        try:
+            message = self._decode(await anext(self._requests))
+        except DecodeError as error:
+            self.error = error
+            raise (StopAsyncIteration if self._begun else UnreadableMessageError) from None
+        self._begun = True
+        return message
 
 
 async def _read(request: Request, decode: Decode, context: Context) -> object:
     """The message, or the messages as they come."""
-    return (
-        await _one(request, decode, context)
-        if isinstance(request, bytes)
-        else _each(request, decode, context)
-    )
-
-
-async def _one(request: bytes, decode: Decode, context: Context) -> object:
+    if not isinstance(request, bytes):
+        return _Messages(request, decode)
     try:
         return decode(request)
     except DecodeError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The message cannot be read: {error}.")
-        raise AssertionError("abort always raises") from None
+        await _refuse(context, error)
 
 
-async def _each(requests: AsyncIterator[bytes], decode: Decode, context: Context) -> AsyncGenerator[object]:
-    async for request in requests:
-        yield await _one(request, decode, context)
+async def _refuse(context: Context, error: DecodeError) -> NoReturn:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"The message cannot be read: {error}.")
+    raise AssertionError("abort always raises")

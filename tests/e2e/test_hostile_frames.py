@@ -46,6 +46,19 @@ def test_bytes_that_are_no_message(demo_ring: Ring, begun: bool) -> None:
     demo_ring.wait_idle()
 
 
+def test_bytes_that_are_no_message_while_the_greeting_is_on_its_way(demo_ring: Ring) -> None:
+    """Each call ends. One in 400 did not while the task that reads ended it beside the one that writes."""
+    [worker] = demo_ring.of_role("prefill")
+    assert isinstance(worker.ready, WorkerReady)
+    for _ in range(300):
+        with grpc.insecure_channel(worker.ready.address) as channel, pytest.raises(grpc.RpcError) as refused:
+            connect = channel.stream_stream("/baton.v1.Worker/Connect", _bytes, _bytes)
+            list(connect(iter([HELLO.SerializeToString(), BROKEN]), timeout=10))
+        assert isinstance(refused.value, grpc.Call)
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    demo_ring.wait_idle()
+
+
 def test_a_link_to_a_worker_that_takes_no_handoffs(demo_ring: Ring) -> None:
     """It is refused by name, however often it is tried; it used to leave a link that was never fenced."""
     [prefill] = demo_ring.of_role("prefill")

@@ -163,6 +163,7 @@ def counted(service: Service, metric: str, label: str = "") -> float:
     return sum(value for name, value in samples if name.startswith(f"{metric}_total{{") and label in name)
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 async def test_the_tokens_are_one_workers(
     rings: Mapping[Pair, Ring],

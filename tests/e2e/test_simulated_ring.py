@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.ring import Ring, running, running_routers, simulated
 
+pytestmark = pytest.mark.beside
+
 PROMPT = "What a simulated worker says follows from every token that came before. " * 8
 PROFILE = '{"step_base_ms": 15, "prefill_ms_per_1k": 20}'
 
