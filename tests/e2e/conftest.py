@@ -8,6 +8,14 @@ import pytest
 
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running_ring
+from tests.support.warm import warm_processes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm() -> Iterator[None]:
+    """Rings are forked from a process that has imported torch."""
+    with warm_processes():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from baton import ready
+from tests.support import warm
+from tests.support.warm import WarmProcess
 
 START_S = 120.0
 PORT_TRIES = 20
@@ -35,18 +37,23 @@ class Service:
     program: str = "baton"
     """The module to run: Baton, or something that makes a fault of it."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[str] = field(init=False)
+    process: subprocess.Popen[str] | WarmProcess = field(init=False)
     ready: ready.WorkerReady | ready.RouterReady = field(init=False)
 
     def start(self) -> None:
+        environment = {**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY, **self.environment}
+        address = environment.pop(warm.ADDRESS, None)
         with self.log.open("a") as log:
+            if address is not None and self.program == "baton":
+                self.process = warm.WarmProcess(address, self.argv, environment, log.fileno())
+                return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.program, *self.argv],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 text=True,
-                env={**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY, **self.environment},
+                env=environment,
             )
 
     def wait_ready(self) -> None:
