@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.clients import RingClient
-from tests.support.ring import Ring
+from tests.support.ring import Ring, Service
 from tests.support.tiny_models import TINY_MODELS
 
 pytestmark = pytest.mark.beside
@@ -157,12 +155,14 @@ def test_a_broken_model_directory_stops_the_start_with_one_line(
     path = tmp_path / "broken"
     shutil.copytree(good_model, path)
     named = breakage(path)
-    argv = [sys.executable, "-m", "baton", "decode", "--model", str(path), "--log-level", "warning"]
-    run = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 1
-    assert named in run.stderr
-    assert len(run.stderr.strip().splitlines()) == 1, run.stderr
-    assert "Traceback" not in run.stderr
+    argv = ("decode", "--model", str(path), "--log-level", "warning")
+    decode = Service("decode", argv, tmp_path / "decode.log")
+    decode.start()
+    assert decode.process.wait(120) == 1
+    said = decode.log.read_text()
+    assert named in said
+    assert len(said.strip().splitlines()) == 1, said
+    assert "Traceback" not in said
 
 
 async def test_the_ring_is_unharmed(demo: RingClient, demo_ring: Ring) -> None:
