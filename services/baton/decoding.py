@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import NoReturn, TypeAlias, cast
 
 import grpc
@@ -39,20 +39,22 @@ class DecodingInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
             async def generate(request: Request, context: Context) -> AsyncGenerator[object]:
                 given = await _read(request, decode, context)
-                try:
+                with suppress(UnreadableMessageError):
                     async with aclosing(generating(given, context)) as answers:
                         async for answer in answers:
                             yield answer
-                except UnreadableMessageError:
-                    pass
-                if isinstance(given, _Messages) and given.error is not None:
-                    await _refuse(context, given.error)
+                await _refuse_the_last(given, context)
 
             return make(generate, None, handler.response_serializer)
         responding = cast(Callable[[object, Context], Awaitable[object]], behaviour)
 
         async def respond(request: Request, context: Context) -> object:
-            return await responding(await _read(request, decode, context), context)
+            given = await _read(request, decode, context)
+            answer = None
+            with suppress(UnreadableMessageError):
+                answer = await responding(given, context)
+            await _refuse_the_last(given, context)
+            return answer
 
         return make(respond, None, handler.response_serializer)
 
@@ -62,11 +64,12 @@ def _parts(handler: Handler) -> tuple[Callable[..., Handler], object]:
     for make, behaviour in (
         (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
         (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+        (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
         (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
     ):
         if behaviour is not None:
             return cast(Callable[..., Handler], make), behaviour
-    raise AssertionError("no method takes a stream and answers with one message")
+    raise AssertionError("a handler does something")
 
 
 class UnreadableMessageError(Exception):
@@ -108,6 +111,12 @@ async def _read(request: Request, decode: Decode, context: Context) -> object:
         return decode(request)
     except DecodeError as error:
         await _refuse(context, error)
+
+
+async def _refuse_the_last(given: object, context: Context) -> None:
+    """Where it was given messages, and the last could not be read."""
+    if isinstance(given, _Messages) and given.error is not None:
+        await _refuse(context, given.error)
 
 
 async def _refuse(context: Context, error: DecodeError) -> NoReturn:
