@@ -17,6 +17,18 @@ from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 
 
+class _Server(uvicorn.Server):
+    """Is told of its end, where uvicorn looks every tenth of a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ending = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        await self.ending.wait()
+
+
 @asynccontextmanager
 async def serving(
     ring: Ring,
@@ -36,13 +48,13 @@ async def serving_app(app: Starlette, *, send_buffer: int | None = None) -> Asyn
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, http=Connection)
-    server = uvicorn.Server(config)
+    server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     await until(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.ending.set()
         await task
 
 

@@ -45,7 +45,8 @@ class Service:
         address = environment.pop(warm.ADDRESS, None)
         with self.log.open("a") as log:
             if address is not None and self.program == "baton":
-                self.process = warm.WarmProcess(address, self.argv, environment, log.fileno())
+                argv = (self.program, *self.argv)
+                self.process = warm.WarmProcess(address, argv, environment, log.fileno())
                 return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.program, *self.argv],

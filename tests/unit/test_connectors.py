@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +28,13 @@ from torch import Tensor
 from baton.connector import choice
 from baton.connector.door import dial
 from baton.connector.group import MAGIC as GROUP_MAGIC
-from baton.connector.group import GroupConnector
 from baton.connector.memory import PoolMemory
 from baton.connector.staging import PIECE_BYTES, Staging
-from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector, DeviceView, Link, PageMemory, TransferError
+from tests.support import sender
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
+from tests.support.sender import LARGE, UCX, make
+from tests.support.warm import ADDRESS, WarmProcess, warm_processes
 
 FILES = Path("/proc/self/fd")
 THREADS = Path("/proc/self/task")
@@ -45,21 +46,7 @@ def num_threads() -> int:
     return len(list(THREADS.iterdir())) - pool
 
 
-UCX = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
-"""What UCX may use: all there is (cross-memory attach), shared memory alone, TCP alone."""
 KINDS = ("tcp", *UCX, "gloo")
-
-
-def make(kind: str, staging: Staging | None = None, on_crash: Callable[[], None] = lambda: None) -> Connector:
-    """``on_crash``: a test that does not care has its transfers time out."""
-    staging = staging or Staging()
-    if kind == "tcp":
-        return TcpConnector(staging, on_crash)
-    if kind == "gloo":
-        return GroupConnector("gloo", staging, on_crash)
-    from baton.connector.ucx import UcxConnector
-
-    return UcxConnector(staging, on_crash, UCX[kind])
 
 
 @pytest.fixture(params=KINDS)
@@ -584,21 +571,24 @@ class Other:
     decode: Connector
     receiver: Link
     received: asyncio.Future[None]
-    process: asyncio.subprocess.Process
+    process: WarmProcess
     lost: list[str]
 
     async def until_under_way(self) -> None:
         await until(lambda: self.memory.bytes[1 << 20] != 0)
 
     async def close(self) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+        self.process.close()
         await within(self.receiver.close())
         await self.decode.close()
 
 
-LARGE = 256 << 20
+@pytest.fixture(scope="module")
+def warm() -> Iterator[None]:
+    with warm_processes():
+        yield
 
 
 @asynccontextmanager
@@ -608,28 +598,20 @@ async def sending(kind: str) -> AsyncIterator[Other]:
     address = await decode.listen("127.0.0.1", 0)
     receiver = decode.expect(token, memory, lambda: lost.append("receiver"))
     received = asyncio.ensure_future(receiver.post_receive(1, [0]))
-    argv = (sys.executable, "-m", "tests.unit.test_connectors", kind, address, token.hex())
-    process = await asyncio.create_subprocess_exec(*argv)
+    argv = (sender.__name__, kind, address, token.hex())
+    process = WarmProcess(os.environ[ADDRESS], argv, os.environ, errors=2)
     made = Other(memory, decode, receiver, received, process, lost)
     yield made
     await made.close()
 
 
 @pytest.fixture
-async def other(kind: str) -> AsyncIterator[Other]:
+async def other(warm: None, kind: str) -> AsyncIterator[Other]:
     async with sending(kind) as made:
         yield made
 
 
-async def send_to(kind: str, address: str, token: str) -> None:
-    """What the other process does."""
-    memory = HostMemory(1, LARGE)
-    memory.bytes[:] = b"\1" * LARGE
-    link = await make(kind).connect(address, bytes.fromhex(token), memory, lambda: None)
-    await asyncio.wait([asyncio.ensure_future(link.send(1, [0]))])
-    await asyncio.sleep(60)
-
-
+@pytest.mark.usefixtures("warm")
 class TestOtherProcess:
     async def test_its_bytes_arrive(self, other: Other) -> None:
         await asyncio.wait_for(other.received, WAIT_S)
@@ -713,7 +695,3 @@ class TestChoice:
 
     async def test_nccl_is_gloo_on_a_cpu(self) -> None:
         assert self.available("nccl") == ["gloo"]
-
-
-if __name__ == "__main__":
-    asyncio.run(send_to(*sys.argv[1:]))
