@@ -37,6 +37,7 @@ BELOW = {
     "decoding",
     "switching",
     "parent",
+    "wakeups",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

@@ -17,7 +17,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.applications import Starlette
 
-from baton import hub, logs, options
+from baton import hub, logs, options, wakeups
 from baton.decoding import DecodingInterceptor
 from baton.errors import ModelError
 from baton.options import StartError
@@ -102,6 +102,7 @@ def _tokenizer(config: RouterConfig) -> Tokenizer:
 async def _serve(
     config: RouterConfig, models: Sequence[tuple[RouterConfig, Tokenizer]], place: Place | None
 ) -> int:
+    wakeups.take_all()
     siblings = Siblings(place)
     metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
     _count_tasks(metrics.registry)

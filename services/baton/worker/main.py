@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
-from baton import options
+from baton import options, wakeups
 from baton.connector.identity import PROTOCOL, compatibility_digest
 from baton.connector.ranks.end import Place
 from baton.connector.ranks.ends import Ends
@@ -197,6 +197,7 @@ class Worker:
             self._exit.set()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> tuple[Drain, RoleSwitch]:
+        wakeups.take_all()
         config, engine = self._config, self._engine
         stack.callback(engine.close)
         with self._clock.phase("connector"):
