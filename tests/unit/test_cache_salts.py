@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncIterator
 
 import httpx
@@ -40,7 +42,8 @@ async def test_a_handoff_carries_the_salt() -> None:
         assert decode.engine.load().blocks_cached >= 3 * (len(PROMPT) // decode.engine.pool.block_size)
 
 
-async def test_placement_looks_for_the_prompt_under_its_salt() -> None:
+async def test_placement_looks_for_the_prompt_under_its_salt(caplog: pytest.LogCaptureFixture) -> None:
+    """What a decision says that it counted on; where it goes depends on how quick both are as well."""
     workers = [LocalWorker("both", step_s=0.03), LocalWorker("both", step_s=0.03)]
     async with local_ring(workers) as ring:
         await salted_answer(ring, "1", PROMPT, 3, b"a")
@@ -48,9 +51,15 @@ async def test_placement_looks_for_the_prompt_under_its_salt() -> None:
         await until(lambda: prefixes.cached(PROMPT, b"a"))
         assert not prefixes.cached(PROMPT, b"b") and not prefixes.cached(PROMPT)
         [holder] = prefixes.cached(PROMPT, b"a")
-        for number in range(3):
-            _, cached = await salted_answer(ring, f"2-{number}", PROMPT, 3, b"a")
-            assert cached == 40, f"all go to {holder}"
+        caplog.set_level(logging.DEBUG, "baton.router.placer")
+        for salt, counted in ((b"a", "40"), (b"b", "0"), (b"", "0")):
+            caplog.clear()
+            _, cached = await salted_answer(ring, f"2-{salt!r}", PROMPT, 3, salt)
+            [decision] = [
+                record.getMessage() for record in caplog.records if " is placed: " in record.message
+            ]
+            assert re.findall(rf"{holder}: [^;]*?cached (\d+)", decision) == [counted]
+            assert cached == (int(counted) if f" at {holder}: " in decision else 0)
 
 
 async def test_a_request_that_goes_on_elsewhere_keeps_its_salt() -> None:
