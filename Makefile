@@ -66,5 +66,5 @@ clean:  ## remove everything that was installed or built
 
 .venv/.dev: .venv/.created pyproject.toml constraints.txt
 	$(BIN)/pip install --no-compile -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
-	-$(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' .venv/lib > .venv/compiled  # pip would on one core
+	-$(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' .venv/lib > .venv/compiled  # pip would on one core; what is for another Python fails
 	@touch $@ .venv/.worker

@@ -1,7 +1,7 @@
 """Processes of Baton that do not spend most of their start on importing torch.
 
 One process has imported what Baton's commands import; it forks when it is asked to, and what it forks runs
-a module as ``python -m`` would. That spares 2.5 of the 3.3 seconds of CPU of a worker's start, and
+a module as ``python -m`` would. That spares 3.3 of the 3.8 seconds of CPU of a worker's start, and
 tests start hundreds of workers. Measurements, and tests of the command itself, start the real thing.
 
 Run as ``python -m tests.support.warm SOCKET``: ends, and kills what it has forked, when its input ends.

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 
+import pytest
+
+from baton import wakeups
+from baton.router import main as router
+from baton.worker import main as worker
 from tests.support.busy_loop import MESSAGES, STREAMS
 
 
@@ -13,3 +19,23 @@ def test_a_turn_of_the_loop_takes_every_event_there_is() -> None:
     argv = [sys.executable, "-m", "tests.support.busy_loop", "take_all"]
     said = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     assert int(said.stdout) < STREAMS * MESSAGES / 3
+
+
+class _CalledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda: router._serve(None, [], None), lambda: worker.Worker._start(None, None)],  # type: ignore[arg-type]
+    ids=["router", "worker"],
+)
+async def test_a_service_sees_to_it_before_anything_of_grpc_is_set_up(
+    start: Callable[[], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def called() -> None:
+        raise _CalledError
+
+    monkeypatch.setattr(wakeups, "take_all", called)
+    with pytest.raises(_CalledError):
+        await start()
