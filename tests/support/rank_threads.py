@@ -31,12 +31,16 @@ def in_ranks(
 ) -> list[Result]:
     """What ``work`` returns on each rank, the leader's first; it is given the rank's model."""
     sizes, store = ModelConfig.from_dir(path), HashStore()
+    # A rank that is done first would close its connections, and others are still connecting: gloo takes that
+    # for a death, or waits for ever.
+    until_all_are_done: list[GroupCollectives] = []
 
     def run(rank: int) -> Result:
         shard = Shard.of(sizes, rank, tp_size, pp_size)
         collectives = GroupCollectives(shard, torch.device("cpu"))
         parallel = Parallel(shard, collectives)
         model = load_model(path, dtype, load_format=load_format, parallel=parallel, quantization=quantization)
+        until_all_are_done.append(collectives)
         collectives.connect(store)
         return work(model)
 
