@@ -7,7 +7,7 @@ tokens than were delivered ends otherwise.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.router.placement import Role, WorkerReport
@@ -108,7 +108,7 @@ class PretendWorker:
 
     def tick(self, elapsed: float) -> None: ...
 
-    def name_peers(self, peers: Iterable[pb.DecodePeer]) -> None: ...
+    def name_peers(self, peers: pb.DecodePeers) -> None: ...
 
     def touch(self) -> None:
         self.given += 1

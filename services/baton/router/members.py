@@ -96,7 +96,10 @@ class Members:
         better than nobody.
         """
         usable = [worker for worker in self._present.values() if worker.usable]
-        good = [worker for worker in usable if not self.outliers.ejected(worker.name, now)]
+        ejected = self.outliers.out(now)
+        if not ejected:
+            return usable
+        good = [worker for worker in usable if worker.name not in ejected]
         if len(good) == len(usable):
             return good
         for prefills in (True, False):

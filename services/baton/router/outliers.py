@@ -66,6 +66,8 @@ class Outliers:
         self.rules = rules or EjectionRules()
         self._draw = draw or random.Random()
         self._records: dict[str, _Record] = {}
+        self._last_end = 0.0
+        """When the last ejection ends that there has been."""
 
     def keep(self, workers: Mapping[str, Role | None]) -> None:
         """Those that there are now, with their roles, if they are known; the others are forgotten."""
@@ -111,6 +113,12 @@ class Outliers:
         self._forgive(now)
         return found
 
+    def out(self, now: float) -> frozenset[str]:
+        """Those that are ejected, mostly nobody."""
+        if now >= self._last_end:
+            return frozenset()
+        return frozenset(name for name, record in self._records.items() if record.until > now)
+
     def ejected(self, worker: str, now: float) -> bool:
         record = self._records.get(worker)
         return record is not None and record.until > now
@@ -134,6 +142,7 @@ class Outliers:
         seconds = longest * self._draw.uniform(0.8, 1.0)
         record.ejections += 1
         record.until = now + seconds
+        self._last_end = max(self._last_end, record.until)
         record.failures = 0
         record.times.clear()  # it is judged by what it does afterwards
         return Ejection(name, reason, seconds, told)

@@ -86,7 +86,9 @@ class WorkerRing:
         for plain connections."""
         self._model_name = model_name
         self._last_view: ModelInfo | None = None
-        """Of the workers, when one was last found."""
+        """Of the workers, when one was last ready."""
+        self._peers_changed = False
+        """Since those who prefill were told of the decode workers."""
         self._retries = retries or Retries(RetryPolicy())
         self._metrics = metrics or ResumeMetrics(CollectorRegistry())
         self._waiting = WaitingRoom(self._retries.policy.queue_size)
@@ -135,7 +137,7 @@ class WorkerRing:
 
     def _on_known(self, endpoints: Sequence[Endpoint]) -> None:
         self.members.set(endpoints)
-        self._name_peers()
+        self._peers_changed = True
         self._waiting.changed()
 
     async def _run_timers(self) -> None:
@@ -152,6 +154,9 @@ class WorkerRing:
 
     def _tick(self, elapsed: float) -> None:
         self.members.tick(elapsed)
+        if self._peers_changed:
+            self._peers_changed = False
+            self._name_peers()
         for worker in self.workers:
             if worker.ready and worker.draining:
                 self._move_from(worker)
@@ -162,7 +167,7 @@ class WorkerRing:
     def model(self) -> ModelInfo | None:
         """The most cautious view of the ready workers: a request must fit wherever it is placed. While none
         is ready, as it was before."""
-        return self._view() or self._last_view
+        return self._last_view
 
     def _view(self) -> ModelInfo | None:
         hellos = [w.hello for w in self.workers if w.hello is not None]
@@ -610,22 +615,29 @@ class WorkerRing:
         self._placer.joined(worker.address, worker.hello)
 
     def on_change(self, worker: WorkerClient) -> None:
-        self._last_view = self._view()
-        self._name_peers()
+        self._note_workers()
         self._waiting.changed()
         if worker.draining:
             self._move_from(worker)
         for lonely in unpaired(self.workers):
             log.warning("prefill worker %s fits no decode worker: it gets no requests", lonely.address)
 
+    def _note_workers(self) -> None:
+        """One has become ready, drains, or is lost."""
+        self._last_view = self._view() or self._last_view
+        self._peers_changed = True
+
     def _name_peers(self) -> None:
-        """Those who prefill link to the decode workers before the first request needs it."""
+        """Those who prefill link to the decode workers before the first request needs it. Once for all
+        changes between two ticks: where hundreds of workers come at once, each is told of hundreds."""
         for like in by_group(self.workers).values():
-            peers = [
-                pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
-                for w in like
-                if w.hello is not None and takes_over(w.role) and w.usable
-            ]
+            peers = pb.DecodePeers(
+                peers=(
+                    pb.DecodePeer(handoff_address=w.hello.handoff_address, incarnation=w.hello.incarnation)
+                    for w in like
+                    if w.hello is not None and takes_over(w.role) and w.usable
+                )
+            )
             for worker in like:
                 if may_prefill(worker.role):
                     worker.name_peers(peers)
@@ -723,7 +735,7 @@ class WorkerRing:
         if self._at.get(worker.address) is worker:
             del self._at[worker.address]
             self._placer.left(worker.address)
-        self._name_peers()
+        self._note_workers()
         groups = {id(answer.group): answer.group for answer in self._answers.values()}.values()
         if worker.drained:  # what it had to hand on is with decode
             for group in groups:

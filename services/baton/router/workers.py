@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -129,7 +129,7 @@ class WorkerClient:
     @property
     def usable(self) -> bool:
         """Whether it could take a request now, as far as it and discovery say."""
-        return self.ready and not self.draining and self.admits and not self.retired
+        return self.hello is not None and self.admits and not self.retired and not self.load.draining
 
     @property
     def idle(self) -> bool:
@@ -216,12 +216,12 @@ class WorkerClient:
             cancel = pb.Cancel(request_id=request_id, attempt=attempt, fork_ids=fork_ids)
             self._outbound.put_nowait(pb.RouterMessage(cancel=cancel))
 
-    def name_peers(self, peers: Iterable[pb.DecodePeer]) -> None:
-        """Tell a worker that may prefill which decode workers there are, if that is news to it."""
-        named = pb.DecodePeers(peers=peers)
-        if self.ready and named != self._named:
-            self._named = named
-            self._outbound.put_nowait(pb.RouterMessage(peers=named))
+    def name_peers(self, peers: pb.DecodePeers) -> None:
+        """Tell a worker that may prefill which decode workers there are, if that is news to it. ``peers`` is
+        kept, and not to be changed."""
+        if self.ready and peers != self._named:
+            self._named = peers
+            self._outbound.put_nowait(pb.RouterMessage(peers=peers))
 
     def tick(self, elapsed: float) -> None:
         """``elapsed`` seconds went by: let the worker hear of us, and give it up if it has been silent."""
