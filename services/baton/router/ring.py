@@ -643,14 +643,15 @@ class WorkerRing:
                     worker.name_peers(peers)
 
     def on_frame(self, worker: WorkerClient, frame: pb.Frame) -> None:
-        for delta in frame.deltas:
+        for delta in frame.deltas:  # for every token: as little as may be
             if delta.started:
                 self._take_start(worker, delta)
                 continue
-            group = self._groups.get(delta.request_id)
-            if group is not None and delta.attempt == group.attempt and _failed(delta):
-                self._take_failure(group, worker, delta)
-                continue
+            if _failed(delta):
+                group = self._groups.get(delta.request_id)
+                if group is not None and delta.attempt == group.attempt:
+                    self._take_failure(group, worker, delta)
+                    continue
             answer = self._answers.get(delta.request_id)
             if answer is not None:
                 self._take(answer, worker, delta)
@@ -691,7 +692,8 @@ class WorkerRing:
 
     def _take(self, answer: Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         group = answer.group
-        if worker is group.decode and delta.attempt == group.attempt and not _failed(delta):
+        passed = not group.parted and worker is group.decode
+        if passed and delta.attempt == group.attempt and not _failed(delta):
             self._part(group)
         accepted = answer.entry.accept(delta)
         if accepted is None:
@@ -719,8 +721,6 @@ class WorkerRing:
 
     def _part(self, group: Group) -> None:
         """The baton has been passed: prefill's fate matters no more, and each answer goes its own way."""
-        if group.parted:
-            return
         group.parted, group.prefill = True, None
         group.avoided.clear()
         self._groups.pop(group.name, None)

@@ -31,8 +31,12 @@ class StepTimes:
 
     def take(self, frame: pb.Frame, role: Role, now: float) -> list[float]:
         """The times that ``frame`` tells of, in seconds."""
-        told = [delta.request_id for delta in frame.deltas if not delta.started]
-        waits = [self._awaited.pop(request_id, None) for request_id in told] if self._awaited else []
+        told = any(not delta.started for delta in frame.deltas)
+        waits = (
+            [self._awaited.pop(delta.request_id, None) for delta in frame.deltas if not delta.started]
+            if self._awaited
+            else []
+        )
         before, self._ran_at = self._ran_at, now if frame.load.running else None
         if role == "prefill":
             return [(now - at) * PROMPT_UNIT / tokens for at, tokens in filter(None, waits)]

@@ -337,14 +337,15 @@ class WorkerClient:
     def _judge_by(self, frame: pb.Frame, judge: Judge) -> None:
         for seconds in self._times.take(frame, self.role, time.monotonic()):
             judge.took(self, seconds)
+        succeeded = False
         for delta in frame.deltas:
-            if delta.started:
-                continue
             if delta.finish_reason != inference_pb2.FINISH_REASON_ERROR:
-                judge.succeeded(self)
+                succeeded = succeeded or not delta.started
             elif not (delta.invalid or delta.expired or delta.refused or delta.lost):
                 # A handoff that is refused or lost may be the other side's doing.
                 judge.failed(self)
+        if succeeded:
+            judge.succeeded(self)
 
 
 async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIterator[pb.RouterMessage]:

@@ -14,8 +14,7 @@ from baton.text.stop import StopMatcher
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(NamedTuple):
     """Tokens of one request, in order, exactly once. The last chunk has ``finish_reason`` set.
 
     ``cached_tokens`` (prompt tokens found in a prefix cache) comes with the first chunk. ``details`` is what
