@@ -48,6 +48,8 @@ class Measured:
     figures: Figures
     cpu_s: float
     """Of the router."""
+    stolen_s: float
+    """Of all cores: what other guests of the machine had meanwhile."""
 
     @property
     def busy(self) -> float:
@@ -78,18 +80,19 @@ def measure(front: Front, plan: Plan) -> Measured:
     assert client.stderr is not None
     client.stdin.write(msgspec.json.encode(plan))
     client.stdin.close()
-    marks: dict[str, float] = {}
+    marks: dict[str, tuple[float, float]] = {}
     for raw in client.stderr:
         word = raw.decode().strip()
         if word not in ("BEGIN", "END"):
             print(word, file=sys.stderr)
             continue
-        marks[word] = fleet.cpu_seconds(front.pids)
+        marks[word] = fleet.cpu_seconds(front.pids), fleet.stolen_seconds()
         if word == "END":
             break
     figures = msgspec.json.decode(client.stdout.read(), type=Figures)
     client.wait(30)
-    return Measured(figures, marks["END"] - marks["BEGIN"])
+    used, stolen = (after - before for before, after in zip(marks["BEGIN"], marks["END"], strict=True))
+    return Measured(figures, used, stolen)
 
 
 def latencies_ms(tmp: Path, figures: Figures) -> list[float]:
@@ -110,15 +113,15 @@ def latencies_ms(tmp: Path, figures: Figures) -> list[float]:
 
 
 def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
-    """At a rate that should take ``SHARE`` of a core, by what a token takes at a lower one; first without a
-    router, then with it."""
+    """At a rate that should take ``SHARE`` of a core, by what a token takes at one that nearly does; first
+    without a router, then with it."""
     plan = Plan(
         streams=chosen.streams, warm_up_s=4.0, seconds=chosen.seconds / 2, max_tokens=1000, stagger_s=6.0
     )
     rate = chosen.tokens_per_s
     measured = direct = None
     found: dict[str, list[float]] = {}
-    for name in ("first", "measured"):
+    for name in ("first", "second", "measured"):
         folder = tmp / name
         folder.mkdir()
         with fleet.flock(folder, chosen.workers, chosen.streams / rate * 1e3) as flock:
@@ -145,6 +148,7 @@ def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool
         ("of a core", f"{measured.busy:.0%}"),
         ("a core's capacity, tokens/s", f"{measured.tokens_per_core_s:.0f}"),
         ("failed", str(measured.figures.failed)),
+        ("taken by other guests, of a core", f"{measured.stolen_s / measured.figures.seconds:.1%}"),
     ):
         shown.add_row(title, figure)
     for share, most in MOST_MS.items():

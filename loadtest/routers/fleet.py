@@ -102,6 +102,11 @@ def cpu_seconds(pids: Sequence[int]) -> float:
     return total
 
 
+def stolen_seconds() -> float:
+    """Of all cores, so far: what the host gave to others while there was something to do here."""
+    return float(psutil.cpu_times().steal)
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
