@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
+from baton.connector.liveness import TICK_S
 from baton.router.discovery.endpoint import Endpoint
 from baton.router.outliers import Ejection, Outliers
 from baton.router.workers import WorkerClient
@@ -15,6 +16,7 @@ from baton.telemetry.discovery import EndpointView
 
 log = logging.getLogger(__name__)
 
+BEATS_AT_ONCE = 4
 SWEEP_S = 1.0
 """How often workers are compared with their like."""
 
@@ -121,8 +123,7 @@ class Members:
 
     def tick(self, elapsed: float) -> None:
         """``elapsed`` seconds went by."""
-        for worker in self.workers:
-            worker.tick(elapsed)
+        self._let_hear([worker for worker in self.workers if worker.tick(elapsed)])
         for worker in self._leaving:
             if worker.idle:
                 self._tasks[worker].cancel()
@@ -132,6 +133,14 @@ class Members:
             self._keep()
             for ejection in self.outliers.sweep(time.monotonic()):
                 self._note(ejection)
+
+    @staticmethod
+    def _let_hear(due: Sequence[WorkerClient]) -> None:
+        """Sends heartbeats, evenly over the time of a tick: to 50 workers it takes 7 ms, and tokens wait."""
+        loop = asyncio.get_running_loop()
+        for first in range(0, len(due), BEATS_AT_ONCE):
+            for worker in due[first : first + BEATS_AT_ONCE]:
+                loop.call_later(TICK_S * first / len(due), worker.beat)
 
     # --- what clients see of their workers (``baton.router.workers.Judge``)
 

@@ -223,15 +223,21 @@ class WorkerClient:
             self._named = peers
             self._outbound.put_nowait(pb.RouterMessage(peers=peers))
 
-    def tick(self, elapsed: float) -> None:
-        """``elapsed`` seconds went by: let the worker hear of us, and give it up if it has been silent."""
+    def tick(self, elapsed: float) -> bool:
+        """``elapsed`` seconds went by: give the worker up if it has been silent. True: it is time for
+        ``beat``."""
         if self._reading is None:
-            return
-        if self._pulse.tick(elapsed):
-            self._outbound.put_nowait(pb.RouterMessage(heartbeat=pb.RouterHeartbeat()))
+            return False
+        due = self._pulse.tick(elapsed)
         if self._pulse.lost(lambda: self._watcher.busy(self)):
             log.warning("worker %s is silent: its stream is closed", self.address)
             self._reading.cancel()
+        return due
+
+    def beat(self) -> None:
+        """Let the worker hear of us."""
+        if self._reading is not None:
+            self._outbound.put_nowait(pb.RouterMessage(heartbeat=pb.RouterHeartbeat()))
 
     async def run(self) -> None:
         """Keep a stream to the worker, for as long as it is known."""
