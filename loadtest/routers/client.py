@@ -39,8 +39,9 @@ class Plan(msgspec.Struct, kw_only=True):
     max_tokens: int = 128
     stagger_s: float = 0.0
     """Over which the streams begin."""
-    sample: int = 16
-    """Of so many streams one is kept in full."""
+    sample: int = 17
+    """Of so many streams one is kept in full. No divisor of the number of workers: streams come to them in
+    turns, and those kept would be all of a few workers, a whole frame or none."""
     headers: dict[str, str] = {}
 
 
