@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import grpc
@@ -11,11 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.connector.identity import compatibility_digest
+from baton.connector.liveness import TICK_S
 from baton.router.compatibility import by_group
 from baton.router.discovery.endpoint import Discovery
 from baton.router.discovery.kubernetes import KubernetesDiscovery
 from baton.router.discovery.pace import Pace
 from baton.router.discovery.static import StaticDiscovery
+from baton.router.members import BEATS_AT_ONCE
 from baton.router.outliers import EjectionRules
 from baton.router.ring import WorkerRing
 from baton.router.types import RingError
@@ -154,6 +157,55 @@ async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
     assert ring.workers == [before]
     ring.members.set([type(endpoint)(address=endpoint.address, uid="new")])
     assert ring.workers != [before] and before.retired
+
+
+# --- hundreds of them
+
+
+def fleet(count: int) -> WorkerRing:
+    """Prefill and decode workers in turns."""
+    ring = WorkerRing([f"10.0.0.{number}:9" for number in range(count)], "fake", b"key")
+    for number, worker in enumerate(ring.workers):
+        role = pb.ROLE_DECODE if number % 2 else pb.ROLE_PREFILL
+        worker.hello = pb.WorkerHello(role=role, handoff_address=worker.address, max_model_len=64)
+        ring.on_ready(worker)
+        ring.on_change(worker)
+    return ring
+
+
+def told(worker: WorkerClient) -> list[pb.RouterMessage]:
+    return [worker._outbound.get_nowait() or pb.RouterMessage() for _ in range(worker._outbound.qsize())]
+
+
+async def test_those_that_come_at_once_hear_of_each_other_once() -> None:
+    """To tell all of all at each one's coming would take seconds for hundreds."""
+    ring = fleet(40)
+    prefills, decodes = ring.workers[::2], ring.workers[1::2]
+    assert not any(map(told, prefills))
+    ring._tick(TICK_S)
+    for worker in prefills:
+        [message] = told(worker)
+        assert [peer.handoff_address for peer in message.peers.peers] == [w.address for w in decodes]
+    ring._tick(TICK_S)
+    assert not any(map(told, ring.workers)), "nothing is new to prefill, and nothing concerns decode"
+    decodes[0].hello = None
+    ring.on_lost(decodes[0])
+    ring._tick(TICK_S)
+    assert [[len(message.peers.peers) for message in told(worker)] for worker in prefills] == [[19]] * 20
+
+
+async def test_heartbeats_are_spread_over_the_time_of_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    delays: dict[object, float] = {}
+    monkeypatch.setattr(
+        asyncio.get_running_loop(), "call_later", lambda delay, beat: delays.update({beat: delay})
+    )
+    ring = fleet(40)
+    for worker in ring.workers:
+        monkeypatch.setattr(worker, "tick", lambda elapsed: True)
+    ring.members.tick(TICK_S)
+    assert len(delays) == 40, "each of them once"
+    assert max(Counter(delays.values()).values()) == BEATS_AT_ONCE
+    assert min(delays.values()) == 0 and TICK_S / 2 < max(delays.values()) < TICK_S
 
 
 # --- groups

@@ -37,8 +37,10 @@ def test_it_comes_back_and_is_sent_away_for_longer_each_time_up_to_a_bound() -> 
         [ejection] = filter(None, found)
         lasted.append(ejection.seconds)
         assert outliers.ejected("w0", now + ejection.seconds - 0.01)
+        assert outliers.out(now + ejection.seconds - 0.01) == {"w0"}
         now += ejection.seconds
         assert not outliers.ejected("w0", now)
+        assert not outliers.out(now)
     for n, seconds in enumerate(lasted):
         longest = min(RULES.longest_s, RULES.base_s * 2**n)
         assert 0.8 * longest <= seconds <= longest
