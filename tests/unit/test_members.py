@@ -196,13 +196,16 @@ async def test_those_that_come_at_once_hear_of_each_other_once() -> None:
 
 async def test_heartbeats_are_spread_over_the_time_of_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     delays: dict[object, float] = {}
-    monkeypatch.setattr(
-        asyncio.get_running_loop(), "call_later", lambda delay, beat: delays.update({beat: delay})
-    )
+
+    def call_later(delay: float, beat: object) -> None:
+        delays[beat] = delay
+
     ring = fleet(40)
     for worker in ring.workers:
         monkeypatch.setattr(worker, "tick", lambda elapsed: True)
-    ring.members.tick(TICK_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "call_later", call_later)
+        ring.members.tick(TICK_S)
     assert len(delays) == 40, "each of them once"
     assert max(Counter(delays.values()).values()) == BEATS_AT_ONCE
     assert min(delays.values()) == 0 and TICK_S / 2 < max(delays.values()) < TICK_S
