@@ -692,8 +692,8 @@ class WorkerRing:
 
     def _take(self, answer: Answer, worker: WorkerClient, delta: pb.TokenDelta) -> None:
         group = answer.group
-        passed = not group.parted and worker is group.decode
-        if passed and delta.attempt == group.attempt and not _failed(delta):
+        passes = not group.parted and worker is group.decode
+        if passes and delta.attempt == group.attempt and not _failed(delta):
             self._part(group)
         accepted = answer.entry.accept(delta)
         if accepted is None:
