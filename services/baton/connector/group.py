@@ -1,10 +1,11 @@
 """The connectors ``nccl`` (CUDA) and ``gloo`` (CPU): a two-rank process group of torch for each link.
 
-The group is the link's own, made from a store that decode hosts; there is no default group, so one dead peer
-concerns one link. Neither library can withdraw a posted receive, so none is posted before its message is
-announced: the header of a message goes over the link's socket, as in ``tcp``, and only then do both ends
-start its transfers, in the order of the headers, a few ahead of the one that is awaited. NCCL has no tags and
-needs that order, and it makes cancelling exact: what nothing has matched was never given to the library.
+The group is the link's own, and its ends meet over the link's socket (``baton.connector.meeting``): there is
+no default group, so one dead peer concerns one link. Neither library can withdraw a posted receive, so none
+is posted before its message is announced: the header of a message goes over the link's socket, as in ``tcp``,
+and only then do both ends start its transfers, in the order of the headers, a few ahead of the one that is
+awaited. NCCL has no tags and needs that order, and it makes cancelling exact: what nothing has matched was
+never given to the library.
 
 The fence: ``close`` breaks off the running transfers and waits for the link's thread. NCCL's communicator is
 aborted. Gloo's groups do nothing on ``abort``, but a wait that times out closes the pair's connection, and
@@ -22,7 +23,6 @@ import contextlib
 import logging
 import queue
 import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
-from baton.connector.door import Door, dial, receive_exactly
+from baton.connector.door import Door, dial
 from baton.connector.staging import Room, Staging, pieces
 from baton.connector.tcp import (
     LOOK_S,
@@ -48,14 +48,15 @@ from baton.connector.transport import DeviceView, Link, PageMemory, TransferErro
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch._C._distributed_c10d import Store, Work
+    from torch._C._distributed_c10d import Work
+
+    from baton.connector.meeting import Meeting
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"baton-grp-1\n"
-_PORT = struct.Struct("!H")
+MAGIC = b"baton-grp-2\n"
 _MEET_S = 10.0
-"""A busy host may lose the first packets of a connection, and gloo makes several, one after the other."""
+"""Gloo makes several connections, one after the other, and a host may be busy."""
 _LONGEST = timedelta(seconds=30)
 """A piece that takes longer than this ends the link: the library then closes its connection by itself."""
 _BREAK_OFF = timedelta(milliseconds=1)
@@ -89,15 +90,19 @@ class _Library(Protocol):
 
 
 class _Nccl:
-    def __init__(self, store: Store, rank: int, device: int | None) -> None:
+    def __init__(self, meeting: Meeting, rank: int, device: int | None) -> None:
+        import torch
         from torch.distributed import ProcessGroupNCCL
 
         self._device = device
 
         options = ProcessGroupNCCL.Options()
         options._timeout = _LONGEST
-        group: object = ProcessGroupNCCL(store, rank, 2, options)
+        group: object = ProcessGroupNCCL(meeting, rank, 2, options)
         self._group = cast(_PeerToPeer, group)
+        # Its communicator, for which the two have to meet, is made for the first message.
+        first = torch.zeros(1, dtype=torch.uint8, device=f"cuda:{device or 0}")
+        (self.receive if rank == _DECODE else self.send)(first)()
 
     def send(self, data: Tensor) -> Callable[[], None]:
         return partial(self._wait, self._group.send([data], _DECODE, 0))
@@ -121,14 +126,14 @@ class _Gloo:
     for something of which nothing has come yet, and is told at once when the connection ends.
     """
 
-    def __init__(self, store: Store, rank: int, host: str) -> None:
+    def __init__(self, meeting: Meeting, rank: int, host: str) -> None:
         import torch
         from torch.distributed import ProcessGroupGloo
 
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=_MEET_S)
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-        group: object = ProcessGroupGloo(store, rank, 2, options)
+        group: object = ProcessGroupGloo(meeting, rank, 2, options)
         self._group = cast(_PeerToPeer, group)
         self._peer = _DECODE + _PREFILL - rank
         self._byte = torch.zeros(1, dtype=torch.uint8)
@@ -179,10 +184,18 @@ class _Pair:
     left, and with False if they never will and the library does not touch their memory any more.
     """
 
-    def __init__(self, backend: str, store: Store, rank: int, host: str, device: int | None) -> None:
+    def __init__(self, backend: str, rank: int, device: int | None, sock: socket.socket) -> None:
+        from baton.connector.meeting import Meeting
+
         self._on_cuda = backend == "nccl"
         self._device = device
-        self._library: _Library = _Nccl(store, rank, device) if self._on_cuda else _Gloo(store, rank, host)
+        self._meeting = Meeting(sock, _MEET_S)
+        """The library may come back to it."""
+        host = sock.getsockname()[0]
+        self._library: _Library = (
+            _Nccl(self._meeting, rank, device) if self._on_cuda else _Gloo(self._meeting, rank, host)
+        )
+        self._meeting.leave()
         self._changed = threading.Condition()
         self._running: deque[_Transfer] = deque()
         self._ended = False
@@ -325,12 +338,26 @@ def _views(memory: PageMemory, blocks: Sequence[int], pair: _Pair) -> Sequence[m
     return memory.in_place(blocks) or (memory.on_device(blocks) if pair.takes_device_memory else [])
 
 
+MakePair = Callable[[socket.socket], _Pair]
+
+
 class _GroupReceivingLink(ReceivingLink):
     _pair: _Pair | None = None
-    make_pair: Callable[[], _Pair]
+
+    def __init__(
+        self,
+        memory: PageMemory,
+        room: Room,
+        on_lost: Callable[[], None],
+        on_crash: Callable[[], None],
+        on_closed: Callable[[], None],
+        make_pair: MakePair,
+    ) -> None:
+        super().__init__(memory, room, on_lost, on_crash, on_closed)
+        self._make_pair = make_pair
 
     def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self.make_pair, sock)
+        self._pair = _made(self._make_pair, sock)
         try:
             with _running(self._pair, sock):
                 super()._run(sock)
@@ -387,18 +414,36 @@ class _GroupSendingLink(SendingLink):
         sock: socket.socket,
         on_lost: Callable[[], None],
         on_crash: Callable[[], None],
-        make_pair: Callable[[], _Pair],
+        make_pair: MakePair,
     ) -> None:
         self._make_pair = make_pair
         super().__init__(memory, room, sock, on_lost, on_crash)
 
+    def _watch(self, sock: socket.socket) -> None:
+        """Not yet: decode writes here until both have met."""
+
     def _run(self, sock: socket.socket) -> None:
         self._pair = _made(self._make_pair, sock)
         try:
+            self._have_watched(sock)
             with _running(self._pair, sock):
                 super()._run(sock)
         finally:
             self._pair = None  # closes what the library has open
+
+    def _have_watched(self, sock: socket.socket) -> None:
+        """Nothing is sent before: what the loop begins to watch may not block for a moment."""
+        watched = threading.Event()
+
+        def watch() -> None:
+            if not self._closed:
+                super(_GroupSendingLink, self)._watch(sock)
+            watched.set()
+
+        self._post(watch)
+        while not watched.wait(LOOK_S):
+            if not connected(sock):
+                raise TransferError("the connection has ended")
 
     def _put(self, sock: socket.socket, message: Message) -> None:
         assert self._pair is not None
@@ -439,14 +484,17 @@ def _running(pair: _Pair, sock: socket.socket) -> Iterator[None]:
         pair.end()
 
 
-def _made(make_pair: Callable[[], _Pair], sock: socket.socket) -> _Pair:
+def _made(make_pair: MakePair, sock: socket.socket) -> _Pair:
     """A library that waits for its peer cannot be told to stop. When the link has ended, which must not take
     long, it is left to its timeout, and a pair that comes after all is closed for want of an owner."""
     made: Future[_Pair] = Future()
 
     def make() -> None:
         try:
-            made.set_result(make_pair())
+            made.set_result(make_pair(sock))
+        except (RuntimeError, OSError, TransferError) as error:  # torch's own errors derive from the first
+            # A new one, which does not refer to where it was raised: the library's threads are there.
+            made.set_exception(TransferError(f"no process group: {error}"))
         except Exception as error:  # noqa: BLE001 (the link's thread gets it)
             made.set_exception(error)
 
@@ -456,8 +504,6 @@ def _made(make_pair: Callable[[], _Pair], sock: socket.socket) -> _Pair:
             return made.result(LOOK_S)
         except TimeoutError:
             continue
-        except RuntimeError as error:  # torch's own errors derive from it
-            raise TransferError(f"no process group: {error}") from error
     raise TransferError("the connection has ended")
 
 
@@ -475,66 +521,34 @@ class GroupConnector:
         self._device = device
         self._staging = staging
         self._on_crash = on_crash
-        self._host = "127.0.0.1"
-        self._store: Store | None = None
-        self._store_port = 0
         self._expected: dict[bytes, _GroupReceivingLink] = {}
         self._door = Door(MAGIC, self._expected, self._admitted)
 
     async def listen(self, host: str, port: int) -> str:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        store = TCPStore(host, 0, None, True, timedelta(seconds=_MEET_S), wait_for_workers=False)
-        self._store, self._store_port = store, store.port
         return self._door.open(host, port)
 
     def expect(self, token: bytes, memory: PageMemory, on_lost: Callable[[], None]) -> Link:
         def forget() -> None:
             self._expected.pop(token, None)
 
-        link = _GroupReceivingLink(memory, self._staging.receiving, on_lost, self._on_crash, forget)
+        make_pair = partial(_Pair, self.name, _DECODE, self._device)
+        room = self._staging.receiving
+        link = _GroupReceivingLink(memory, room, on_lost, self._on_crash, forget, make_pair)
         self._expected[token] = link
         return link
 
     def _admitted(self, token: bytes, sock: socket.socket) -> None:
-        link = self._expected.pop(token)
-        store, name, backend = self._store, token.hex(), self.name
-        assert store is not None
-        host = sock.getsockname()[0]
-        device = self._device
-        link.make_pair = lambda: _Pair(backend, _room(store, name), _DECODE, host, device)
         sock.setblocking(True)
-        sock.sendall(_PORT.pack(self._store_port))
-        link.attach(sock)
+        self._expected.pop(token).attach(sock)
 
     async def connect(
         self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
     ) -> Link:
         sock = await dial(address, MAGIC, token)
-        try:
-            (port,) = _PORT.unpack(await receive_exactly(sock, _PORT.size))
-        except BaseException:
-            sock.close()
-            raise
-        backend, name, device = self.name, token.hex(), self._device
-        store_host, own_host = sock.getpeername()[0], sock.getsockname()[0]
-
-        def make_pair() -> _Pair:
-            from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-            store = TCPStore(store_host, port, None, False, timedelta(seconds=_MEET_S))
-            return _Pair(backend, _room(store, name), _PREFILL, own_host, device)
-
+        sock.setblocking(True)
+        make_pair = partial(_Pair, self.name, _PREFILL, self._device)
         room = self._staging.sending
         return _GroupSendingLink(memory, room, sock, on_lost, self._on_crash, make_pair)
 
     async def close(self) -> None:
         await self._door.close()
-        self._store = None
-
-
-def _room(store: Store, name: str) -> Store:
-    """A link's own names within the store of all."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    return PrefixStore(name, store)

@@ -206,7 +206,7 @@ class ReceivingLink(_SocketThread):
     def _run(self, sock: socket.socket) -> None:
         header = memoryview(bytearray(_HEADER.size))
         while True:
-            _receive_exactly(sock, [header])
+            read_into(sock, [header])
             tag, size = _HEADER.unpack(header)
             receive = self._match(tag, size)
             if receive is None:  # cancelled: the sender had posted it before it heard so
@@ -229,10 +229,10 @@ class ReceivingLink(_SocketThread):
         for blocks in pieces(receive.blocks, self._memory.block_bytes):
             views = self._memory.in_place(blocks)
             if views:
-                _receive_exactly(sock, views)
+                read_into(sock, views)
                 continue
             with self._staged(sock, len(blocks)) as piece:
-                _receive_exactly(sock, [piece])
+                read_into(sock, [piece])
                 self._memory.scatter(blocks, piece)
         self._complete(receive)
 
@@ -245,7 +245,7 @@ class ReceivingLink(_SocketThread):
         scratch = memoryview(bytearray(min(size, _DISCARD_BYTES)))
         while size:
             part = scratch[: min(size, scratch.nbytes)]
-            _receive_exactly(sock, [part])
+            read_into(sock, [part])
             size -= part.nbytes
 
     def _fail_all(self, error: TransferError) -> None:
@@ -272,8 +272,7 @@ class SendingLink(_SocketThread):
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._unsent: set[asyncio.Future[None]] = set()
         self._start(sock)
-        self._loop.add_reader(sock, self._readable, sock)
-        sock.setblocking(True)  # uvloop makes what it watches non-blocking; the thread is to wait
+        self._watch(sock)
 
     def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
@@ -296,6 +295,10 @@ class SendingLink(_SocketThread):
         if self._socket is not None and not self._closed:
             self._loop.remove_reader(self._socket)
         await super().close()
+
+    def _watch(self, sock: socket.socket) -> None:
+        self._loop.add_reader(sock, self._readable, sock)
+        sock.setblocking(True)  # uvloop makes what it watches non-blocking; the thread is to wait
 
     def _readable(self, sock: socket.socket) -> None:
         """Decode never writes here: the connection has ended, which an idle thread would not notice."""
@@ -391,7 +394,8 @@ def shut_down(sock: socket.socket) -> None:
         log.debug("the data connection was closed already")
 
 
-def _receive_exactly(sock: socket.socket, views: list[memoryview]) -> None:
+def read_into(sock: socket.socket, views: list[memoryview]) -> None:
+    """Fill the views, from a socket that blocks. Raises TransferError when the peer closes it before."""
     while views:
         count, _, _, _ = sock.recvmsg_into(views[:_MOST_VIEWS], 0, socket.MSG_WAITALL)
         if count == 0:
