@@ -38,6 +38,10 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
+    # Probing for bandwidth is a ping and its answer every so often on each of hundreds of streams, and a
+    # fleet's frames are small. What is large (a snapshot of blocks) has a window of its own.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 20),
 )
 
 Stream = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
