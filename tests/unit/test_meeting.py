@@ -123,3 +123,12 @@ def test_nobody_makes_it_take_in_much(
     sockets[1].sendall(struct.pack("!HI", key_bytes, value_bytes))
     with pytest.raises(TransferError, match="no place"):
         Meeting(sockets[0], PATIENCE_S).get("0/0")
+
+
+def test_nobody_keeps_it_going_with_things_that_are_not_awaited(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    for number in range(65):
+        sockets[1].sendall(struct.pack("!HI", 2, 0) + b"%02d" % number)
+    with pytest.raises(TransferError, match="more than 64"):
+        Meeting(sockets[0], PATIENCE_S).get("0/0")

@@ -29,6 +29,8 @@ _FRAME = struct.Struct("!HI")
 """Bytes of a key and of its value, which follow. No key: whoever said it has left."""
 _MOST_KEY_BYTES, _MOST_VALUE_BYTES = 1 << 10, 1 << 16
 """Libraries say some hundred bytes."""
+_MOST_KEYS = 64
+"""They say one or two things each."""
 
 
 class Meeting(Store):
@@ -86,6 +88,8 @@ class Meeting(Store):
         key_bytes, value_bytes = _FRAME.unpack(self._read(_FRAME.size))
         if key_bytes > _MOST_KEY_BYTES or value_bytes > _MOST_VALUE_BYTES:
             raise TransferError(f"a meeting is no place for {key_bytes} + {value_bytes} bytes")
+        if len(self._said) >= _MOST_KEYS:
+            raise TransferError(f"more than {_MOST_KEYS} things were said at a meeting")
         key, value = self._read(key_bytes), self._read(value_bytes)
         self._peer_left = not key
         self._said[key.decode(errors="replace")] = value
