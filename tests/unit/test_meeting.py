@@ -39,13 +39,14 @@ def at_once(*calls: Callable[[], None]) -> None:
         except Exception as error:  # noqa: BLE001 (raised below)
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(2 * PATIENCE_S)
     if errors:
         raise errors[0]
+    assert not any(thread.is_alive() for thread in threads)
 
 
 @pytest.mark.parametrize("seed", range(8))

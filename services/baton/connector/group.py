@@ -101,7 +101,7 @@ class _Nccl:
         group: object = ProcessGroupNCCL(meeting, rank, 2, options)
         self._group = cast(_PeerToPeer, group)
         # Its communicator, for which the two have to meet, is made for the first message.
-        first = torch.zeros(1, dtype=torch.uint8, device=f"cuda:{device or 0}")
+        first = torch.zeros(1, dtype=torch.uint8).cuda(device)
         (self.receive if rank == _DECODE else self.send)(first)()
 
     def send(self, data: Tensor) -> Callable[[], None]:
@@ -343,21 +343,10 @@ MakePair = Callable[[socket.socket], _Pair]
 
 class _GroupReceivingLink(ReceivingLink):
     _pair: _Pair | None = None
-
-    def __init__(
-        self,
-        memory: PageMemory,
-        room: Room,
-        on_lost: Callable[[], None],
-        on_crash: Callable[[], None],
-        on_closed: Callable[[], None],
-        make_pair: MakePair,
-    ) -> None:
-        super().__init__(memory, room, on_lost, on_crash, on_closed)
-        self._make_pair = make_pair
+    make_pair: MakePair
 
     def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self._make_pair, sock)
+        self._pair = _made(self.make_pair, sock)
         try:
             with _running(self._pair, sock):
                 super()._run(sock)
@@ -531,9 +520,8 @@ class GroupConnector:
         def forget() -> None:
             self._expected.pop(token, None)
 
-        make_pair = partial(_Pair, self.name, _DECODE, self._device)
-        room = self._staging.receiving
-        link = _GroupReceivingLink(memory, room, on_lost, self._on_crash, forget, make_pair)
+        link = _GroupReceivingLink(memory, self._staging.receiving, on_lost, self._on_crash, forget)
+        link.make_pair = partial(_Pair, self.name, _DECODE, self._device)
         self._expected[token] = link
         return link
 

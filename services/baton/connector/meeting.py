@@ -15,15 +15,11 @@ import struct
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import Store
 
 from baton.connector.tcp import read_into
 from baton.connector.transport import TransferError
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 _FRAME = struct.Struct("!HI")
 """Bytes of a key and of its value, which follow. No key: whoever said it has left."""
