@@ -27,13 +27,12 @@ import grpc
 import uvloop
 
 from baton import hub
+from baton.connector.liveness import NO_PROBES
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
-WIRE = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
-"""As workers have it."""
 TEXT = "What is a KV block? A block holds the keys and values of some tokens of a sequence. "
 _LENGTH = re.compile(rb'"max_tokens":\s*(\d+)')
 _BODY = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
@@ -189,7 +188,7 @@ async def serve(workers: list[Worker], step_s: float) -> None:
     loop = asyncio.get_running_loop()
     servers = []
     for number, worker in enumerate(workers):
-        server = grpc.aio.server(options=WIRE)
+        server = grpc.aio.server(options=NO_PROBES)
         pb_grpc.add_WorkerServicer_to_server(worker, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

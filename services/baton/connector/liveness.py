@@ -20,6 +20,11 @@ MOST_PER_TICK_S = 0.3
 """Silence counts by the ticks of our own timer. Where a tick comes late, it was we who did not listen:
 stopped, starved, or suspended."""
 
+NO_PROBES = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 20))
+"""Options of gRPC, for both ends of a router's stream to a worker. To find out the bandwidth of a stream it
+would ping when data comes, on each of hundreds whose frames are small. What is large (a snapshot of blocks)
+has a window of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tempo:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import grpc
 
-from baton.connector.liveness import TEMPO, Pulse, Tempo
+from baton.connector.liveness import NO_PROBES, TEMPO, Pulse, Tempo
 from baton.router.compatibility import group_of, knows_role, role_of
 from baton.router.placement import Role, WorkerReport
 from baton.router.sent import Sent
@@ -38,10 +38,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
-    # Probing for bandwidth is a ping and its answer every so often on each of hundreds of streams, and a
-    # fleet's frames are small. What is large (a snapshot of blocks) has a window of its own.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 20),
+    *NO_PROBES,
 )
 
 Stream = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]

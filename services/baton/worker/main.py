@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from baton import options, wakeups
 from baton.connector.identity import PROTOCOL, compatibility_digest
+from baton.connector.liveness import NO_PROBES
 from baton.connector.ranks.end import Place
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
@@ -64,9 +65,7 @@ LONGEST_END_S = 5.0
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
-    # As on the router's side: see ``baton.router.workers``.
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 20),
+    *NO_PROBES,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # A router that was given up while it read nothing: its stream ends with its connection.
