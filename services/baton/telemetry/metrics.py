@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.telemetry.goodput import NO_TARGETS, GoodputMetrics, Targets
 from baton.telemetry.stages import StageMetrics
+from baton.telemetry.tally import TallyCounter, TallyHistogram
 from baton.telemetry.vllm import with_vllm_names
 
 LATENCY_BUCKETS = (
@@ -67,10 +68,11 @@ class RouterMetrics:
             "From a request's arrival to the first token of each of its choices.",
             LATENCY_BUCKETS,
         )
-        self.inter_token_latency = self._histogram(
+        self.inter_token_latency = TallyHistogram(
             "baton_inter_token_latency_seconds",
             "Between two consecutive deliveries of one choice.",
             TOKEN_BUCKETS,
+            registry,
         )
         self.time_per_output_token = self._histogram(
             "baton_time_per_output_token_seconds",
@@ -97,7 +99,9 @@ class RouterMetrics:
         self.cached_prompt_tokens = self._counter(
             "baton_cached_prompt_tokens", "Prompt tokens found in a prefix cache."
         )
-        self.generated_tokens = self._counter("baton_generated_tokens", "Tokens delivered by workers.")
+        self.generated_tokens = TallyCounter(
+            "baton_generated_tokens", "Tokens delivered by workers.", registry
+        )
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, ("model",), registry=self.registry, buckets=buckets)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 import msgspec
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.registry import Collector
 
 from baton.router.processes.siblings import Siblings
 from baton.telemetry.metrics import RouterMetrics
@@ -173,13 +173,13 @@ def _added(several: Iterable[Iterable[tuple[float, float]]]) -> Buckets:
     return tuple(sorted(found.items()))
 
 
-def value_of(metric: Counter | Gauge) -> float:
+def value_of(metric: Collector) -> float:
     """Over all labels."""
     samples = (sample for family in metric.collect() for sample in family.samples)
     return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
 
 
-def buckets_of(histogram: Histogram) -> Buckets:
+def buckets_of(histogram: Collector) -> Buckets:
     """Over all labels."""
     samples = (sample for family in histogram.collect() for sample in family.samples)
     return _added(

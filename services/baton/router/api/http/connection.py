@@ -5,30 +5,51 @@ from __future__ import annotations
 from typing import cast
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-_EXTENSION = "baton.connection"
+_EXTENSION = "baton.exchange"
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, which its requests can find in their scope."""
+    """uvicorn's connection, whose requests can find their exchange in their scope."""
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        extensions = cast("dict[str, dict[object, object] | None]", self.scope.setdefault("extensions", {}))
-        extensions[_EXTENSION] = {"connection": self}
+    def on_headers_complete(self) -> None:
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:  # not so when the connection is to become another protocol's
+            extensions = cast("dict[str, dict[object, object]]", self.scope.setdefault("extensions", {}))
+            extensions[_EXTENSION] = {"exchange": Exchange(self, self.cycle)}
+
+
+class Exchange:
+    """One request on a connection, and its answer."""
+
+    def __init__(self, connection: Connection, cycle: RequestResponseCycle) -> None:
+        self._connection = connection
+        self._cycle = cycle
 
     @property
     def paused(self) -> bool:
         """The client has not read for so long that what is sent would have to wait."""
-        return self.flow.write_paused
+        return self._connection.flow.write_paused
+
+    @property
+    def chunked(self) -> bool:
+        """The head of the answer is sent, and its body goes out in chunks: ``write`` may be called."""
+        return bool(self._cycle.response_started and self._cycle.chunked_encoding)
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of the body, as ASGI's ``send`` would behind the layers that wrap it: there is a piece
+        for every token."""
+        if data and not self._cycle.disconnected:  # an empty chunk would end the body
+            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def abort(self) -> None:
-        """Close it now, without what is unsent."""
-        self.transport.abort()
+        """Close the connection now, without what is unsent."""
+        self._connection.transport.abort()
 
 
-def connection_of(scope: Scope) -> Connection | None:
+def exchange_of(scope: Scope) -> Exchange | None:
     """None: the server is not ours, and nothing is known."""
     found = (scope.get("extensions") or {}).get(_EXTENSION)
-    return None if found is None else cast(Connection, found["connection"])
+    return None if found is None else cast(Exchange, found["exchange"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from baton.router.api.http.connection import Connection, connection_of
+from baton.router.api.http.connection import Exchange, exchange_of
 from baton.router.api.http.disconnect import ClientGoneError, ClientWatch, gone
 from baton.router.api.relay import Relay, SlowClientError
 from baton.router.api.service import CompletionService, Job
@@ -66,35 +67,42 @@ class EventStream(Response):
         self._on_slow = on_slow
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = connection_of(scope)
+        # A task of its own: whatever resumes one goes through all that await in it, and under this one there
+        # are some twenty layers of servers and middleware, for every token.
+        await asyncio.create_task(self._run(scope, receive, send), name="event stream")
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
         try:
             async with ClientWatch(receive):
-                await self._send_all(send, connection)
+                await self._send_all(send, exchange)
         except ClientGoneError:
             pass
         except SlowClientError as error:
             self._on_slow(error)
-            if connection is not None:
-                connection.abort()
+            if exchange is not None:
+                exchange.abort()
                 await gone(receive)
         finally:
             await self._events.aclose()
             await self._source.aclose()
 
-    async def _send_all(self, send: Send, connection: Connection | None) -> None:
-        """As long as the client keeps up, events go straight out: nothing waits, and nothing is timed."""
+    async def _send_all(self, send: Send, exchange: Exchange | None) -> None:
+        """As long as the client keeps up, events go straight out, past ASGI: nothing waits, and nothing is
+        timed."""
 
         async def write(events: list[bytes]) -> None:
             await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
 
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await self._relay.within_patience(send(start))
+        direct = exchange if exchange is not None and exchange.chunked else None
         async for event in self._events:
-            if connection is None or connection.paused:
+            if direct is None or direct.paused:
                 self._relay.add(event)
                 await self._relay.run(self._events, write)
                 break
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            direct.write(event)
         await self._relay.within_patience(
             send({"type": "http.response.body", "body": b"", "more_body": False})
         )

@@ -1,0 +1,97 @@
+"""Metrics that are told of every token: a counter and a histogram that cost a tenth of the library's.
+
+prometheus_client's are for any thread: each takes a lock for every number that it changes, and a histogram
+looks at one bound after the other. These belong to one thread; others may read them, and may then find an
+observation in a bucket that is not in the sum yet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+
+class Count:
+    """What a ``TallyCounter`` counts for one model."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self.value += amount
+
+
+class TallyCounter(Collector):
+    """A counter with the label ``model``."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self._name = name
+        self._text = text
+        self._counts: dict[str, Count] = {}
+        registry.register(self)
+
+    def labels(self, model: str) -> Count:
+        """That of ``model``, which is told from now on, be it 0."""
+        return self._counts.setdefault(model, Count())
+
+    def describe(self) -> Iterable[CounterMetricFamily]:
+        """Its names, for a registry that must know them before there is a model."""
+        yield CounterMetricFamily(self._name, self._text, labels=("model",))
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        for family in self.describe():
+            for model, count in list(self._counts.items()):
+                family.add_metric((model,), count.value)
+            yield family
+
+
+class Spread:
+    """What a ``TallyHistogram`` has observed of one model. ``counts`` are those of each bucket alone."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class TallyHistogram(Collector):
+    """A histogram with the label ``model``. A value that is equal to a bound is in its bucket."""
+
+    def __init__(
+        self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry
+    ) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = tuple(bounds)
+        self._names = [floatToGoString(bound) for bound in (*bounds, float("inf"))]
+        self._spreads: dict[str, Spread] = {}
+        registry.register(self)
+
+    def labels(self, model: str) -> Spread:
+        """That of ``model``, which is told from now on, be it empty."""
+        return self._spreads.setdefault(model, Spread(self._bounds))
+
+    def describe(self) -> Iterable[HistogramMetricFamily]:
+        """Its names, for a registry that must know them before there is a model."""
+        yield HistogramMetricFamily(self._name, self._text, labels=("model",))
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        for family in self.describe():
+            for model, spread in list(self._spreads.items()):
+                buckets = list(zip(self._names, accumulate(spread.counts), strict=True))
+                family.add_metric((model,), buckets, spread.sum)
+            yield family
