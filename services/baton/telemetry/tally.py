@@ -71,9 +71,7 @@ class Spread:
 class TallyHistogram(Collector):
     """A histogram with the label ``model``. A value that is equal to a bound is in its bucket."""
 
-    def __init__(
-        self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry
-    ) -> None:
+    def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self._name = name
         self._text = text
         self._bounds = tuple(bounds)
