@@ -43,9 +43,11 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     pieces: list[bytes] = []
     write = Exchange.write
 
-    def noted(self: Exchange, data: bytes) -> None:
-        pieces.append(data)
-        write(self, data)
+    def noted(self: Exchange, data: bytes) -> bool:
+        went = write(self, data)
+        if went:
+            pieces.append(data)
+        return went
 
     monkeypatch.setattr(Exchange, "write", noted)
     return pieces
@@ -128,9 +130,8 @@ async def test_nothing_is_no_chunk(app: Starlette) -> None:
     async with serving_app(app) as url:
         write = Exchange.write
 
-        def with_nothing(self: Exchange, data: bytes) -> None:
-            write(self, b"")
-            write(self, data)
+        def with_nothing(self: Exchange, data: bytes) -> bool:
+            return write(self, b"") and write(self, data)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Exchange, "write", with_nothing)

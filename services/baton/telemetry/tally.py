@@ -7,6 +7,7 @@ observation in a bucket that is not in the sum yet.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -75,7 +76,8 @@ class TallyHistogram(Collector):
         self._name = name
         self._text = text
         self._bounds = tuple(bounds)
-        self._names = [floatToGoString(bound) for bound in (*bounds, float("inf"))]
+        # As prometheus_client writes bounds, so that none changes its name.
+        self._names: list[str] = [floatToGoString(bound) for bound in (*bounds, math.inf)]  # type: ignore[no-untyped-call]
         self._spreads: dict[str, Spread] = {}
         registry.register(self)
 

@@ -17,7 +17,7 @@ class Connection(HttpToolsProtocol):
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:  # not so when the connection is to become another protocol's
-            extensions = cast("dict[str, dict[object, object]]", self.scope.setdefault("extensions", {}))
+            extensions = self.scope.setdefault("extensions", {})
             extensions[_EXTENSION] = {"exchange": Exchange(self, self.cycle)}
 
 
@@ -28,21 +28,16 @@ class Exchange:
         self._connection = connection
         self._cycle = cycle
 
-    @property
-    def paused(self) -> bool:
-        """The client has not read for so long that what is sent would have to wait."""
-        return self._connection.flow.write_paused
-
-    @property
-    def chunked(self) -> bool:
-        """The head of the answer is sent, and its body goes out in chunks: ``write`` may be called."""
-        return bool(self._cycle.response_started and self._cycle.chunked_encoding)
-
-    def write(self, data: bytes) -> None:
-        """Send a piece of the body, as ASGI's ``send`` would behind the layers that wrap it: there is a piece
-        for every token."""
-        if data and not self._cycle.disconnected:  # an empty chunk would end the body
+    def write(self, data: bytes) -> bool:
+        """Send a piece of the body as ASGI's ``send`` would, but for the layers that wrap it: there is a
+        piece for every token. False: it would have to wait, as the client has not read for so long, or it
+        cannot be sent so. The head must have been sent."""
+        cycle = self._cycle
+        if self._connection.flow.write_paused or not cycle.chunked_encoding:
+            return False
+        if data and not cycle.disconnected:  # an empty chunk would end the body
             self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def abort(self) -> None:
         """Close the connection now, without what is unsent."""

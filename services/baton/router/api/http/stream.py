@@ -96,13 +96,11 @@ class EventStream(Response):
 
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         await self._relay.within_patience(send(start))
-        direct = exchange if exchange is not None and exchange.chunked else None
         async for event in self._events:
-            if direct is None or direct.paused:
+            if exchange is None or not exchange.write(event):
                 self._relay.add(event)
                 await self._relay.run(self._events, write)
                 break
-            direct.write(event)
         await self._relay.within_patience(
             send({"type": "http.response.body", "body": b"", "more_body": False})
         )
