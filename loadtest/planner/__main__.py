@@ -6,7 +6,8 @@ Every request is simulated; workers take what the profile ``8b-l4`` of `baton.si
 is stated, not measured. The planner is the code that ships, told what Prometheus would tell it. The
 autoscalers do what Kubernetes' controller does with the metrics that the chart gives it. Their targets and
 behaviour are searched for on the first seed; what no other pair beats in both figures goes on to all seeds.
-The planner gets its defaults. Exit status 1 unless it attains what the best pair does, for 0.85 of its hours.
+The planner gets its defaults, and other attainments to aim at, to be compared with pairs that attain less.
+Exit status 1 unless by its defaults it attains what the best pair does, for 0.85 of its hours.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from loadtest.planner.scalers import CHART, KUBERNETES, Behavior, HpaSetting, Sc
 from loadtest.planner.trace import Request, day
 
 TTFT_S, ITL_S = 3.0, 0.15
-ATTAINMENT = 0.998
+AIMS = (0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
+DEFAULT_AIM = 0.998
 ROOM = 42_000
 """Tokens of KV beside 8 billion parameters on 24 GB."""
 SWITCH_S, SETTLE_S = 30.0, 180.0
@@ -69,16 +71,17 @@ class Pair:
 class Ours:
     """The planner."""
 
+    attainment: float = DEFAULT_AIM
     switches: bool = True
 
     @property
     def name(self) -> str:
-        return "planner" if self.switches else "planner, no switches"
+        return f"planner for {self.attainment:.1%}" + ("" if self.switches else ", no switches")
 
     def make(self, start_s: float) -> Scaler:
         return Shipped(
             Planner(
-                Targets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=ATTAINMENT),
+                Targets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=self.attainment),
                 Bounds(gpu_budget=2 * MOST, max_prefill=MOST, max_decode=MOST),
                 Times(start_s=start_s, switch_s=SWITCH_S, settle_s=SETTLE_S),
                 switches=self.switches,
@@ -87,9 +90,12 @@ class Ours:
 
 
 DEFAULT = Pair(1.5, 0.8, CHART)
+BACKLOGS_S = (0.25, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25)
+KV_USES = (0.4, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8)
 SEARCHED = (
     DEFAULT,
-    *(Pair(*each) for each in product((0.25, 0.35, 0.5, 0.7), (0.4, 0.5, 0.6), (CHART, KUBERNETES))),
+    *(Pair(*each) for each in product(BACKLOGS_S, KV_USES, (CHART,))),
+    *(Pair(*each) for each in product((0.25, 0.35, 0.5, 0.7), (0.4, 0.5, 0.6), (KUBERNETES,))),
 )
 
 
@@ -209,8 +215,24 @@ def compare(days: Days, start_s: float, console: Console) -> bool:
     kept = [pair for pair, mean in zip(SEARCHED, searched, strict=True) if mean in best or pair == DEFAULT]
     pairs = sorted(days.over(kept), key=lambda mean: mean.gpu_hours)
     still, ours = days.over([Ours(switches=False), Ours()])
-    table(f"Pods start in {start_s:.0f} s", [*pairs, still, ours], console)
+    aims = [*days.over([Ours(aim) for aim in AIMS]), ours]
+    table(f"Pods start in {start_s:.0f} s", [*pairs, still, *aims], console)
+    table("Those that no other beats in both", frontier([*pairs, *aims]), console)
+    for pair in frontier(pairs):
+        against(pair, aims, console)
     return verdict(ours, pairs, console)
+
+
+def against(pair: Mean, aims: Sequence[Mean], console: Console) -> None:
+    """What the planner needs to attain as much."""
+    equals = [each for each in aims if each.attainment >= pair.attainment]
+    if equals:
+        cheapest = min(equals, key=lambda mean: mean.gpu_hours)
+        share = cheapest.gpu_hours / pair.gpu_hours
+        told = f"{share:.3f} of its GPU-hours, {cheapest.name} ({cheapest.attainment:.2%})"
+    else:
+        told = "the planner attains less at every aim"
+    console.print(f"  to {pair.name} ({pair.attainment:.2%}, {pair.gpu_hours:.1f}): {told}")
 
 
 def verdict(ours: Mean, pairs: Sequence[Mean], console: Console) -> bool:
@@ -225,9 +247,6 @@ def verdict(ours: Mean, pairs: Sequence[Mean], console: Console) -> bool:
         rival = min(equals, key=lambda mean: mean.gpu_hours)
         share = ours.gpu_hours / rival.gpu_hours
         console.print(f"          {share:.3f} of those of the cheapest that attains as much, {rival.name}")
-    for each in pairs:
-        share, more = ours.gpu_hours / each.gpu_hours, ours.attainment - each.attainment
-        console.print(f"          to {each.name}: {more:+.2%} attained, {share:.3f} of the GPU-hours")
     return attains and ratio <= RATIO
 
 

@@ -33,8 +33,8 @@ def planner(
     attainment: Annotated[
         float,
         typer.Option(
-            help="Share of requests that is to meet both targets, by the estimate. What sudden bursts cost "
-            "comes on top.",
+            help="Share of requests that is to meet both targets. From 0.9 on, the more is kept for sudden "
+            "bursts the higher it is.",
             rich_help_panel=_TARGETS,
         ),
     ] = 0.998,

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from baton.planner.goals import Bounds, Targets, Times
-from baton.planner.load import Load
+from baton.planner.load import Headroom, Load
 from baton.planner.measured import Counts, Fleet, Measured, ServingRole
 from baton.planner.plan import Plan, Switch
 from baton.planner.sizing import Demand, Estimate, Size, smallest
@@ -39,7 +39,7 @@ class Planner:
     def __init__(self, targets: Targets, bounds: Bounds, times: Times, *, switches: bool = True) -> None:
         self._targets, self._bounds, self._times = targets, bounds, times
         self._switches = switches and bounds.interchangeable
-        self._load = Load(times)
+        self._load = Load(times, Headroom.of(targets.attainment))
         self._needed: deque[tuple[float, Counts]] = deque()
 
     @property
