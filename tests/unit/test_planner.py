@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from baton.options import ConfigError
 from baton.planner.config import PlannerConfig
 from baton.planner.forecast import Forecast
-from baton.planner.goals import Bounds
+from baton.planner.goals import Bounds, Targets
+from baton.planner.load import Headroom
 from baton.planner.plan import Switch
 from baton.planner.policy import Planner
 from baton.planner.queries import spread
@@ -172,6 +173,25 @@ def test_what_is_under_way_keeps_its_workers() -> None:
     for number in range(60):
         plan = asked.plan(measured(number * STEP_S, fleet(counts(2, 6)), 0.1, running=450.0))
     assert plan.wanted.decode >= 5
+
+
+def test_up_to_nine_in_ten_nothing_is_kept_for_bursts() -> None:
+    assert Headroom.of(0.5) == Headroom.of(0.9) == Headroom(0.0, 0.0)
+    kept = [Headroom.of(attainment) for attainment in (0.9, 0.95, 0.98, 0.99, 0.998, 0.9999)]
+    assert kept == sorted(kept) and len(set(kept)) == len(kept)
+    assert kept[-2] == pytest.approx((3.0, 5.0), abs=0.001)
+
+
+def test_who_is_to_meet_more_has_more_workers_before_the_next_burst() -> None:
+    wanted = []
+    for attainment in (0.9, 0.97, 0.998):
+        targets = Targets(ttft_s=TARGETS.ttft_s, itl_s=TARGETS.itl_s, attainment=attainment)
+        asked = Planner(targets, BOUNDS, TIMES)
+        for number in range(200):  # a burst of 150 s every 15 minutes, the last one 12 minutes ago
+            load = 12.0 if number % 60 in range(10) else 6.0
+            plan = asked.plan(measured(number * STEP_S, fleet(counts(4, 4)), load))
+        wanted.append(plan.wanted.total)
+    assert wanted[0] < wanted[1] < wanted[2]
 
 
 def test_a_backlog_asks_for_more_than_the_load_does() -> None:
