@@ -1,4 +1,5 @@
-"""A client of thousands of streams that costs little itself: no HTTP library, no parsing of what it reads.
+"""A client of thousands of streams that costs little itself: no HTTP library, no event loop's transports, no
+parsing of what it reads.
 
     python -m loadtest.routers.client URL... < plan.json > figures.json
 
@@ -8,19 +9,23 @@ one on the same connection. It counts events, and keeps for some of the streams 
 
 from __future__ import annotations
 
-import asyncio
+import gc
 import re
+import select
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
-import uvloop
 
-CONNECT_AT_ONCE = 64
+CONNECT_S = 30.0
+MOST_BYTES = 16 * 1024
+"""Read at once."""
+LOOK_S = 0.05
+"""How often it looks at the time while nothing comes."""
 _ID = re.compile(rb'"id":\s?"([^"]+)"')
 _TEXT = re.compile(rb'"(?:text|content)":\s?"')
 
@@ -60,12 +65,12 @@ class Figures(msgspec.Struct, kw_only=True):
 
 
 @dataclass(slots=True, eq=False)
-class Stream(asyncio.Protocol):
+class Stream:
     """One connection, asking again and again."""
 
     load: Load
     number: int
-    transport: asyncio.Transport | None = None
+    connection: socket.socket
     asked: int = 0
     head: bytes = b""
     """Of the answer under way, until it is whole."""
@@ -74,20 +79,25 @@ class Stream(asyncio.Protocol):
     answer_id: str = ""
     tail: bytes = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self.ask()
-
     def ask(self) -> None:
-        if self.transport is None:  # the connection was lost
-            return
         self.head, self.in_head, self.answer_id, self.tail = b"", True, "", b""
         self.kept = [] if self.number % self.load.plan.sample == 0 else None
-        self.transport.write(self.load.request(self.number, self.asked))
+        try:
+            self.connection.sendall(self.load.request(self.number, self.asked))  # a few hundred bytes
+        except ConnectionError:
+            self.load.lost(self)
         self.asked += 1
 
-    def data_received(self, data: bytes) -> None:
+    def read(self) -> None:
+        """There is something, or the connection has ended."""
+        try:
+            data = self.connection.recv(MOST_BYTES)
+        except ConnectionError:
+            data = b""
         now = time.monotonic_ns()
+        if not data:
+            self.load.lost(self)
+            return
         if self.in_head:
             self.head += data
             head, end, data = self.head.partition(b"\r\n\r\n")
@@ -98,7 +108,7 @@ class Stream(asyncio.Protocol):
             self.load.count(status)
             if status != "200":
                 self.load.failed()
-                self.close()
+                self.load.leave(self)
                 return
         self.take(data, now)
 
@@ -117,14 +127,6 @@ class Stream(asyncio.Protocol):
             if not self.load.over:
                 self.ask()
 
-    def close(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.transport = None
-        self.load.lost(self)
-
 
 @dataclass(slots=True, eq=False)
 class Load:
@@ -136,7 +138,9 @@ class Load:
     figures: Figures = field(default_factory=Figures)
     measuring: bool = False
     over: bool = False
-    open: set[Stream] = field(default_factory=set)
+    open: dict[int, Stream] = field(default_factory=dict)
+    """By file descriptor."""
+    poll: select.epoll = field(default_factory=select.epoll)
 
     def request(self, number: int, asked: int) -> bytes:
         plan = self.plan
@@ -176,43 +180,52 @@ class Load:
             self.figures.arrivals[stream.answer_id] = stream.kept
 
     def lost(self, stream: Stream) -> None:
-        self.open.discard(stream)
+        self.leave(stream)
         if not self.over:
             self.failed()
 
-    async def run(self) -> Figures:
+    def leave(self, stream: Stream) -> None:
+        del self.open[stream.connection.fileno()]
+        stream.connection.close()  # which takes it out of the poll as well
+
+    def run(self) -> Figures:
         """Open the streams, and measure."""
-        loop = asyncio.get_running_loop()
-        gate = asyncio.Semaphore(CONNECT_AT_ONCE)
-
-        async def begin(number: int) -> None:
-            await asyncio.sleep(self.plan.stagger_s * number / self.plan.streams)
-            async with gate:
-                stream = Stream(self, number)
-                host, port = self.places[number % len(self.places)]
-                await loop.create_connection(lambda: stream, host, port)
-                self.open.add(stream)
-
-        await asyncio.gather(*(begin(number) for number in range(self.plan.streams)))
-        await asyncio.sleep(self.plan.warm_up_s)
+        plan, began = self.plan, time.monotonic()
+        for number in range(plan.streams):
+            self.read_until(began + plan.stagger_s * number / plan.streams)
+            self.begin(number)
+        self.read_until(time.monotonic() + plan.warm_up_s)
         print("BEGIN", file=sys.stderr, flush=True)
         began, self.measuring = time.monotonic(), True
-        await asyncio.sleep(self.plan.seconds)
+        self.read_until(began + plan.seconds)
         self.measuring, self.over = False, True
         self.figures.seconds = time.monotonic() - began
         print("END", file=sys.stderr, flush=True)
-        for stream in list(self.open):
+        for stream in list(self.open.values()):
             self._keep(stream)
-            stream.close()
-        await asyncio.sleep(0.1)
+            self.leave(stream)
         return self.figures
+
+    def begin(self, number: int) -> None:
+        connection = socket.create_connection(self.places[number % len(self.places)], CONNECT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream = self.open[connection.fileno()] = Stream(self, number, connection)
+        self.poll.register(connection, select.EPOLLIN)
+        stream.ask()
+
+    def read_until(self, until: float) -> None:
+        """Whatever comes, until then."""
+        while (left := until - time.monotonic()) > 0:
+            for fileno, _ in self.poll.poll(min(left, LOOK_S)):
+                self.open[fileno].read()
 
 
 def main() -> None:
     where = [urlsplit(url) for url in sys.argv[1:]]
     places = [(url.hostname or "", url.port or 80) for url in where]
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
-    figures = uvloop.run(Load(plan, places).run())
+    gc.disable()  # a look at all streams would be in their times
+    figures = Load(plan, places).run()
     sys.stdout.buffer.write(msgspec.json.encode(figures))
 
 
