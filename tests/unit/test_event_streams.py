@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
+from collections import Counter
 from urllib.parse import urlsplit
 
 import h11
@@ -123,6 +125,29 @@ async def test_another_server_says_the_same(app: Starlette, written: list[bytes]
     server.should_exit = True
     await task
     assert text_of(theirs) == text_of(ours) and not written
+
+
+async def test_requests_leave_no_garbage(app: Starlette) -> None:
+    """To look for cycles among thousands of streams holds them all up."""
+    async with serving_app(app) as url:
+        await answers(url, [1, 2])
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for _ in range(5):
+                await answers(url, [1, 2])
+            gc.collect()
+            left = Counter(f"{type(each).__module__}.{type(each).__name__}" for each in gc.garbage)
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    ours = {
+        name: count for name, count in left.items() if name.startswith(("baton.", "uvicorn.", "fastapi."))
+    }
+    # A connection, its parser and its last request; not its other one.
+    assert max(ours.values(), default=0) <= 5, ours
 
 
 async def test_nothing_is_no_chunk(app: Starlette) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import cast
 
 from starlette.types import Scope
@@ -18,7 +19,8 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:  # not so when the connection is to become another protocol's
             extensions = self.scope.setdefault("extensions", {})
-            extensions[_EXTENSION] = {"exchange": Exchange(self, self.cycle)}
+            # The cycle has the scope: with a strong reference every request would leave garbage behind.
+            extensions[_EXTENSION] = {"connection": self, "cycle": weakref.ref(self.cycle)}
 
 
 class Exchange:
@@ -45,6 +47,10 @@ class Exchange:
 
 
 def exchange_of(scope: Scope) -> Exchange | None:
-    """None: the server is not ours, and nothing is known."""
+    """Of the request of ``scope``, which must be under way. None: the server is not ours, and nothing is
+    known."""
     found = (scope.get("extensions") or {}).get(_EXTENSION)
-    return None if found is None else cast(Exchange, found["exchange"])
+    if found is None:
+        return None
+    cycle = cast("weakref.ref[RequestResponseCycle]", found["cycle"])()
+    return None if cycle is None else Exchange(cast(Connection, found["connection"]), cycle)
