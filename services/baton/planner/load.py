@@ -19,6 +19,9 @@ JUMP = 3.0
 """Standard deviations of a window's arrivals, were they independent."""
 UNMET = 0.9
 """Attainment for which nothing has to be kept for sudden bursts: whom they make late is in the rest."""
+PER_SIGMA = 3.132
+"""Headroom for answers, for each standard deviation of a normal distribution that the attainment is beyond
+``UNMET``: 5 at 0.998."""
 MOST_FOR_PROMPTS = 3.0
 MOST_STRETCH = 3.0
 RECOVER_S = 60.0
@@ -54,11 +57,10 @@ class Headroom(NamedTuple):
     @classmethod
     def of(cls, attainment: float) -> Headroom:
         """For this share of requests to meet the targets. Found by trying (``python -m loadtest.planner``):
-        bursts are rarer and greater than a normal distribution has them, which would have a third of this.
-        Prompts that came too fast are computed a little later; answers that did keep their blocks, and
+        bursts are rarer and greater than a normal distribution has them. Prompts that came too fast are computed a little later; answers that did keep their blocks, and
         everybody waits for those."""
         sigmas = NormalDist().inv_cdf
-        answers = max(0.0, 3.132 * (sigmas(attainment) - sigmas(UNMET)))
+        answers = max(0.0, PER_SIGMA * (sigmas(attainment) - sigmas(UNMET)))
         return cls(min(MOST_FOR_PROMPTS, answers), answers)
 
 

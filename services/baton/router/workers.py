@@ -345,7 +345,7 @@ class WorkerClient:
         for seconds in self._times.take(frame, self.role, time.monotonic()):
             judge.took(self, seconds)
         succeeded = False
-        for delta in frame.deltas:  # for every token: as little as may be
+        for delta in frame.deltas:
             if delta.finish_reason != inference_pb2.FINISH_REASON_ERROR:
                 succeeded = succeeded or not delta.started
             elif not (delta.invalid or delta.expired or delta.refused or delta.lost):

@@ -1,4 +1,4 @@
-"""Metrics that are told of every token: a counter and a histogram that cost a tenth of the library's.
+"""Metrics that are told of every token: a counter and a histogram that cost little.
 
 prometheus_client's are for any thread: each takes a lock for every number that it changes, and a histogram
 looks at one bound after the other. These belong to one thread; others may read them, and may then find an
