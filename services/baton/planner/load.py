@@ -57,8 +57,8 @@ class Headroom(NamedTuple):
     @classmethod
     def of(cls, attainment: float) -> Headroom:
         """For this share of requests to meet the targets. Found by trying (``python -m loadtest.planner``):
-        bursts are rarer and greater than a normal distribution has them. Prompts that came too fast are computed a little later; answers that did keep their blocks, and
-        everybody waits for those."""
+        bursts are rarer and greater than a normal distribution has them. Prompts that came too fast are
+        computed a little later; answers that did keep their blocks, and everybody waits for those."""
         sigmas = NormalDist().inv_cdf
         answers = max(0.0, PER_SIGMA * (sigmas(attainment) - sigmas(UNMET)))
         return cls(min(MOST_FOR_PROMPTS, answers), answers)
