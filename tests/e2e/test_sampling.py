@@ -250,3 +250,41 @@ async def test_decode_repeats_all_that_prefill_tells_with_the_first_token(
     )
     assert repeated.details == told.details
     ring.wait_idle()
+
+
+@pytest.mark.parametrize("ring", ["ring"], indirect=True)
+@pytest.mark.parametrize("delivered", [(0, 1, 2), (0,), (2,)])
+@pytest.mark.parametrize("length", [31, 32, 33])
+async def test_choices_go_on_elsewhere_from_first_tokens_that_were_delivered(
+    ring: Ring, client: RingClient, length: int, delivered: tuple[int, ...]
+) -> None:
+    """Whether or not one token more would fill another KV block."""
+    prompt = [random.Random(length).randrange(256) for _ in range(length)]
+    fields = {"max_tokens": 8, "temperature": 1.3, "ignore_eos": True}
+    params = SamplingParams(seed=9, **fields)  # type: ignore[arg-type]
+    body = client.body(prompt, n=3, seed=9, **fields)
+    choices = (await client.http.post("/v1/completions", json=body)).raise_for_status().json()["choices"]
+    true = [choice["token_ids"] for choice in sorted(choices, key=lambda choice: choice["index"])]
+    given = [true[i][:1] if i in delivered else [] for i in range(3)]
+
+    prefill, decode = (BareRouter(ring.of_role(role)[0]) for role in ("prefill", "decode"))
+    names = [f"bare-{length}-{delivered}-{i}" for i in range(3)]
+    try:
+        await prefill.greet()
+        hello = await decode.greet()
+        name = Name(names[0], 1)
+        target = pb.DecodeTarget(
+            handoff_address=hello.handoff_address,
+            incarnation=hello.incarnation,
+            handle=sign_handle(CLUSTER_KEY.encode(), name, hello.incarnation, length),
+        )
+        forks = [
+            pb.Fork(request_id=names[i], seed=for_choice(params, i).seed, output_ids=given[i]) for i in (1, 2)
+        ]
+        await prefill.submit(*name, prompt, params, given[0], decode=target, forks=forks)
+        async with asyncio.timeout(20):
+            assert await decode.answers(*names) == true
+    finally:
+        await prefill.close()
+        await decode.close()
+    ring.wait_idle()

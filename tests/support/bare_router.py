@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import grpc
 
@@ -34,6 +34,7 @@ class BareRouter:
         params: SamplingParams,
         output_ids: Sequence[int] = (),
         decode: pb.DecodeTarget | None = None,
+        forks: Iterable[pb.Fork] = (),
     ) -> None:
         """A request that the worker is to answer, from the outputs given on, itself or by handing it on."""
         submit = pb.Submit(
@@ -43,6 +44,7 @@ class BareRouter:
             output_ids=output_ids,
             params=params.to_proto(),
             decode=decode,
+            forks=forks,
         )
         await self.call.write(pb.RouterMessage(submit=submit))
 
@@ -52,6 +54,18 @@ class BareRouter:
             for delta in message.frame.deltas:
                 if not delta.started:
                     return delta  # type: ignore[no-any-return]
+
+    async def answers(self, *request_ids: str) -> list[list[int]]:
+        """All tokens of these requests that the worker tells, each once, from the first that it tells on."""
+        found: dict[str, dict[int, int]] = {request_id: {} for request_id in request_ids}
+        open_ = set(request_ids)
+        while open_:
+            message = await self.call.read()
+            for delta in message.frame.deltas:
+                found[delta.request_id].update(enumerate(delta.token_ids, delta.first_seq))
+                if delta.finish_reason != inference_pb2.FINISH_REASON_UNSPECIFIED:
+                    open_.discard(delta.request_id)
+        return [[tokens[at] for at in sorted(tokens)] for tokens in found.values()]
 
     async def answer(self, request_id: str) -> tuple[list[int], pb.TokenDelta]:
         """The tokens of a request and its last delta."""

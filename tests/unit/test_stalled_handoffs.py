@@ -6,7 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from baton.connector.messages import REPEAT_S, Name
+from baton.connector.messages import (
+    REPEAT_S,
+    AbortReason,
+    Credit,
+    Fail,
+    Failure,
+    Grant,
+    LinkId,
+    Name,
+    Segment,
+    Send,
+    Stop,
+    Withdraw,
+)
+from baton.connector.prefill import PrefillHandoffs
 from baton.decode.role import IN_LINE
 from baton.prefill.role import PrefillRole
 from baton.sampling_params import SamplingParams
@@ -40,3 +54,33 @@ async def test_it_is_given_up_and_done_again(forgotten: str, monkeypatch: pytest
         assert set(names) == {Name("r", 0)}
         if forgotten == "_compute":  # pages that a send should have left are not given up by anybody's word
             await until(lambda: not (prefill.held or decode.held))
+
+
+class NoPages:
+    """``baton.connector.prefill.SourcePages`` of a request of which nothing is computed."""
+
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+        return ()
+
+    def pin(self, pages: tuple[int, ...]) -> None:
+        raise AssertionError("there is nothing to send")
+
+    unpin = pin
+
+
+@pytest.mark.parametrize("segments", [[(0, 4)], [(0, 2), (2, 2)], [(3, 1)]])
+def test_prefill_does_not_begin_what_it_could_never_end(segments: list[tuple[int, int]]) -> None:
+    """Decode counts the request's blocks for itself, and may have counted more."""
+    machine, link, name = PrefillHandoffs(NoPages()), LinkId("p", "d", 1), Name("r", 0)
+    machine.link_opened(link)
+    machine.ask(name, link, 3, 0.0)
+    machine.receive(link, Credit(name), 0.0)
+    granted = Grant(name, tuple(Segment(tag, *run) for tag, run in enumerate(segments)))
+    reason = "decode granted more than the 3 KV blocks of the request"
+    assert machine.receive(link, granted, 0.0) == [
+        Fail(name, reason, Failure.LOST),
+        Send(link, Withdraw(name, reason)),
+        Stop(name),
+    ]
+    assert machine.counters.aborted == {AbortReason.MANIFEST: 1}
+    assert machine.open_handoffs == 0

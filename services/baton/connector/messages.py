@@ -80,7 +80,8 @@ class Ask:
 
     name: Name
     num_blocks: int
-    """Blocks that the request's tokens fill, the partial last one included."""
+    """Blocks that the request's tokens fill, the partial last one included. Counted by each side; of no
+    matter when an attempt is asked for again."""
     turn: float = 0.0
     """Whose turn is earlier is promised room first, be it asked for later; among equals, who asked first."""
 

@@ -276,7 +276,7 @@ class PrefillHandoffs:
                 failure = Failure.REFUSED if message.elsewhere else Failure.FINAL
                 return [Fail(handoff.name, message.reason, failure), Stop(handoff.name)]
             case Grant():
-                return self._on_grant(handoff, message)
+                return self._on_grant(handoff, message, now)
             case Release() if handoff.state is State.SENT:
                 self._forget(handoff, now)
                 return []
@@ -297,9 +297,14 @@ class PrefillHandoffs:
         handoff.state = State.COMPUTING
         return [Compute(handoff.name)]
 
-    def _on_grant(self, handoff: Handoff, grant: Grant) -> list[Action]:
+    def _on_grant(self, handoff: Handoff, grant: Grant, now: float) -> list[Action]:
         if handoff.granted is not None or handoff.state is not State.COMPUTING:
             return []
+        if any(segment.first_block + segment.num_blocks > handoff.num_blocks for segment in grant.segments):
+            # Decode would wait for ever for what is never computed.
+            reason = f"decode granted more than the {handoff.num_blocks} KV blocks of the request"
+            withdrawn = self._withdraw(handoff.name, reason, AbortReason.MANIFEST, now)
+            return [Fail(handoff.name, reason, Failure.LOST), *withdrawn]
         handoff.granted = grant.segments
         handoff.unsent = list(grant.segments)
         return self._push(handoff) + self._complete_if_sent(handoff)

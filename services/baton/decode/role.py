@@ -309,9 +309,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         if peer is None:  # fenced meanwhile
             return
         name = wire.name_of(ask.name)
-        num_blocks = -(-(len(ask.prompt_ids) + len(ask.output_ids)) // peer.terms.block_size)
         if self._machine.state_of(name) is not None:  # asked again: what it carries is here
-            self._do(lambda now: self._machine.receive(link, Ask(name, num_blocks), now))
+            self._do(lambda now: self._machine.receive(link, Ask(name, 0), now))
             return
         try:
             sequence = sequence_from(ask)
@@ -324,6 +323,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
             decline = pb.Decline(name=ask.name, reason=reason, elsewhere=True)
             self._send(link, pb.DecodeMessage(decline=decline))
             return
+        # Not what the message brings: of a request with forks, a first token is given back, not computed.
+        num_blocks = -(-sequence.num_tokens // peer.terms.block_size)
         # Hashed here, as it takes a while for a long prompt and the machine runs under the engine's lock.
         manifest = (sequence.num_tokens, tokens_digest(sequence.token_ids), 1 + len(sequence.forks))
         if self._engine.scheduler.limits.shares(sequence):
