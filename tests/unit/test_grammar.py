@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from llguidance import LLMatcher
 
 from baton.grammar import compiler as compiler_module
+from baton.grammar import proof, trial
 from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.limits import MAX_SOURCE_BYTES
@@ -131,6 +133,65 @@ def refused_in(compiler: GrammarCompiler, output: StructuredOutput) -> float:
 def test_a_hostile_grammar_is_refused_in_time_and_others_go_on(compiler: GrammarCompiler, name: str) -> None:
     assert any(refused_in(compiler, output) < 1.0 for output in variants(name))
     assert matches(compiled(compiler, StructuredOutput("regex", f"{name} a+")), f"{name} aa")
+
+
+class TestAHostThatGivesOthersItsTime:
+    """Which may count as CPU time here, and holds trials up."""
+
+    @staticmethod
+    def trial(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, taken_from: set[int]) -> trial.Outcome:
+        """A trial of which some masks, by number, take a second of CPU time."""
+        clock, masks = 0.0, 0
+
+        def thread_time() -> float:
+            nonlocal clock, masks
+            masks += 1
+            clock += masks // 2 in taken_from and masks % 2 == 0
+            return clock
+
+        monkeypatch.setattr(trial.time, "thread_time", thread_time)
+        tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build()
+        return trial.try_out(tokens, trial.Attempt("regex", "[a-z]{100}"))
+
+    @pytest.mark.parametrize("taken_from", [{1}, {24}, {5, 10}, {1, 2}])
+    def test_a_grammar_is_not_refused_for_a_mask_that_was_slow_once_or_twice(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, taken_from: set[int]
+    ) -> None:
+        assert self.trial(tokenizer, monkeypatch, taken_from).error is None
+
+    @pytest.mark.parametrize("taken_from", [{1, 2, 3}, {24, 48, 72}])
+    def test_and_is_if_it_is_slow_each_time(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, taken_from: set[int]
+    ) -> None:
+        error = self.trial(tokenizer, monkeypatch, taken_from).error
+        assert error == "it is too complex: one token's mask takes over 50 ms"
+
+    def test_a_trial_that_was_held_up_tells_nothing_and_is_held_again(
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
+        compiled(compiler, StructuredOutput("regex", "warm"))
+        assert compiler._compiling is not None
+        process = compiler._compiling.ground._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(proof, "TRIAL_S", 0.2)
+        error = compiler.compile(GOOD).exception(30)
+        assert isinstance(error, GrammarBusyError)
+        assert "over 0.2 s" in str(error)
+        monkeypatch.undo()
+        assert matches(compiled(compiler, GOOD), "aab")
+        compiler.close()
+
+
+def test_it_says_of_what_a_grammar_takes_too_much(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "TRIAL_S", 30.0)
+    dear = HOSTILE["intersected expressions"]
+    assert "over 0.6 s" in refusal(
+        compiler, StructuredOutput(dear.kind, dear.text + "\n# another to a cache")
+    )
 
 
 def test_compiled_once_and_refused_once(compiler: GrammarCompiler) -> None:

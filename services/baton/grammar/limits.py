@@ -17,12 +17,18 @@ MAX_CHOICES = 4096
 JSON_SPACE = r"[ \n\r\t]{1,40}"
 """Between two tokens of JSON, unless the schema's ``x-guidance`` says otherwise: a model that has lost its
 way would write spaces for ever."""
-COMPILE_S = 0.6
-"""Most time of a trial: compiling, and the first masks."""
+TRIAL_CPU_S = 0.6
+"""Most CPU time of a trial: compiling, and the first masks."""
+TRIAL_S = 0.9
+"""Until a trial that has not used that up is given up: the machine is too busy to tell, which is no fault of
+the grammar's."""
 REHEARSED_TOKENS = 24
 """Masks that a trial computes, each after a token that the one before allows."""
 MASK_CPU_S = 0.05
-"""Most time for a mask in a trial: in the engine it holds up everyone's step."""
+"""Most CPU time for a mask in a trial: in the engine it holds up everyone's step."""
+WALKS = 3
+"""A grammar is refused for its masks when so many walks were too slow: what other guests of a host take of a
+core may count as CPU time."""
 TRIAL_BYTES = 2 << 30
 """Address space of the process that tries grammars out."""
 TRIAL_STACK_BYTES = 1 << 20

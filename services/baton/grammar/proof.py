@@ -1,10 +1,11 @@
-"""Trying a grammar out in a process of its own, which is killed if that takes too long."""
+"""Trying a grammar out in a process of its own, which is its death if that takes too long."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import IO
 import msgspec
 
 from baton.grammar.errors import GrammarBusyError, GrammarError
-from baton.grammar.limits import COMPILE_S, START_S
+from baton.grammar.limits import START_S, TRIAL_CPU_S, TRIAL_S
 from baton.grammar.table import TokenTable
 from baton.grammar.trial import Attempt, Outcome, frame
 from baton.structured_output import StructuredOutput
@@ -34,13 +35,13 @@ class ProvingGround:
         GrammarBusyError if no trial can be held."""
         process = self._started()
         try:
-            return self._ask(process, frame(Attempt(output.kind, output.text)), COMPILE_S).grammar
+            return self._ask(process, frame(Attempt(output.kind, output.text)), TRIAL_S).grammar
         except TimeoutError:
             self._spend(process)
-            raise GrammarError(f"it is too complex: compiling it takes over {COMPILE_S:g} s") from None
+            raise GrammarBusyError(f"trying it out took over {TRIAL_S:g} s, most of it waiting") from None
         except EOFError:
             self._spend(process)
-            raise GrammarError("it is too complex: compiling it takes too much memory or depth") from None
+            raise GrammarError(f"it is too complex: compiling it takes {_too_much(process)}") from None
 
     def renew(self) -> None:
         """Start the process again if the last trial was the death of it, so that the next one need not wait
@@ -112,6 +113,13 @@ class ProvingGround:
         deadline = time.monotonic() + limit_s
         size = int.from_bytes(_read(process.stdout, 4, deadline))
         return msgspec.msgpack.decode(_read(process.stdout, size, deadline), type=Outcome)
+
+
+def _too_much(process: subprocess.Popen[bytes]) -> str:
+    """Of what a grammar took too much, when that was the process's death."""
+    if process.wait() == -signal.SIGPROF:
+        return f"over {TRIAL_CPU_S:g} s"
+    return "too much memory or depth"
 
 
 def _read(source: IO[bytes], size: int, deadline: float) -> bytes:

@@ -20,11 +20,13 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammar.errors import GrammarError
 from baton.grammar.limits import (
-    COMPILE_S,
     MASK_CPU_S,
     REHEARSED_TOKENS,
     TRIAL_BYTES,
+    TRIAL_CPU_S,
+    TRIAL_S,
     TRIAL_STACK_BYTES,
+    WALKS,
 )
 from baton.grammar.source import to_llguidance
 from baton.grammar.table import TokenTable, compiled, in_one_line, raise_error
@@ -57,21 +59,29 @@ def try_out(tokens: LLTokenizer, attempt: Attempt) -> Outcome:
     return Outcome(grammar)
 
 
-def _rehearse(matcher: LLMatcher) -> None:
-    """A random walk, always the same: limits that hold for each step are mostly met in the first ones."""
-    choose = random.Random(0)
+def _rehearse(start: LLMatcher) -> None:
+    """Limits that hold for each step are mostly met in the first ones."""
+    for _ in range(WALKS):
+        if _slowest_mask_s(start.deep_copy()) <= MASK_CPU_S:
+            return
+    raise GrammarError(f"it is too complex: one token's mask takes over {MASK_CPU_S * 1000:g} ms")
+
+
+def _slowest_mask_s(matcher: LLMatcher) -> float:
+    """CPU time in a random walk, always the same, which ends at the first mask that takes too long."""
+    choose, slowest = random.Random(0), 0.0
     for _ in range(REHEARSED_TOKENS):
         began = time.thread_time()
         mask = matcher.compute_bitmask()
+        slowest = max(slowest, time.thread_time() - began)
         raise_error(matcher)
-        if time.thread_time() - began > MASK_CPU_S:
-            raise GrammarError(f"it is too complex: one token's mask takes over {MASK_CPU_S * 1000:g} ms")
-        if matcher.is_stopped():
-            return
+        if slowest > MASK_CPU_S or matcher.is_stopped():
+            break
         matcher.consume_token(_some_token(mask, choose))
         raise_error(matcher)
         if matcher.is_stopped():
-            return
+            break
+    return slowest
 
 
 def _some_token(mask: bytes, choose: random.Random) -> int:
@@ -109,9 +119,11 @@ def _serve(source: BinaryIO, target: BinaryIO) -> None:
     _answer(target, Outcome())
     attempts = msgspec.msgpack.Decoder(Attempt)
     while (content := read_frame(source)) is not None:
-        # Whoever asked may be gone, and nobody left to kill this process: the alarm does.
-        signal.setitimer(signal.ITIMER_REAL, 3 * COMPILE_S)
+        # Either ends this process. Whoever asked may be gone, and nobody else left to do it.
+        signal.setitimer(signal.ITIMER_PROF, TRIAL_CPU_S)
+        signal.setitimer(signal.ITIMER_REAL, 2 * TRIAL_S)
         outcome = try_out(tokens, attempts.decode(content))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _answer(target, outcome)
 
