@@ -26,6 +26,8 @@ from typing import Any, Literal
 
 import httpx
 
+from baton.hub import resolve_model
+from baton.text.tokenizer import Tokenizer
 from tests.support.random_requests import Ask, draw
 from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.rings_at_their_limit import errors_logged
@@ -39,6 +41,8 @@ PREFILL_OPTIONS = ("--no-prefix-caching",)
 """Questions come again and again, and prompts are to be computed."""
 DECODE_OPTIONS = ("--speculative-method", "ngram", "--num-speculative-tokens", "3")
 ROUTER_OPTIONS = ("--tool-call-parser", "hermes", "--log-level", "info")
+BLOCK_SIZE = 16
+"""Tokens of a KV block, by default."""
 LONGEST_S = 120.0
 """Of a request, and of a drain."""
 CLOSE = 5e-3
@@ -198,6 +202,7 @@ class Question:
 
 def asks(rng: random.Random, count: int, longest: int) -> list[Ask]:
     """Requests of all kinds that can be repeated, by clients that stay."""
+    tokenizer = Tokenizer.from_dir(resolve_model("demo"))
     found = []
     for _ in range(count):
         drawn = draw(rng)
@@ -207,6 +212,8 @@ def asks(rng: random.Random, count: int, longest: int) -> list[Ask]:
         body["stream"] = "prompt_logprobs" not in body and rng.random() < 0.65
         if rng.random() < 0.4:
             _lengthen(body, rng)
+        if isinstance(body.get("prompt"), str) and rng.random() < (0.8 if "n" in body else 0.3):
+            _fill_blocks(body, tokenizer)
         if body["stream"]:
             body["stream_options"] = {"include_usage": True}
         features = {*drawn.features} - {"leaving", "deadline", "stream"}
@@ -224,6 +231,12 @@ def _lengthen(body: dict[str, Any], rng: random.Random) -> None:
         body["prompt"] = words + body["prompt"]
     else:
         body["messages"] = [{"role": "system", "content": words}, *body["messages"]]
+
+
+def _fill_blocks(body: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """End the prompt where a KV block ends: with a token more it has a block more."""
+    token_ids = tokenizer.encode(body["prompt"])
+    body["prompt"] = token_ids[: len(token_ids) // BLOCK_SIZE * BLOCK_SIZE] or token_ids
 
 
 @dataclass(frozen=True, kw_only=True)
