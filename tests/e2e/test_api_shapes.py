@@ -79,7 +79,7 @@ def several(demo_ring: Ring, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 async def test_several_models(several: Service, tmp_path: Path) -> None:
-    url, grpc_address = f"http://{several.ready.http}", several.ready.grpc  # type: ignore[union-attr]
+    url, grpc_address = f"http://{several.ready.http}", several.ready.grpc
     async with httpx.AsyncClient(base_url=url, timeout=60) as client:
         deadline = time.monotonic() + 30
         health: dict[str, object] = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from anthropic import Anthropic
+from anthropic.types import ToolChoiceAnyParam, ToolParam
 from openai import OpenAI
 
 from tests.support.ring import Ring
@@ -60,13 +62,13 @@ def test_openai(ring: Ring) -> None:
 
 def test_anthropic(ring: Ring) -> None:
     with Anthropic(base_url=ring.url, api_key="none", max_retries=0) as client:
-        ask = {"model": "demo", "max_tokens": 400, "messages": MESSAGES}
+        ask: dict[str, Any] = {"model": "demo", "max_tokens": 400, "messages": MESSAGES}
         whole = client.messages.create(**ask, extra_body={"temperature": 0})
         with client.messages.stream(**ask, extra_body={"temperature": 0}) as stream:
             text = "".join(stream.text_stream)
         assert text == whole.content[0].text and "Baton" in text
-        tool = {"name": "get_weather", "description": "The temperature.", "input_schema": SCHEMA}
-        choice = {"type": "any", "disable_parallel_tool_use": True}
+        tool: ToolParam = {"name": "get_weather", "description": "The temperature.", "input_schema": SCHEMA}
+        choice: ToolChoiceAnyParam = {"type": "any", "disable_parallel_tool_use": True}
         called = client.messages.create(**ask, tools=[tool], tool_choice=choice)
         assert called.stop_reason == "tool_use"
         check(called.content[-1].input)
@@ -95,10 +97,11 @@ def test_langchain(ring: Ring) -> None:
 
 def test_litellm(ring: Ring) -> None:
     litellm = pytest.importorskip("litellm")
-    for ask in (
+    asks: list[dict[str, Any]] = [
         {"model": "openai/demo", "api_base": f"{ring.url}/v1"},
         {"model": "anthropic/demo", "api_base": ring.url},
-    ):
+    ]
+    for ask in asks:
         ask |= {"api_key": "none", "messages": MESSAGES, "max_tokens": 400, "num_retries": 0}
         whole = litellm.completion(**ask, temperature=0).choices[0].message.content
         stream = litellm.completion(**ask, temperature=0, stream=True)

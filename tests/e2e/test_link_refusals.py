@@ -72,7 +72,7 @@ async def test_workers_of_different_groups_are_never_paired(rings: Mapping[str, 
     before = prefill.metrics(), decode.metrics()
     async with RingClient(ring.url, "tiny") as client:
         assert len((await client.complete([1, 2, 3], max_tokens=4)).token_ids) == 4
-    assert prefill.ready.address in ring.router.log.read_text()  # type: ignore[union-attr]
+    assert prefill.ready.address in ring.router.log.read_text()
     assert "fits no decode worker" in ring.router.log.read_text()
     count = "baton_handoffs_completed_total"
     for service, earlier in zip((prefill, decode), before, strict=True):

@@ -61,7 +61,7 @@ def _page(address: str) -> str:
 
 def _addresses(ring: Ring) -> dict[str, str]:
     """Where metrics are, by role."""
-    found = {service.ready.role: service.ready.metrics for service in ring.workers}  # type: ignore[union-attr]
+    found = {service.ready.role: service.ready.metrics for service in ring.workers}
     return {"router": ring.url.removeprefix("http://"), **found}  # type: ignore[dict-item]
 
 

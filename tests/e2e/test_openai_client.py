@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
+from openai.types.chat import ChatCompletionMessageParam
 
 from baton.v1 import inference_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
@@ -16,7 +17,7 @@ from tests.support.ring import Ring
 
 pytestmark = pytest.mark.beside
 
-QUESTION = [{"role": "user", "content": "What is Baton?"}]
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is Baton?"}]
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ async def test_completion(openai: AsyncOpenAI) -> None:
 
 
 async def test_chat_streamed_is_chat_whole(openai: AsyncOpenAI) -> None:
-    whole = await openai.chat.completions.create(model="demo", messages=QUESTION, temperature=0)  # type: ignore[arg-type]
+    whole = await openai.chat.completions.create(model="demo", messages=QUESTION, temperature=0)
     stream = await openai.chat.completions.create(
         model="demo",
-        messages=QUESTION,  # type: ignore[arg-type]
+        messages=QUESTION,
         temperature=0,
         stream=True,
         stream_options={"include_usage": True},
@@ -85,10 +86,10 @@ async def test_a_stop_string_ends_the_text_before_it(openai: AsyncOpenAI) -> Non
             stream=stream,
         )
         if stream:
-            chunks = [chunk.choices[0] async for chunk in cut]  # type: ignore[union-attr]
+            chunks = [chunk.choices[0] async for chunk in cut]
             found, reason = "".join(c.text for c in chunks), chunks[-1].finish_reason
         else:
-            found, reason = cut.choices[0].text, cut.choices[0].finish_reason  # type: ignore[union-attr]
+            found, reason = cut.choices[0].text, cut.choices[0].finish_reason
         assert found == text[: text.index(stop)]
         assert reason == "stop"
 

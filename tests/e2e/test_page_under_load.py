@@ -102,7 +102,7 @@ async def look(ring: Ring, tmp_path: Path) -> None:
         await settled(page, ring)
         rows = await page.evaluate(ROWS)
         assert [row[:4] for row in rows] == [
-            [worker.ready.address, worker.ready.role, "demo", "ready"]  # type: ignore[union-attr]
+            [worker.ready.address, worker.ready.role, "demo", "ready"]
             for worker in reversed(ring.workers)  # by role
         ]
         assert [row[4:7] for row in rows] == [["0", "0", "0"]] * 2

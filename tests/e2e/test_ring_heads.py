@@ -48,7 +48,7 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ring]]
 def expected() -> list[list[int]]:
     """The answers of an engine that drafts nothing."""
     llm = LLM("demo", dtype="float32", device="cpu", num_blocks=128)
-    params = [SamplingParams(max_tokens=48, ignore_eos=True, **sampling) for sampling in SAMPLINGS]
+    params = [SamplingParams(max_tokens=48, ignore_eos=True, **how) for how in SAMPLINGS]  # type: ignore[arg-type]
     prompts = [prompt for prompt in PROMPTS for _ in params]
     answers = llm.generate(prompts, params * len(PROMPTS), progress=False)
     return [list(answer.outputs[0].token_ids) for answer in answers]

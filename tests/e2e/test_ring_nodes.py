@@ -25,7 +25,8 @@ CRASHED = 70
 
 def clear_questions(model: Path) -> dict[tuple[int, ...], list[int]]:
     """Prompt → what one process answers."""
-    rng, drawn = random.Random(3), {}
+    rng = random.Random(3)
+    drawn: dict[tuple[int, ...], list[int]] = {}
     while len(drawn) < 2:
         prompt = [rng.randrange(250) for _ in range(100)]
         answer, margin = oracle_greedy(model, prompt, NEW_TOKENS)

@@ -177,8 +177,8 @@ async def test_the_tokens_are_one_workers(
     peer = f'connector="{setup.connector_of(pair)}"'
 
     def moved() -> tuple[float, float]:
-        sent = counted(prefill, "baton_handoff_sent_bytes", f'peer="{decode.ready.address}"')  # type: ignore[union-attr]
-        received = counted(decode, "baton_handoff_received_bytes", f'peer="{prefill.ready.address}"')  # type: ignore[union-attr]
+        sent = counted(prefill, "baton_handoff_sent_bytes", f'peer="{decode.ready.address}"')
+        received = counted(decode, "baton_handoff_received_bytes", f'peer="{prefill.ready.address}"')
         return sent, received
 
     prompts = [question.prompt for question in questions[pair]]

@@ -84,7 +84,10 @@ def ring(
     )
     options = ("--prefill-chunk", "64", "--num-blocks", "28")
     with running_ring(
-        tmp_path_factory.mktemp("ring"), model=str(model), options=options, **counts
+        tmp_path_factory.mktemp("ring"),
+        model=str(model),
+        options=options,
+        **counts,  # type: ignore[arg-type]
     ) as running:
         yield running
 
@@ -206,7 +209,7 @@ async def test_choices_share_one_prefill_and_one_handoff(
     async def ask(prompt: list[int]) -> list[dict[str, Any]]:
         body = client.body(prompt, n=4, seed=9, **fields)
         choices = (await client.http.post("/v1/completions", json=body)).raise_for_status().json()["choices"]
-        return sorted(choices, key=lambda choice: choice["index"])  # type: ignore[no-any-return]
+        return sorted(choices, key=lambda choice: choice["index"])
 
     answers = await asyncio.gather(*map(ask, prompts))
     ring.wait_idle()

@@ -54,7 +54,7 @@ async def test_answers_are_transformers_whoever_was_preempted_or_evicted(
     client: RingClient, ring: Ring, model: Path
 ) -> None:
     rng = random.Random(3)
-    asked = []
+    asked: list[tuple[list[int], list[int], int]] = []
     while len(asked) < 14:
         prompt = [rng.randrange(256) for _ in range(rng.choice((40, 70)))]
         answer, margin = oracle_greedy(model, prompt, NEW_TOKENS)

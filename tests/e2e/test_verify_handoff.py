@@ -38,7 +38,7 @@ def careless(request: pytest.FixtureRequest, model: Path, tmp_path: Path) -> Ite
         model=str(model),
         options=OVER_TCP,
         decode_program="tests.support.careless_worker",
-        **{f"{request.param}_options": ("--verify-handoff",)},
+        **{f"{request.param}_options": ("--verify-handoff",)},  # type: ignore[arg-type]
     ) as ring:
         yield ring
 

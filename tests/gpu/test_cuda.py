@@ -24,6 +24,7 @@ from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, wr
 from baton_kernels.paged import Chunk, PagedBatch
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, running, running_routers, worker
+from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
 pytestmark = [
@@ -72,7 +73,7 @@ def test_replayed_steps_equal_eager_ones(tmp_path: Path) -> None:
     for eager in (True, False):
         config = EngineConfig(path, device="cuda", dtype="float32", num_blocks=256, enforce_eager=eager)
         on = Engine.from_config(config)
-        assert isinstance(on.runner.model, GraphedModel) is not eager
+        assert isinstance(runner_of(on).model, GraphedModel) is not eager
         params = SamplingParams(max_tokens=40, temperature=0.9, ignore_eos=True)
         sequences = [
             Sequence(f"r{i}", 0, prompt, replace(params, seed=i, max_tokens=9 + 3 * i))
@@ -156,7 +157,7 @@ def test_pinned_memory_is_what_staging_is_made_of() -> None:
     assert piece is not None
     assert torch.frombuffer(piece, dtype=torch.uint8).is_pinned()
     room.give_back(piece)
-    assert room.take(10, lambda: None).obj is piece.obj  # type: ignore[union-attr]
+    assert room.take(10, lambda: None).obj is piece.obj
 
 
 def test_views_of_device_memory_are_the_pool_itself() -> None:

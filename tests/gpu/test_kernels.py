@@ -92,9 +92,10 @@ def test_rows(dtype: torch.dtype) -> None:
     kept = residual.to(CUDA)
     normed = rows.add_rms_norm(x.to(CUDA), kept, weight.to(CUDA), 1e-5).cpu()
     activated = rows.silu_mul(gate_up.to(CUDA)).cpu()
-    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    torch.testing.assert_close(activated, rows.silu_mul(gate_up), **tolerance)
-    torch.testing.assert_close(normed, rows.add_rms_norm(x, residual, weight, 1e-5), **tolerance)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(activated, rows.silu_mul(gate_up), rtol=tolerance, atol=tolerance)
+    expected = rows.add_rms_norm(x, residual, weight, 1e-5)
+    torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(kept.cpu(), residual)
 
 
@@ -163,14 +164,14 @@ def test_rotate_and_store(dtype: torch.dtype, normed: bool) -> None:
     tokens = batch.positions.numel()
     qkv = torch.randn(tokens, 12, 128).to(dtype)
     cos, sin = torch.randn(2, tokens, 1, 128)
-    weights = torch.randn(2, 128).to(dtype)
+    of_q, of_k = torch.randn(2, 128).to(dtype)
     results = []
     for device in (torch.device("cpu"), CUDA):
         own, step = moved(pool.clone(), batch, device)
         plan = AttentionPlan.build(step, own, {None})
-        norm = HeadNorm(*weights.to(device), 1e-5) if normed else None
+        norm = HeadNorm(of_q.to(device), of_k.to(device), 1e-5) if normed else None
         angles = {"cos": cos.to(device), "sin": sin.to(device)}
         q = rotate_and_store(own, 1, qkv.to(device), plan, **angles, norm=norm)
         results.append((q.cpu(), own.cpu()))
-    tolerance = {"rtol": 4 * TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
-    torch.testing.assert_close(results[1], results[0], **tolerance)
+    tolerance = 4 * TOLERANCE[dtype]
+    torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance)

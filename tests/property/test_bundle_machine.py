@@ -121,9 +121,9 @@ class BundleMachine(RuleBasedStateMachine):
         self.closing: asyncio.Task[None] | None = None
 
         async def make() -> None:
-            self.bundle = Bundle(self.on_lost)
-            self.parts = [FakePart(self.bundle.part_lost, distant=d and not sends) for d in distant]
-            self.bundle.hold(self.parts)
+            self.link = Bundle(self.on_lost)
+            self.parts = [FakePart(self.link.part_lost, distant=d and not sends) for d in distant]
+            self.link.hold(self.parts)
 
         self.loop.run_until_complete(make())
 
@@ -152,7 +152,7 @@ class BundleMachine(RuleBasedStateMachine):
 
     @rule()
     def post(self) -> None:
-        start = self.bundle.send if self.sends else self.bundle.post_receive
+        start = self.link.send if self.sends else self.link.post_receive
         self.whole[self.next_tag] = self.do(lambda: start(self.next_tag, [0]))
         self.next_tag += 1
 
@@ -195,7 +195,7 @@ class BundleMachine(RuleBasedStateMachine):
         tag = 1 + which % self.next_tag
         running = {id(part) for part in self.parts if tag in part.open}
         known = tag in self.whole and not self.whole[tag].done()
-        withdrawn = self.do(lambda: self.bundle.cancel_receive(tag))
+        withdrawn = self.do(lambda: self.link.cancel_receive(tag))
         for part in self.parts:
             near_and_idle = not part.distant and tag in part.open and tag not in part.matched
             assert not known or not near_and_idle, "a part was not asked"
@@ -211,7 +211,7 @@ class BundleMachine(RuleBasedStateMachine):
         if self.closing is None:
             self.settle()
             self.lost_before_close = self.lost > 0
-            self.closing = self.loop.create_task(self.bundle.close())
+            self.closing = self.loop.create_task(self.link.close())
             self.settle()
 
     @invariant()
@@ -249,7 +249,7 @@ class BundleMachine(RuleBasedStateMachine):
             return
         self.settle()
         if self.closing is None:
-            self.closing = self.loop.create_task(self.bundle.close())
+            self.closing = self.loop.create_task(self.link.close())
         self.settle()
         for part in self.parts:
             assert part.close_called

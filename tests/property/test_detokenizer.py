@@ -116,8 +116,14 @@ def test_ids_without_a_token_are_no_context() -> None:
     assert stream(WORD_PIECE, [0, 9, 9, 9, 9, 0], [], skip=True) == "[UNK] [UNK]"
 
 
+def fallback_id(token: str) -> int:
+    found = FALLBACK.token_to_id(token)
+    assert found is not None
+    return found
+
+
 def test_a_character_comes_with_the_token_that_completes_it() -> None:
-    ids = [FALLBACK.token_to_id(f"<0x{byte:02X}>") for byte in "🙂🙃".encode()]
+    ids = [fallback_id(f"<0x{byte:02X}>") for byte in "🙂🙃".encode()]
     detokenizer = Detokenizer(TokenPieces(FALLBACK, frozenset()))
     assert [detokenizer.push([id_]) for id_ in ids] == ["", "", "", "🙂", "", "", "", "🙃"]
     assert detokenizer.finish() == ""
@@ -135,6 +141,6 @@ def test_an_incomplete_character_is_replaced_at_the_end() -> None:
 
 @pytest.mark.parametrize(("after", "expected"), [([], "the"), ([1], "the"), ([1, 300], " the")])
 def test_a_leading_space_is_kept_only_after_text(after: list[int], expected: str) -> None:
-    after = [FALLBACK.token_to_id("▁fox") if id_ == 300 else id_ for id_ in after]
+    after = [fallback_id("▁fox") if id_ == 300 else id_ for id_ in after]
     detokenizer = Detokenizer(TokenPieces(FALLBACK, frozenset({0, 1, 2})), after=after)
-    assert detokenizer.push([FALLBACK.token_to_id("▁the")]) == expected
+    assert detokenizer.push([fallback_id("▁the")]) == expected

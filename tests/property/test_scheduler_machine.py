@@ -36,6 +36,7 @@ from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
+from tests.support.runners import runner_of
 
 BLOCK_SIZE = 2
 EOS = frozenset(range(3))
@@ -293,7 +294,7 @@ class EngineMachine(RuleBasedStateMachine):
         seq.bind([*known, *fresh])
         for position in range(len(known) * BLOCK_SIZE, length):
             block = seq.block_ids[position // BLOCK_SIZE]
-            written = engine.runner.pool[block, :, :, :, position % BLOCK_SIZE]
+            written = runner_of(engine).pool[block, :, :, :, position % BLOCK_SIZE]
             written[:, :, 0], written[:, :, 1] = seq.token_ids[position] + 1.0, position + 1.0
         return True
 
@@ -394,7 +395,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.scribble(blocks)
 
         def after() -> None:
-            assert bool((engine.runner.pool[self.stolen] == -9.0).all())
+            assert bool((runner_of(engine).pool[self.stolen] == -9.0).all())
             if fail:
                 raise RuntimeError("the pass failed")
 
@@ -514,7 +515,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.scribble([b for b in range(pool.num_blocks) if pool.allocatable(b) and pool._digests[b] is None])
 
     def scribble(self, blocks: list[int]) -> None:
-        self.engine.runner.pool[torch.tensor(blocks, dtype=torch.int64)] = -9.0
+        runner_of(self.engine).pool[torch.tensor(blocks, dtype=torch.int64)] = -9.0
 
     def release_one(self, seq: Sequence) -> None:
         assert self.engine.release(seq)

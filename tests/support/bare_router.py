@@ -20,11 +20,16 @@ class BareRouter:
     def __init__(self, worker: Service) -> None:
         assert isinstance(worker.ready, WorkerReady)
         self.channel = grpc.aio.insecure_channel(worker.ready.address)
-        self.call = WorkerStub(self.channel).Connect()
+        self.call = WorkerStub(self.channel).Connect(None)
 
     async def greet(self) -> pb.WorkerHello:
         await self.call.write(pb.RouterMessage(hello=pb.RouterHello(router_id="bare")))
-        return (await self.call.read()).hello  # type: ignore[no-any-return]
+        return (await self._heard()).hello
+
+    async def _heard(self) -> pb.WorkerMessage:
+        message = await self.call.read()
+        assert isinstance(message, pb.WorkerMessage), "the worker has ended the stream"
+        return message
 
     async def submit(
         self,
@@ -50,17 +55,17 @@ class BareRouter:
 
     async def first_delta(self) -> pb.TokenDelta:
         while True:
-            message = await self.call.read()
+            message = await self._heard()
             for delta in message.frame.deltas:
                 if not delta.started:
-                    return delta  # type: ignore[no-any-return]
+                    return delta
 
     async def answers(self, *request_ids: str) -> list[list[int]]:
         """All tokens of these requests that the worker tells, each once, from the first that it tells on."""
         found: dict[str, dict[int, int]] = {request_id: {} for request_id in request_ids}
         open_ = set(request_ids)
         while open_:
-            message = await self.call.read()
+            message = await self._heard()
             for delta in message.frame.deltas:
                 found[delta.request_id].update(enumerate(delta.token_ids, delta.first_seq))
                 if delta.finish_reason != inference_pb2.FINISH_REASON_UNSPECIFIED:
@@ -71,7 +76,7 @@ class BareRouter:
         """The tokens of a request and its last delta."""
         token_ids: list[int] = []
         while True:
-            message = await self.call.read()
+            message = await self._heard()
             for delta in message.frame.deltas:
                 if delta.request_id == request_id:
                     token_ids += delta.token_ids
@@ -80,4 +85,4 @@ class BareRouter:
 
     async def close(self) -> None:
         self.call.cancel()
-        await self.channel.close()
+        await self.channel.close(None)

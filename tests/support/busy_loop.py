@@ -37,7 +37,7 @@ async def main() -> None:
 
     async def hear() -> int:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_stream("/s/m")
+            call = channel.unary_stream("/s/m", None, None)
             return len([message async for message in call(b"")])
 
     everybody = asyncio.gather(*(hear() for _ in range(STREAMS)))

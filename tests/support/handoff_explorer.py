@@ -808,7 +808,7 @@ class Explorer:
                 if not queue:
                     continue
                 what = type(queue[0]).__name__
-                rest = wire._replace(**{way: queue[1:]})
+                rest = wire._replace(**{way: queue[1:]})  # type: ignore[arg-type]
                 draft = Draft(self, state)
                 draft.wires[wire.link] = rest
                 self._arrive(draft, wire.link, way, queue[0])

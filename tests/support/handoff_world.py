@@ -609,13 +609,13 @@ class World:
     @staticmethod
     def _delta(name: Name, answer: tuple[int, ...]) -> worker_pb2.TokenDelta:
         """The last token of an answer."""
-        length = inference_pb2.FINISH_REASON_LENGTH
+        ended, goes_on = inference_pb2.FINISH_REASON_LENGTH, inference_pb2.FINISH_REASON_UNSPECIFIED
         return worker_pb2.TokenDelta(
             request_id=name.request_id,
             attempt=name.attempt,
             first_seq=len(answer) - 1,
             token_ids=answer[-1:],
-            finish_reason=length if len(answer) == ANSWER else None,
+            finish_reason=ended if len(answer) == ANSWER else goes_on,
         )
 
     def deliver_frame(self, pick: Picker) -> bool:

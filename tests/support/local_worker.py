@@ -39,6 +39,7 @@ from baton.tls.channels import Dialer, add_port
 from baton.tls.files import TlsFiles
 from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.worker.config import RoleName
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.post import Post
@@ -48,6 +49,7 @@ from baton.worker.service import WorkerService
 from baton.worker.switch_request import TO_PROTO
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
+from tests.support.runners import runner_of
 
 KEY = b"tests"
 SPLIT = PlacementOptions("always")
@@ -73,7 +75,7 @@ class LocalWorker:
 
     def __init__(
         self,
-        role: str,
+        role: RoleName,
         *,
         step_s: float = 0.0,
         tempo: Tempo = TEMPO,
@@ -91,17 +93,17 @@ class LocalWorker:
         self._tls = tls
         self.engine = make_engine(model=make_model(step_s))
         self.routers = Routers()
-        assert role == "prefill" or role == "decode" or role == "both"
         self.post = Post.new(role)
         self.crashed = asyncio.Event()
         self._tempo = tempo
         self._revision = revision
         self._tells_terms = tells_terms
         self._stack = AsyncExitStack()
-        _, heads, layers, _, _, _ = self.engine.runner.pool.shape
+        pool = runner_of(self.engine).pool
+        _, heads, layers, _, _, _ = pool.shape
         self._share = Share(range(heads), range(layers))
         connectors = {"tcp": TcpConnector(Staging(), self.crashed.set)}
-        memory = PoolMemory(self.engine.runner.pool)
+        memory = PoolMemory(pool)
         self._ends = Ends([LocalEnd(connectors, memory, self._share)])
         self.address = ""
 

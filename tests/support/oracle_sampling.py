@@ -25,7 +25,7 @@ CLOSE = 1e-4
 """How far log-probabilities may be from transformers'."""
 
 
-class OutputPenalties(LogitsProcessor):  # type: ignore[misc]
+class OutputPenalties(LogitsProcessor):
     """Presence and frequency penalty by the formula in OpenAI's documentation; transformers has neither."""
 
     def __init__(self, num_prompt: int, presence: float, frequency: float) -> None:
@@ -42,12 +42,12 @@ def processors(params: SamplingParams, num_prompt: int) -> list[LogitsProcessor]
     ends = sorted({EOS, IM_END} | params.stop_token_ids)
     if params.logit_bias:
         bias = {(token,): value for token, value in params.logit_bias}
-        found.append(SequenceBiasLogitsProcessor(bias))  # type: ignore[no-untyped-call]
+        found.append(SequenceBiasLogitsProcessor(bias))  # type: ignore[arg-type]
     if params.repetition_penalty != 1:
         found.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.bad_word_ids:
         runs = [list(run) for run in params.bad_word_ids]
-        found.append(NoBadWordsLogitsProcessor(runs))  # type: ignore[no-untyped-call]
+        found.append(NoBadWordsLogitsProcessor(runs))
     if params.min_tokens:
         found.append(MinNewTokensLengthLogitsProcessor(num_prompt, params.min_tokens, ends))
     if params.allowed_token_ids:

@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_
 
 
 @dataclass
-class Spans(pb_grpc.TraceServiceServicer):  # type: ignore[misc]
+class Spans(pb_grpc.TraceServiceServicer):
     """What came: (service, span)."""
 
     taken: list[tuple[str, Any]] = field(default_factory=list)
@@ -36,7 +36,7 @@ def collector() -> Iterator[tuple[str, Spans]]:
     """Its URL, and what it has taken."""
     server = grpc.server(ThreadPoolExecutor(1))
     spans = Spans()
-    pb_grpc.add_TraceServiceServicer_to_server(spans, server)
+    pb_grpc.add_TraceServiceServicer_to_server(spans, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -117,7 +117,8 @@ class PretendWorker:
 
     def submit(self, submit: pb.Submit, uncached: int | None = None) -> None:
         self.given += 1
-        for answer in (submit, *submit.forks):
+        answers: list[pb.Submit | pb.Fork] = [submit, *submit.forks]
+        for answer in answers:
             assert list(answer.output_ids) == self._delivered(answer.request_id)
             assert len(answer.output_ids) <= 1 or not submit.forks
         if self.draining:

@@ -95,14 +95,14 @@ class Server:
             answer = self._get(f"/api/v1/query?{query}")
         except urllib.error.HTTPError as error:
             raise ValueError(f"{expression}: {error.read().decode()}") from None
-        found = answer["data"]["result"]  # type: ignore[index]
+        found = answer["data"]["result"]
         assert isinstance(found, list)
         return found
 
     def value(self, expression: str) -> float:
         """Of the only series."""
         [series] = self.query(expression)
-        return float(series["value"][1])  # type: ignore[index]
+        return float(series["value"][1])
 
     def targets_up(self) -> int:
         return len(self.query("up == 1"))
@@ -110,7 +110,7 @@ class Server:
     def broken_rules(self) -> list[str]:
         """Those whose evaluation fails."""
         answer = self._get("/api/v1/rules")
-        groups = answer["data"]["groups"]  # type: ignore[index]
+        groups = answer["data"]["groups"]
         return [
             f"{rule['name']}: {rule.get('lastError')}"
             for group in groups
@@ -169,7 +169,7 @@ def _wait_ready(url: str) -> None:
 
 def has_figures(series: Sequence[dict[str, object]]) -> bool:
     """Whether there is anything to draw: NaN, as of a quantile of nothing, is not."""
-    return any(str(each["value"][1]) != "NaN" for each in series)  # type: ignore[index]
+    return any(str(each["value"][1]) != "NaN" for each in series)
 
 
 def empty_panels(server: Server, interval: str) -> list[tuple[Panel, str]]:

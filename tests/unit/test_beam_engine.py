@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.beam_search import BeamParams, EarlyStopping
-from baton.engine.engine import Engine
+from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import Fork, Sequence
 from baton.sampling_params import SamplingParams
@@ -218,7 +218,7 @@ def test_cancelled_in_the_middle_of_a_pass_it_leaves_nothing() -> None:
     engine.add(beam_request("a", prompt(9), beams(3, stops=frozenset())))
     for _ in range(3):
         engine.step()
-    model.hook = lambda: engine.cancel("a", 1) and None
+    model.hook = lambda: engine.cancel("a", 1)
     assert engine.step() == []
     assert not engine.has_work
     assert engine.load().blocks_held == 0
@@ -371,7 +371,7 @@ def test_random_groups_find_what_they_would_alone(
     engine_step = engine.step
     steps = 0
 
-    def step_and_cancel():  # type: ignore[no-untyped-def]
+    def step_and_cancel() -> list[SequenceOutput]:
         nonlocal steps
         steps += 1
         for at in cancelled:

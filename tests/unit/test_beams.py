@@ -63,7 +63,7 @@ def plainly(params: BeamParams, max_outputs: int, salt: int, stops: frozenset[in
         return sum(logprobs_after(path[:at], salt)[token] for at, token in enumerate(path))
 
     def score(path: Path, length: int) -> float:
-        return total(path) / length**params.length_penalty
+        return total(path) / float(length**params.length_penalty)
 
     width, never = params.width, params.early_stopping is EarlyStopping.NEVER
     beams: list[Path] = [()]

@@ -66,8 +66,8 @@ async def api(services: list[CompletionService]) -> AsyncIterator[httpx.AsyncCli
         yield client
 
 
-CHAT = {"messages": [{"role": "user", "content": "x"}]}
-BODIES = {
+CHAT: dict[str, object] = {"messages": [{"role": "user", "content": "x"}]}
+BODIES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": CHAT,
     "/v1/responses": {"input": "x"},
@@ -240,7 +240,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         ({"workers": ("a:1",), "allow_credentials": True}, "allow_credentials"),
     ):
         with pytest.raises(ConfigError) as refused:
-            RouterConfig(**fields)  # type: ignore[arg-type]
+            RouterConfig(**fields)
         assert refused.value.option == option
     with pytest.raises(ConfigError, match="cannot read"):
         each_model(RouterConfig(models=str(tmp_path / "none.yaml")))

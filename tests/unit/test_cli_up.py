@@ -41,7 +41,8 @@ class Up:
         raise AssertionError(f"{text!r} never came:\n{self.output}")
 
     def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return children
 
     def wait(self) -> int:
         rest, _ = self.process.communicate(timeout=20)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.cli import main, ring
 from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
 from baton.router.config import RouterConfig
-from baton.worker.config import WorkerConfig
+from baton.worker.config import RoleName, WorkerConfig
 from tests.support.certificates import Authority
 
 
@@ -209,7 +209,7 @@ def test_worker_options_survive_the_command_line(
         join_timeout=7.5,
         threads=7,
         log_level="debug",
-        **dict(zip(WORKER_TLS, (*files, "name"), strict=True)),
+        **dict(zip(WORKER_TLS, (*files, "name"), strict=True)),  # type: ignore[arg-type]
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
     split = {"tensor_parallel_size", "pipeline_parallel_size", "nodes"}
@@ -362,13 +362,13 @@ def test_ranks_get_devices_and_cores_of_their_own(monkeypatch: pytest.MonkeyPatc
 def test_roles_may_be_split_differently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_cores", lambda: 12)
     worker = WorkerConfig(role="both", tensor_parallel_size=2)
-    own = {
+    own: dict[RoleName, WorkerConfig] = {
         "prefill": ring.with_ranks(worker, "prefill", 1, None),
         "decode": ring.with_ranks(worker, "decode", None, 2),
     }
 
     def planned(*devices: str) -> ring.Ring:
-        roles = ["prefill", "prefill", "decode", "both"]
+        roles: list[RoleName] = ["prefill", "prefill", "decode", "both"]
         return ring.plan(worker, roles, devices, {"port": 0, "grpc_port": 0}, own)
 
     found = planned(*(f"cuda:{number}" for number in range(8)))

@@ -379,7 +379,7 @@ class TestCancel:
 
     async def test_a_cancelled_receive_can_be_reused_for_other_pages(self, ends: Ends) -> None:
         pair = await ends.link()
-        first = pair.receiver.post_receive(1, [1])
+        first = asyncio.ensure_future(pair.receiver.post_receive(1, [1]))
         pair.receiver.cancel_receive(1)
         assert isinstance(first.exception(), TransferError)
         again = pair.receiver.post_receive(2, [1])
@@ -392,7 +392,7 @@ class TestFailure:
         pair = await ends.link()
         received = [pair.receiver.post_receive(tag, [tag]) for tag in (1, 2)]
         # Small enough to be in the socket before the receiver objects, or not.
-        await asyncio.wait([pair.sender.send(1, [0, 1, 2])], timeout=WAIT_S)
+        await asyncio.wait([asyncio.ensure_future(pair.sender.send(1, [0, 1, 2]))], timeout=WAIT_S)
         for future in received:
             with pytest.raises(TransferError):
                 await within(future)

@@ -35,7 +35,8 @@ _SELECTOR = re.compile(r"\b((?:baton|process)_\w+)\{([^}]*)\}")
 
 @pytest.fixture(params=DASHBOARDS, ids=lambda path: path.stem)
 def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return json.loads(request.param.read_text())
+    document: dict[str, Any] = json.loads(request.param.read_text())
+    return document
 
 
 def test_files_are_what_the_generator_writes() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -42,7 +43,7 @@ async def echoed(
         yield request
 
 
-METHODS = {
+METHODS: dict[str, tuple[Callable[..., grpc.RpcMethodHandler[Any, Any]], Callable[..., object], int]] = {
     "unary": (grpc.unary_unary_rpc_method_handler, unary, 1),
     "generated": (grpc.unary_stream_rpc_method_handler, generated, 2),
     "written": (grpc.unary_stream_rpc_method_handler, written, 2),
@@ -63,7 +64,7 @@ async def test_a_message_that_cannot_be_read(name: str, caplog: pytest.LogCaptur
 
     async def ask(*sent: bytes) -> list[bytes]:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.stream_stream("/s/m")(iter(sent))
+            call = channel.stream_stream("/s/m", None, None)(iter(sent))
             return [answer async for answer in call]
 
     try:
@@ -76,7 +77,7 @@ async def test_a_message_that_cannot_be_read(name: str, caplog: pytest.LogCaptur
             assert "cannot be read" in (refused.value.details() or "")
         with pytest.raises(grpc.aio.AioRpcError) as unknown:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                await channel.unary_unary("/s/none")(GOOD)
+                await channel.unary_unary("/s/none", None, None)(GOOD)
         assert unknown.value.code() == grpc.StatusCode.UNIMPLEMENTED
     finally:
         await server.stop(0)

@@ -62,7 +62,7 @@ def test_conditions_that_are_not_given_mean_ready() -> None:
 def test_what_is_not_ready_or_is_being_ended_is_given_nothing(
     conditions: dict[str, bool], admits: bool
 ) -> None:
-    [one] = found(decoded([pod("10.0.0.1", **conditions)]))
+    [one] = found(decoded([pod("10.0.0.1", "", **conditions)]))
     assert one.admits is admits
 
 

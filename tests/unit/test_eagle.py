@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaModel
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.loader import load_model
-from baton.speculation.eagle import EagleDrafter, EagleLayer, causal, load_eagle
+from baton.speculation.eagle import WINDOW, EagleDrafter, EagleLayer, causal, load_eagle
 from baton.speculation.kv_ring import NONE, KvRing
 from tests.support.heads import save_eagle
 from tests.support.sequences import Tokens
@@ -52,8 +52,8 @@ class Oracle:
         self.fuse = stored.pop("fuse.weight")
         self.norms = [stored.pop("embedding_norm.weight"), stored.pop("hidden_norm.weight")]
         weights = {"norm.weight": stored.pop("norm.weight"), "embed_tokens.weight": torch.zeros(320, 64)}
-        q, k, v = stored.pop("qkv_proj.weight").split((64, 32, 32))
-        gate, up = stored.pop("mlp.gate_up_proj.weight").split((80, 80))
+        q, k, v = torch.split(stored.pop("qkv_proj.weight"), [64, 32, 32])
+        gate, up = torch.split(stored.pop("mlp.gate_up_proj.weight"), [80, 80])
         parts = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v}
         parts |= {"mlp.gate_proj": gate, "mlp.up_proj": up, "self_attn.o_proj": stored.pop("o_proj.weight")}
         weights |= {f"layers.0.{name}.weight": part for name, part in parts.items()}
@@ -67,7 +67,8 @@ class Oracle:
         """The tokens after the rows [n] and the rows' hidden states [n, H] -> predicted ones [n, H]."""
         given = zip((self.target.embed(token_ids), hidden), self.norms, strict=True)
         x = torch.cat([rms_norm(part, (64,), norm, 1e-5) for part, norm in given], dim=-1) @ self.fuse.T
-        return self.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
+        predicted: Tensor = self.model(inputs_embeds=x[None], use_cache=False).last_hidden_state[0]
+        return predicted
 
     def draft(self, tokens: list[int], hidden: Tensor, count: int, first: int = 0) -> list[int]:
         """Drafts of a sequence whose hidden states from token ``first`` on are known. Everything is computed
@@ -89,8 +90,10 @@ def states(rows: int, salt: int = 0) -> Tensor:
     return torch.randn(rows, 64, generator=torch.Generator().manual_seed(salt))
 
 
-def drafter(loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, **settings: int) -> EagleDrafter:
-    return EagleDrafter(*loaded, target, **{"capacity": 4, **settings})
+def drafter(
+    loaded: tuple[EagleLayer, ModelConfig], target: CausalLM, capacity: int = 4, window: int = WINDOW
+) -> EagleDrafter:
+    return EagleDrafter(*loaded, target, capacity, window)
 
 
 def positions_in(eagle: EagleDrafter) -> list[int]:

@@ -20,6 +20,7 @@ from baton.engine.step import StepTensors
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
+from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class HookedModel(FakeModel):
 
     def __init__(self) -> None:
         super().__init__(VOCAB_SIZE)
-        self.hook: Callable[[], None] | None = None
+        self.hook: Callable[[], object] | None = None
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         hook, self.hook = self.hook, None
@@ -231,7 +232,7 @@ class TestHolding:
             assert decode.pool.allocate(3) is not None  # other blocks than prefill's
             blocks = decode.pool.allocate(5)
         assert blocks is not None
-        decode.runner.pool[blocks] = prefill.runner.pool[torch.tensor(given.block_ids)]
+        runner_of(decode).pool[blocks] = runner_of(prefill).pool[torch.tensor(given.block_ids)]
         taken = Sequence("r", 1, prompt(20), GREEDY, list(given.output_ids))
         taken.bind(blocks)
         decode.admit_computed(taken)
@@ -311,7 +312,7 @@ class TestCancelling:
             assert blocks is not None
             stolen.extend(blocks)
             assert in_use.isdisjoint(blocks)
-            engine.runner.pool[blocks] = -5.0
+            runner_of(engine).pool[blocks] = -5.0
 
         model.hook = meanwhile
         outputs = engine.step()
@@ -368,7 +369,7 @@ class TestPreparation:
         engine.step()
         engine.add(long)
         engine.step()
-        inputs = engine.runner.prepare(engine.scheduler.schedule())
+        inputs = runner_of(engine).prepare(engine.scheduler.schedule())
         ids, blocks = list(long.token_ids), list(long.block_ids)
         step = StepTensors.of(inputs.layout, inputs.buffer)
         batch = step.batch
@@ -391,7 +392,7 @@ class TestPreparation:
         engine = fake_engine()
         scored = Sequence("a", 1, prompt(9), replace(GREEDY, prompt_logprobs=0))
         engine.add(scored)
-        inputs = engine.runner.prepare(engine.scheduler.schedule())
+        inputs = runner_of(engine).prepare(engine.scheduler.schedule())
         step = StepTensors.of(inputs.layout, inputs.buffer)
         assert step.batch.wanted is None
         assert step.rows is not None
@@ -450,7 +451,7 @@ class TestRealModel:
     def test_the_pool_is_as_large_as_the_bytes_allow(self, model: Path) -> None:
         config = EngineConfig(model, kv_cache_bytes=1 << 20, num_threads=1)
         engine = Engine.from_config(config)
-        block = engine.runner.pool[0].nbytes
+        block = runner_of(engine).pool[0].nbytes
         assert engine.pool.num_blocks == (1 << 20) // block
         with pytest.raises(ValueError, match=f"1 bytes are left for the KV cache; one block takes {block}"):
             Engine.from_config(EngineConfig(model, kv_cache_bytes=1, num_threads=1))

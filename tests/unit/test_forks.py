@@ -11,6 +11,7 @@ from baton.engine.sequence import FinishReason, Fork, Sequence, Status
 from baton.sampling_params import SamplingParams
 from baton.urgency import Urgency
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
+from tests.support.runners import runner_of
 from tests.unit.test_engine import HookedModel
 
 DRAWN = SamplingParams(max_tokens=14, seed=3, temperature=2.0, ignore_eos=True)
@@ -115,7 +116,7 @@ def test_cancelled_before_its_first_token_it_has_no_forks() -> None:
     model = HookedModel()
     engine = fake_engine(model=model)
     engine.add(forked("r", prompt(9), 3))
-    model.hook = lambda: engine.cancel("r-0", 1) and None
+    model.hook = lambda: engine.cancel("r-0", 1)
     assert engine.step() == []
     assert not engine.has_work
     assert engine.load().blocks_held == 0
@@ -144,7 +145,7 @@ def test_held_until_none_is_left_to_hand_on(ending: tuple[int, ...]) -> None:
     engine = fake_engine()
     sequence = forked("r", prompt(9), 3, replace(DRAWN, stop_token_ids=stops), hold_after_prefill=True)
     engine.add(sequence)
-    told = [output for output in iter(lambda: engine.step(), []) for output in output]
+    told = [output for step in iter(lambda: engine.step(), []) for output in step]
     first = [output for output in told if output.new_tokens]
     assert [list(output.new_tokens) for output in first] == [[first] for first in firsts]
     assert [output.finish_reason for output in first] == [
@@ -223,9 +224,10 @@ def test_a_fork_gives_its_seat_to_whom_is_more_urgent_and_keeps_its_blocks() -> 
     blocks = engine.pool.allocate(2)
     assert blocks is not None
     filled = run_alone(prompt(5, 1), DRAWN)
-    engine.runner.pool[blocks] = 0.0
+    pool = runner_of(engine).pool
+    pool[blocks] = 0.0
     for position, token in enumerate(prompt(5, 1)):
-        written = engine.runner.pool[blocks[position // 4], :, :, :, position % 4]
+        written = pool[blocks[position // 4], :, :, :, position % 4]
         written[:, :, 0], written[:, :, 1] = token + 1.0, position + 1.0
     urgent = Sequence("urgent", 1, prompt(5, 1), DRAWN, [filled[0]])
     urgent.bind(blocks)

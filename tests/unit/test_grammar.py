@@ -149,7 +149,7 @@ class TestAHostThatGivesOthersItsTime:
             clock += masks // 2 in taken_from and masks % 2 == 0
             return clock
 
-        monkeypatch.setattr(trial.time, "thread_time", thread_time)
+        monkeypatch.setattr("baton.grammar.trial.time.thread_time", thread_time)
         tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build()
         return trial.try_out(tokens, trial.Attempt("regex", "[a-z]{100}"))
 

@@ -21,6 +21,7 @@ from baton.sampling_params import SamplingParams
 from baton_kernels.attention import new_pool
 from baton_kernels.paged import Chunk, PagedBatch
 from tests.support.paged_steps import Case, lay_out
+from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS
 
 CPU = torch.device("cpu")
@@ -188,10 +189,11 @@ def test_an_engine_yields_the_same_tokens(name: str, tmp_path: Path) -> None:
 
     plain = outputs(engine(), requests())
     over = engine()
-    whole = torch.zeros((11, *over.runner.pool.shape[1:]))
-    over.runner.pool = whole[:10]
+    runner = runner_of(over)
+    whole = torch.zeros((11, *runner.pool.shape[1:]))
+    runner.pool = whole[:10]
     record = Recorder()
-    over.runner.model = GraphedModel(over.runner.model, whole, graph_sizes(6), 10, record)
+    runner.model = GraphedModel(runner.model, whole, graph_sizes(6), 10, record)
     assert outputs(over, requests()) == plain
     assert over.load().preemptions > 0
     assert record.replays > 20

@@ -24,6 +24,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 from tests.support.api_server import until
 from tests.support.fake_ring import FakeRing, busy, made_up
+from tests.support.grpc_errors import metadata_of
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
 ANSWER = "naïve 🙂 fox"
@@ -151,7 +152,7 @@ async def test_a_bad_beam_search_is_refused(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             assert [response async for response in stub.Generate(request(**params))]
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert ("baton-error-param", named) in tuple(refused.value.trailing_metadata() or ())
+    assert metadata_of(refused.value)["baton-error-param"] == named
     assert ring.calls == []
 
 
@@ -235,7 +236,7 @@ async def test_bad_requests(
                 pass
     assert caught.value.code() == status
     assert message in (caught.value.details() or "")
-    assert dict(caught.value.trailing_metadata() or ())["baton-error-param"] == param
+    assert metadata_of(caught.value)["baton-error-param"] == param
     assert ring.calls == []
 
 

@@ -24,6 +24,7 @@ from baton.structured_output import StructuredOutput, choice_text
 from baton.text.tokenizer import Tokenizer
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import fake_engine
+from tests.support.runners import runner_of
 from tests.support.tiny_models import BOS, EOS, IM_END, VOCAB_SIZE, save_byte_tokenizer
 
 ENDS = frozenset({EOS, IM_END})
@@ -144,7 +145,7 @@ def test_apply_bars_what_has_no_bit() -> None:
 
 
 def test_rows_without_a_grammar_cost_nothing() -> None:
-    stage = engine_of(None).runner.masks
+    stage = runner_of(engine_of(None)).masks
     logits = torch.randn(2, VOCAB_SIZE)
     before = logits.clone()
     stage.masks([]).apply(logits)
@@ -159,7 +160,7 @@ def test_rows_without_a_grammar_cost_nothing() -> None:
 def test_a_complete_grammar_ends_it_whatever_else_is_asked(
     grammars: GrammarCompiler, fields: dict[str, object]
 ) -> None:
-    seq = guided(CHOICE, **fields)
+    seq = guided(CHOICE, "r", **fields)
     run(engine_of(grammars), seq)
     assert (seq.finish_reason, text_of(seq) in WORDS) == (FinishReason.STOP, True)
     assert seq.output_ids[-1] in ENDS
@@ -215,7 +216,8 @@ def test_preemption_changes_no_token(grammars: GrammarCompiler) -> None:
     assert engine.load().preemptions > 0
     assert engine.load().blocks_held == 0
     assert [seq.output_ids for seq in sequences] == [alone(grammars, seq) for seq in sequences]
-    assert engine.runner.masks.stats.masks >= sum(s.num_outputs for s in sequences if s.guide is not None)
+    followed = sum(s.num_outputs for s in sequences if s.guide is not None)
+    assert runner_of(engine).masks.stats.masks >= followed
 
 
 def test_prefill_samples_the_first_token_and_decode_the_rest(grammars: GrammarCompiler) -> None:
@@ -228,7 +230,7 @@ def test_prefill_samples_the_first_token_and_decode_the_rest(grammars: GrammarCo
     second = guided(JSON, "r", *first.output_ids)
     with decode.lock:
         second.bind(decode.pool.allocate(-(-(second.num_tokens - 1) // 4)) or ())
-        decode.runner.pool[second.block_ids] = prefill.runner.pool[first.block_ids]
+        runner_of(decode).pool[second.block_ids] = runner_of(prefill).pool[first.block_ids]
     decode.admit_computed(second)
     run(decode)
     assert second.output_ids == whole

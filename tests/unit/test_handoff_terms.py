@@ -130,7 +130,7 @@ def test_one_side_can_have_checksums_made(ours: bool, theirs: bool) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_by_name(field: str, value: object, words: tuple[str, ...]) -> None:
-    refusal = agree(wiring(), opened(**{field: value}))
+    refusal = agree(wiring(), opened(**{field: value}))  # type: ignore[arg-type]
     assert isinstance(refusal, pb.LinkRefuse)
     assert refusal.field == field
     assert all(word in refusal.reason for word in (field.rstrip("s"), *words))

@@ -16,8 +16,10 @@ from baton.engine.host_memory import HostMemory
 from baton.engine.host_tier import CopyPlan, HostTier
 from baton.engine.sequence import Sequence
 from baton.sampling_params import SamplingParams
+from baton.worker.config import RoleName
 from tests.support.fake_engine import AlwaysCopy, fake_engine, run, run_alone
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
+from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
 PARAMS = SamplingParams(max_tokens=24, seed=5, temperature=1.5)
@@ -47,8 +49,9 @@ class TestEngine:
         assert again.num_cached == 32
         load = engine.load()
         assert load.host_tier.hit_blocks == 8
-        assert load.host_tier.restored_bytes == 8 * engine.runner.pool[0].nbytes
-        assert load.host_tier.saved_bytes == load.host_tier.saved_blocks * engine.runner.pool[0].nbytes
+        block_bytes = runner_of(engine).pool[0].nbytes
+        assert load.host_tier.restored_bytes == 8 * block_bytes
+        assert load.host_tier.saved_bytes == load.host_tier.saved_blocks * block_bytes
         assert load.host_tier.blocks_used == load.host_tier.saved_blocks <= load.host_tier.blocks == 100
         assert load.prefix_hit_tokens == 32
         # It is in the pool again, for others to find.
@@ -205,7 +208,7 @@ class TestSettings:
 
 
 @pytest.mark.parametrize("roles", [["both"], ["prefill", "decode"]], ids=["one worker", "ring"])
-async def test_small_pools_answer_as_large_ones_do(roles: list[str]) -> None:
+async def test_small_pools_answer_as_large_ones_do(roles: list[RoleName]) -> None:
     """Through real services. Requests come again after others have pushed them out of both pools."""
     make = partial(fake_engine, num_blocks=18, host_blocks=300)
     workers = [LocalWorker(role, make_engine=make) for role in roles]

@@ -69,9 +69,8 @@ def test_heads_are_normed_rotated_and_stored(
         assert turned.dtype == dtype, name
         # torch rounds what is normed before it is rotated.
         tolerance = TOLERANCE[dtype] * (4 if name == "torch" else 1)
-        close = {"rtol": tolerance, "atol": tolerance}
-        torch.testing.assert_close(turned.double(), expected_q, **close)
-        torch.testing.assert_close(stored.double(), expected, **close)
+        for found, exact in ((turned, expected_q), (stored, expected)):
+            torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
     # Values are not touched, nor is any slot but the step's.
     same = expected == pool.double()
     assert torch.equal(by_triton[same], pool[same])

@@ -60,13 +60,13 @@ def test_the_kernels_use_them(cache: Path) -> None:
     plain = shapes.Shape.of(pool, shapes.Device(132, 90))
     write(cache, DEVICE, {plain.name("prefill", 4, plain.prefill(4, 40)): Tiling(16, 16, 1, 1)})
     q = torch.randn(batch.positions.numel(), 8, 64)
-    how = {"scale": 0.1, "window": None, "softcap": None}
     nameless = attention.CudaPlan.build(batch, pool, {None}, shapes.Device(132, 90))
     assert nameless.shape.prefill(4, 40).rows == 64
-    by_default = nameless.attend(pool, 0, q, **how)
+    by_default = nameless.attend(pool, 0, q, scale=0.1, window=None, softcap=None)
     plan = attention.CudaPlan.build(batch, pool, {None}, GPU)
     assert plan.shape.prefill(4, 40).rows == 16
-    torch.testing.assert_close(plan.attend(pool, 0, q, **how), by_default)
+    tuned = plan.attend(pool, 0, q, scale=0.1, window=None, softcap=None)
+    torch.testing.assert_close(tuned, by_default)
 
 
 def test_a_device_without_any_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:

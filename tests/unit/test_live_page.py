@@ -72,7 +72,7 @@ async def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() 
     assert document["waiting"] == 4
     for step in range(MOST_POINTS + 20, MOST_POINTS + 21 + WINDOW):
         page.tick(at + 2.0 * step, await page.totals())
-    latest = (await page.document())["points"][-1]  # type: ignore[index]
+    latest = (await page.document())["points"][-1]
     assert latest["token_rate"] == 0 and latest["ttft_p50"] is None
 
 

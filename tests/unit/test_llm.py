@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -63,7 +64,8 @@ def test_texts_and_ids_alone_and_in_lists_are_the_same_prompts(llm: LLM) -> None
     ids = llm.tokenizer.encode("Baton")
     [text] = llm.generate("Baton", params, progress=False)
     [tokens] = llm.generate(ids, params, progress=False)
-    mixed = llm.generate(["Baton", ids], params, progress=False)
+    both: list[str | Sequence[int]] = ["Baton", ids]
+    mixed = llm.generate(both, params, progress=False)
     assert {result.outputs[0].token_ids for result in (text, tokens, *mixed)} == {text.outputs[0].token_ids}
     assert (text.prompt, tokens.prompt) == ("Baton", None)
 
@@ -231,4 +233,4 @@ def test_the_package_is_light_and_names_what_it_has() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
     assert {getattr(baton, name) for name in baton.__all__}
     with pytest.raises(AttributeError, match="nothing_there"):
-        baton.nothing_there  # type: ignore[attr-defined]  # noqa: B018
+        baton.nothing_there  # noqa: B018

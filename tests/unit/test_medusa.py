@@ -79,7 +79,7 @@ class TestLoading:
     def test_refuses_what_does_not_fit(
         self, tmp_path: Path, target_dir: Path, target: CausalLM, overrides: dict[str, object], message: str
     ) -> None:
-        path = save_medusa(tmp_path / "heads", target_dir, **overrides)
+        path = save_medusa(tmp_path / "heads", target_dir, **overrides)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=message):
             load_medusa(path, target, CPU)
 

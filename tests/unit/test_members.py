@@ -137,6 +137,11 @@ async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> No
             async for _ in request_iterator:
                 pass
 
+        async def SwitchRole(  # noqa: N802
+            self, request: pb.SwitchRoleRequest, context: object
+        ) -> pb.SwitchRoleReply:
+            raise NotImplementedError
+
     server = grpc.aio.server()
     pb_grpc.add_WorkerServicer_to_server(Newer(), server)
     newer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -214,11 +219,11 @@ async def test_heartbeats_are_spread_over_the_time_of_a_tick(monkeypatch: pytest
 # --- groups
 
 
-def hello(role: int, model: str = "m", revision: str = "1", block_size: int = 16) -> WorkerClient:
+def hello(
+    role: pb.Role.ValueType, model: str = "m", revision: str = "1", block_size: int = 16
+) -> WorkerClient:
     worker = greeted("10.0.0.1:9")
-    worker.hello = pb.WorkerHello(
-        role=pb.Role.Name(role), model=model, revision=revision, block_size=block_size
-    )
+    worker.hello = pb.WorkerHello(role=role, model=model, revision=revision, block_size=block_size)
     return worker
 
 
@@ -286,6 +291,11 @@ class Failing(pb_grpc.WorkerServicer):
                 )
                 load = pb.Load(prefill_tokens_per_s=1e6, step_base_ms=0.001)
                 yield pb.WorkerMessage(frame=pb.Frame(deltas=[error], load=load))
+
+    async def SwitchRole(  # noqa: N802
+        self, request: pb.SwitchRoleRequest, context: object
+    ) -> pb.SwitchRoleReply:
+        raise NotImplementedError
 
 
 async def test_a_worker_that_fails_each_request_is_ejected_and_the_others_serve() -> None:

@@ -120,7 +120,8 @@ async def test_the_events_of_a_stream(tokenizer: Tokenizer, per_chunk: int) -> N
     assert start["content"] == [] and start["stop_reason"] is None and start["usage"]["output_tokens"] == 0
     assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
     assert stop["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    kinds, told, opened = [], ["", "", ""], -1
+    kinds: list[str] = []
+    told, opened = ["", "", ""], -1
     for event in events[2:-2]:
         match event["type"]:
             case "content_block_start":
@@ -189,7 +190,7 @@ async def test_thinking_that_cannot_be_turned(tokenizer: Tokenizer) -> None:
 async def test_thinking_goes_back_to_the_template(tokenizer: Tokenizer) -> None:
     ring = ring_of(tokenizer, ANSWER)
     blocks = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "Yes."}]
-    turns = [ASK["messages"][0], {"role": "assistant", "content": blocks}, ASK["messages"][0]]  # type: ignore[index]
+    turns = [ASK["messages"][0], {"role": "assistant", "content": blocks}, ASK["messages"][0]]
     async with serving(ring, tokenizer) as url, httpx.AsyncClient(base_url=url) as client:
         await client.post("/v1/messages", json={**ASK, "messages": turns})
     assert "<think>hm</think>Yes." in prompt_of(tokenizer, ring)
@@ -258,7 +259,7 @@ async def test_limits(tokenizer: Tokenizer) -> None:
         await client.messages.create(**ask)  # type: ignore[call-overload]
         with pytest.raises(anthropic.RateLimitError) as refused:
             await client.messages.create(**ask)  # type: ignore[call-overload]
-    assert refused.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index]
+    assert refused.value.body["error"]["type"] == "rate_limit_error"
     headers = refused.value.response.headers
     assert headers["x-should-retry"] == "true" and int(headers["retry-after"]) >= 1
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import meter as meters
 from baton.router.api.meter import Arrival, Meters, RequestMeter
 from baton.router.types import Passage, RingError, deadline_exceeded
 from baton.telemetry.goodput import Targets
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
-from baton.text.choice import Delta
+from baton.text.choice import Delta, FinishReason
 
 
 class Clock:
@@ -18,7 +17,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(meters.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr("baton.router.api.meter.time.perf_counter", lambda: self.now)
 
     def pass_by(self, seconds: float) -> None:
         self.now += seconds
@@ -56,7 +55,7 @@ class Followed:
             meter.delivered(0, Delta("", (1,)))
             for number, gap in enumerate(gaps):
                 self.clock.pass_by(gap)
-                reason = "length" if last and number == len(gaps) - 1 else None
+                reason: FinishReason | None = "length" if last and number == len(gaps) - 1 else None
                 meter.delivered(0, Delta("", (1,), reason))
             if not last:
                 raise RingError(503, "worker_lost", "lost")
@@ -137,7 +136,7 @@ def test_what_is_missed_and_why(
     clock: Clock, gaps: list[float], where: dict[str, float], missed: str, cause: str
 ) -> None:
     followed = Followed(clock, Targets(ttft=10.0, itl=0.1))
-    followed.run(gaps, **where)
+    followed.run(gaps, **where)  # type: ignore[arg-type]
     assert followed.outcome() == {(missed, cause): 1}
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Unpack
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.llm import EngineOptions
 from baton.parallel.ranks import RankError
+from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy, save_llama
 
 NEW_TOKENS = 24
@@ -38,6 +40,10 @@ OPTIONS = EngineOptions(
     prefill_chunk=32,
     num_threads=1,
 )
+
+
+def llm_of(path: Path, **options: Unpack[EngineOptions]) -> LLM:
+    return LLM(str(path), **(OPTIONS | options))
 
 
 def prompts_for(path: Path, lengths: tuple[int, ...], seed: int = 0) -> list[tuple[list[int], list[int]]]:
@@ -77,12 +83,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(path: Path) -> LLM:
-    return LLM(str(path), **OPTIONS)
+    return llm_of(path)
 
 
 @pytest.fixture(scope="module")
 def llm(path: Path) -> Iterator[LLM]:
-    llm = LLM(str(path), tensor_parallel_size=2, host_kv_bytes=1 << 22, **OPTIONS)
+    llm = llm_of(path, tensor_parallel_size=2, host_kv_bytes=1 << 22)
     yield llm
     pids = ranks_of(llm)
     llm.close()
@@ -163,7 +169,7 @@ def ranks_of(llm: LLM) -> list[int]:
 def test_stages_with_windows_and_ngrams(tmp_path: Path) -> None:
     """And ranks end with an LLM that nobody refers to any more."""
     path = TINY_MODELS["qwen2-window"](tmp_path / "model")
-    llm = LLM(str(path), pipeline_parallel_size=2, speculative_method="ngram", **OPTIONS)
+    llm = llm_of(path, pipeline_parallel_size=2, speculative_method="ngram")
     pids = ranks_of(llm)
     check_parity(llm, path, (3, 60, 130, 200))
     prompt = list(range(20)) * 5
@@ -179,13 +185,12 @@ def test_stages_with_windows_and_ngrams(tmp_path: Path) -> None:
 def test_tensor_parallel_stages_and_a_draft_model(tmp_path: Path) -> None:
     """The model drafts for itself, whole on the leader: nearly all it says is accepted."""
     path = TINY_MODELS["qwen3-biased-window"](tmp_path / "model")
-    llm = LLM(
-        str(path),
+    llm = llm_of(
+        path,
         tensor_parallel_size=2,
         pipeline_parallel_size=2,
         speculative_method="draft",
         speculative_model=str(path),
-        **OPTIONS,
     )
     try:
         check_parity(llm, path, (1, 40, 100))
@@ -199,16 +204,17 @@ def test_more_ranks_than_kv_heads(tmp_path: Path) -> None:
     """Four ranks, two KV heads: each is held twice. The angles of dynamic NTK travel. An interrupt is the end
     of the ranks."""
     path = TINY_MODELS["llama-dynamic"](tmp_path / "model")
-    llm = LLM(str(path), tensor_parallel_size=4, **OPTIONS)
+    llm = llm_of(path, tensor_parallel_size=4)
     pids = ranks_of(llm)
-    assert llm.engine.runner.pool.shape[1] == 1
+    runner = runner_of(llm.engine)
+    assert runner.pool.shape[1] == 1
     check_parity(llm, path, (1, 40, 150))
     check_parity(llm, path, (245,))
 
     def interrupted(hidden: Tensor) -> Tensor:
         raise KeyboardInterrupt
 
-    llm.engine.runner.model.logits = interrupted  # type: ignore[method-assign]
+    runner.model.logits = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1]], GREEDY, progress=False)
     assert gone(pids, 0.1), "they were in the middle of a step"
@@ -218,7 +224,7 @@ def test_more_ranks_than_kv_heads(tmp_path: Path) -> None:
 
 class TestEnds:
     def test_a_rank_that_is_killed_in_a_step(self, path: Path) -> None:
-        llm = LLM(str(path), tensor_parallel_size=2, **OPTIONS)
+        llm = llm_of(path, tensor_parallel_size=2)
         [pid] = ranks_of(llm)
         killing = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
         killing.start()
@@ -233,7 +239,7 @@ class TestEnds:
         monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parents[2]}")
         monkeypatch.setattr(baton.parallel.processes, "PROGRAM", "tests.support.failing_rank")
         with pytest.raises(RankError, match=r"^rank 1 \(process \d+\) failed: no room for the weights$"):
-            LLM(str(path), tensor_parallel_size=2, **OPTIONS)
+            llm_of(path, tensor_parallel_size=2)
 
 
 @pytest.mark.parametrize(

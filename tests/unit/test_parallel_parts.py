@@ -82,8 +82,8 @@ class TestChannel:
         ours, theirs = socket.socketpair()
         leader, rank = to_ranks(ours), to_leader(theirs)
         leader.send(Connect(3, "10.0.0.1", 1234))
-        leader.send(LAYOUT, memoryview(torch.arange(30).numpy()))
-        assert rank.receive() == (Connect(3, "10.0.0.1", 1234), b"")
+        leader.send(LAYOUT, torch.arange(30).numpy().data)
+        assert rank.receive() == (Connect(3, "10.0.0.1", 1234), bytearray())
         message, payload = rank.receive()
         assert message == LAYOUT
         assert torch.frombuffer(payload, dtype=torch.int64).tolist() == list(range(30))

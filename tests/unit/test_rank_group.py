@@ -125,7 +125,8 @@ class Both:
         for here, there in moved.items():
             from_, to = (slice(b * self.wire, (b + 1) * self.wire) for b in (here, there))
             view[..., to, :] = source[..., from_, :]
-        back = view.unflatten(3, (-1, self._decode_block)).permute(3, 0, 1, 2, 4, 5)
+        blocks = view.unflatten(3, (-1, self._decode_block))  # type: ignore[no-untyped-call]
+        back = blocks.permute(3, 0, 1, 2, 4, 5)
         return [cut(back, share).contiguous() for share in self.decode.ranks.shares]
 
     @property

@@ -96,6 +96,7 @@ async def test_a_conversation_with_a_tool(tokenizer: Tokenizer) -> None:
         assert [item.type for item in whole.output] == ["message", "function_call"]
         assert [item.type for item in streamed.output] == ["message", "function_call"]
         text, call = streamed.output
+        assert text.type == "message" and call.type == "function_call"
         assert text.content[0].text == whole.output_text == "Let me see."
         assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Ulm"})
         assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 2

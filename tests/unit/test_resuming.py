@@ -19,6 +19,7 @@ from baton.sampling_params import SamplingParams
 from baton.telemetry.resumes import ResumeMetrics
 from baton.urgency import CALM
 from baton.v1 import worker_pb2
+from baton.worker.config import RoleName
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE
 from tests.support.local_worker import SPLIT, LocalWorker, SlowModel, local_ring, until
@@ -110,7 +111,7 @@ def client(kind: Kind) -> Client:
     return Client([Told() for _ in range(kind.n)])
 
 
-def workers_of(*roles: str, step_s: float = STEP_S) -> list[LocalWorker]:
+def workers_of(*roles: RoleName, step_s: float = STEP_S) -> list[LocalWorker]:
     return [LocalWorker(role, step_s=step_s) for role in roles]
 
 
@@ -145,7 +146,7 @@ MOMENTS: dict[str, Callable[[Client, LocalWorker], bool]] = {
     "first token": lambda asked, worker: asked.delivered >= 1,
     "in the middle": lambda asked, worker: asked.delivered >= 12,
 }
-RINGS = {
+RINGS: dict[str, tuple[RoleName, ...]] = {
     "prefill": ("prefill", "prefill", "decode"),
     "decode": ("prefill", "decode", "decode"),
     "both": ("both", "both"),
@@ -366,7 +367,7 @@ async def test_a_request_that_kills_is_given_up_on_after_two_workers(n: int) -> 
         with pytest.raises(ExceptionGroup) as caught:
             await client(kind).run(ring, kind.requests("deadly"), [*PROMPT, DEADLY])
         assert all(isinstance(each, RingError) for each in caught.value.exceptions)
-        assert {(e.status, e.code) for e in caught.value.exceptions} == {(500, "poison_request")}  # type: ignore[attr-defined]
+        assert {(e.status, e.code) for e in caught.value.exceptions} == {(500, "poison_request")}
         assert sum(map(len, deaths)) == 2
         assert counts.given_up("poison_request") == 1
 

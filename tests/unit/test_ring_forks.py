@@ -14,6 +14,7 @@ from baton.router.ring import WorkerRing
 from baton.router.types import Request, RingError
 from baton.sampling_params import SamplingParams
 from baton.v1 import handoff_pb2
+from baton.worker.config import RoleName
 from tests.support.fake_engine import run_alone
 from tests.support.local_worker import LocalWorker, local_ring, until
 
@@ -38,7 +39,8 @@ async def answers(
         tokens: list[int] = []
         async for chunk in chunks[index]:
             tokens += chunk.token_ids
-            if index < len(most) and most[index] is not None and len(tokens) >= most[index]:
+            enough = most[index] if index < len(most) else None
+            if enough is not None and len(tokens) >= enough:
                 await chunks[index].aclose()
                 break
         return tokens
@@ -65,7 +67,7 @@ async def test_the_prompt_is_computed_and_handed_on_once(n: int) -> None:
 
 
 @pytest.mark.parametrize("roles", [("both",), ("decode",)])
-async def test_one_worker_answers_all_by_itself(roles: tuple[str, ...]) -> None:
+async def test_one_worker_answers_all_by_itself(roles: tuple[RoleName, ...]) -> None:
     workers = [LocalWorker(role) for role in roles]
     async with local_ring(workers) as ring:
         requests = wanted(4)
@@ -164,7 +166,7 @@ async def test_a_broken_handoff_is_done_again_with_the_tokens_that_were_told(
 
 
 @pytest.mark.parametrize("roles", [("decode", "decode"), ("prefill", "prefill", "decode"), ("both", "both")])
-async def test_those_that_meet_a_drain_are_placed_elsewhere(roles: tuple[str, ...]) -> None:
+async def test_those_that_meet_a_drain_are_placed_elsewhere(roles: tuple[RoleName, ...]) -> None:
     workers = [LocalWorker(role) for role in roles]
     async with local_ring(workers) as ring:
         draining = min(workers[:2], key=lambda worker: worker.address)  # whom an idle ring chooses

@@ -128,7 +128,7 @@ async def test_the_same_role_is_had_at_once_and_a_proof_serves_once() -> None:
     ],
 )
 async def test_answers_under_way_are_what_they_would_have_been(
-    was: RoleName, now: RoleName, beside: Sequence[str]
+    was: RoleName, now: RoleName, beside: Sequence[RoleName]
 ) -> None:
     prompts = [[number, *PROMPT] for number in range(8)]  # they share nothing, and go to all there are
     true = await alone(TOKENS, *prompts)
@@ -181,14 +181,14 @@ async def test_many_cuts_draw_on_no_retry_budget() -> None:
         for role in ("decode", "both", "decode", "both"):
             tokens = worker.engine.generated_tokens
             await until(lambda: worker.engine.generated_tokens > tokens + 2)  # noqa: B023
-            await switched(worker, role, 0.01)  # type: ignore[arg-type]
+            await switched(worker, role, 0.01)
         assert [await under_way] == await alone(100, PROMPT)
 
 
 async def test_what_cannot_be_ended_leaves_the_worker_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "CUT_S", 0.1)
     worker = LocalWorker("decode", step_s=STEP_S)
-    async with local_ring([worker], placement=PlacementOptions("auto")) as ring:
+    async with local_ring([worker], placement=PlacementOptions("conditional")) as ring:
         params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
         worker.engine.add(EngineSequence("nobody's", 1, PROMPT, params))
         incarnation = worker.incarnation
@@ -214,7 +214,7 @@ async def test_one_switch_at_a_time() -> None:
         assert await health(worker, "baton.v1.Worker") == HealthCheckResponse.NOT_SERVING
         for other in ("prefill", "both"):
             with pytest.raises(SwitchError, match="a switch to decode is under way") as refused:
-                await switched(worker, other)  # type: ignore[arg-type]
+                await switched(worker, other)
             assert refused.value.status is grpc.StatusCode.ABORTED
         await under_way
         assert await first == await second

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from baton.router.api import ApiSettings
 from baton.text.tokenizer import Tokenizer
@@ -18,7 +19,9 @@ from tests.support.fake_ring import FakeRing
 from tests.support.scripted_ring import prompt_of, ring_of
 from tests.support.tiny_tokenizers import TOOL_TEMPLATE, byte_level_tokenizer
 
-WEATHER: dict[str, object] = {
+Messages = list[ChatCompletionMessageParam]
+
+WEATHER: ChatCompletionToolParam = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -32,8 +35,8 @@ WEATHER: dict[str, object] = {
         "strict": True,
     },
 }
-NOW: dict[str, object] = {"type": "function", "function": {"name": "now"}}
-USER = {"role": "user", "content": "How warm is it in Paris and Ulm?"}
+NOW: ChatCompletionToolParam = {"type": "function", "function": {"name": "now"}}
+USER: ChatCompletionMessageParam = {"role": "user", "content": "How warm is it in Paris and Ulm?"}
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ULM = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "unit": "C"}}\n</tool_call>'
 CALLS = f"Let me look.\n{PARIS}\n{ULM}"
@@ -72,15 +75,15 @@ def turn(prompt: str) -> str:
     return ANSWER if "<|start|>tool" in prompt else CALLS
 
 
-async def whole(client: openai.AsyncOpenAI, messages: list[object]) -> tuple[str, dict[str, object]]:
-    answer = await client.chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])  # type: ignore[arg-type, list-item]
+async def whole(client: openai.AsyncOpenAI, messages: Messages) -> tuple[str, dict[str, object]]:
+    answer = await client.chat.completions.create(model="tiny", messages=messages, tools=[WEATHER])
     [choice] = answer.choices
     return str(choice.finish_reason), choice.message.model_dump(exclude_none=True)
 
 
-async def streamed(client: openai.AsyncOpenAI, messages: list[object]) -> tuple[str, dict[str, object]]:
+async def streamed(client: openai.AsyncOpenAI, messages: Messages) -> tuple[str, dict[str, object]]:
     """By hand, as OpenAI's guide adds up tool calls."""
-    stream = await client.chat.completions.create(  # type: ignore[call-overload]
+    stream = await client.chat.completions.create(
         model="tiny", messages=messages, tools=[WEATHER], stream=True
     )
     content, reason, calls = "", "", {}
@@ -94,13 +97,15 @@ async def streamed(client: openai.AsyncOpenAI, messages: list[object]) -> tuple[
                 calls[call.index] = call
             else:
                 assert call.id is None and call.function.name is None
-                calls[call.index].function.arguments += call.function.arguments
+                begun, more = calls[call.index].function, call.function.arguments
+                assert begun.arguments is not None and more is not None
+                begun.arguments += more
     told = [calls[index].model_dump(exclude={"index"}) for index in sorted(calls)]
     return reason, {"role": "assistant", "content": content, **({"tool_calls": told} if told else {})}
 
 
-async def with_helper(client: openai.AsyncOpenAI, messages: list[object]) -> tuple[str, dict[str, object]]:
-    async with client.chat.completions.stream(model="tiny", messages=messages, tools=[WEATHER]) as stream:  # type: ignore[arg-type, list-item]
+async def with_helper(client: openai.AsyncOpenAI, messages: Messages) -> tuple[str, dict[str, object]]:
+    async with client.chat.completions.stream(model="tiny", messages=messages, tools=[WEATHER]) as stream:
         done = [event async for event in stream if event.type == "tool_calls.function.arguments.done"]
         final = await stream.get_final_completion()
     [choice] = final.choices
@@ -119,7 +124,7 @@ async def test_a_conversation_with_the_openai_client(
     tokenizer: Tokenizer, ask: Callable[..., object], per_chunk: int
 ) -> None:
     ring = ring_of(tokenizer, turn, per_chunk)
-    messages: list[object] = [USER]
+    messages: Messages = [USER]
     async with serving(ring, tokenizer) as url, client_of(url) as client:
         reason, message = await ask(client, messages)  # type: ignore[misc]
         assert reason == "tool_calls"
@@ -166,8 +171,8 @@ async def test_each_choice_has_its_own_calls(tokenizer: Tokenizer) -> None:
     async with serving(ring, tokenizer) as url, client_of(url) as client:
         stream = await client.chat.completions.create(
             model="tiny",
-            messages=[USER],  # type: ignore[list-item]
-            tools=[WEATHER],  # type: ignore[list-item]
+            messages=[USER],
+            tools=[WEATHER],
             n=2,
             stream=True,
             stream_options={"include_usage": True},
@@ -313,15 +318,15 @@ async def test_reasoning_is_told_apart(tokenizer: Tokenizer, opens: bool) -> Non
     text = f"{'' if opens else '<think>'}\nFirst, é\n</think>\n\n{ANSWER}"
     ring = ring_of(tokenizer, text)
     fields = {"chat_template_kwargs": {"opens": opens}}
-    message = message_of(await post(ring, tokenizer, **fields))
+    message = message_of(await post(ring, tokenizer, None, **fields))
     assert (message["reasoning_content"], message["content"]) == ("First, é", ANSWER)
     assert message["reasoning"] == message["reasoning_content"]
-    without = message_of(await post(ring, tokenizer, include_reasoning=False, **fields))
+    without = message_of(await post(ring, tokenizer, None, include_reasoning=False, **fields))
     assert "reasoning_content" not in without and without["content"] == ANSWER
     async with serving(ring, tokenizer) as url, client_of(url) as client:
         stream = await client.chat.completions.create(
             model="tiny",
-            messages=[USER],  # type: ignore[list-item]
+            messages=[USER],
             stream=True,
             extra_body=fields,
         )

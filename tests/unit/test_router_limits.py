@@ -21,6 +21,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
+from tests.support.grpc_errors import metadata_of
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
 BODIES: dict[str, dict[str, object]] = {
@@ -124,7 +125,7 @@ async def test_over_grpc_it_is_resource_exhausted(ring: FakeRing, tokenizer: Tok
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             _ = [response async for response in stub.Generate(asked)]
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    metadata = dict(refused.value.trailing_metadata() or ())
+    metadata = metadata_of(refused.value)
     assert metadata["baton-error-code"] == "rate_limit_exceeded" and int(metadata["retry-after"]) > 50
     await server.stop(0)
 

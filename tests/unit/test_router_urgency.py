@@ -121,7 +121,9 @@ async def test_a_passed_deadline_in_http(ring: FakeRing, tokenizer: Tokenizer) -
 
 
 @asynccontextmanager
-async def stub_of(ring: FakeRing, tokenizer: Tokenizer) -> AsyncIterator[inference_pb2_grpc.InferenceStub]:
+async def stub_of(
+    ring: FakeRing, tokenizer: Tokenizer
+) -> AsyncIterator[inference_pb2_grpc.InferenceAsyncStub]:
     server = grpc.aio.server()
     metrics = RouterMetrics(CollectorRegistry())
     add_services(server, CompletionService(ring, tokenizer, ApiSettings(), metrics))

@@ -48,7 +48,7 @@ def truth(prompt: list[int], length: int, seed: int = 0) -> list[int]:
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**31), min_size=1, max_size=100))
 def test_words_of_a_chunk_are_those_of_its_tokens_one_by_one(word: int, token_ids: list[int]) -> None:
-    expected = []
+    expected: list[int] = []
     for token in token_ids:
         word_after = ((expected[-1] if expected else word) * FACTOR + token + 1) % 2**64
         expected.append(word_after)
@@ -116,7 +116,7 @@ def test_an_error_rate_ends_requests_and_nothing_else() -> None:
 
 def test_slow_times_come_and_go() -> None:
     faults = Faults(FaultOptions(slow_mean_s=0.01, slow_s=0.05, slow_factor=4, seed=3))
-    seen = set()
+    seen: set[float] = set()
     end = time.monotonic() + 2
     while time.monotonic() < end and len(seen) < 2:
         seen.add(faults.stretched(1.0))

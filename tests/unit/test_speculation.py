@@ -37,6 +37,7 @@ from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.support.local_worker import LocalWorker, local_ring, until
+from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS
 
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
@@ -168,13 +169,14 @@ class TestEnds:
         drafter.expect(ids, run_alone(ids, GREEDY))
         engine = fake_engine(max_model_len=17, drafter=drafter, num_drafts=16)
         places: list[int] = []
-        execute = engine.runner.execute
+        runner = runner_of(engine)
+        execute = runner.execute
 
         def watched(inputs: StepInputs) -> StepResult:
             places.append(int(StepTensors.of(inputs.layout, inputs.buffer).batch.positions.max()))
             return execute(inputs)
 
-        engine.runner.execute = watched  # type: ignore[method-assign]
+        runner.execute = watched  # type: ignore[method-assign]
         assert run(engine, Sequence("r", 1, ids, GREEDY)) == [run_alone(ids, GREEDY)[:11]]
         assert max(places) == 15  # nothing is computed behind the context
 

@@ -25,6 +25,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
+from tests.support.grpc_errors import metadata_of
 from tests.support.hostile_grammars import variants
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
@@ -201,9 +202,7 @@ async def test_grpc(ring: FakeRing, service: CompletionService) -> None:
                     pass
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "unclosed group" in str(refused.value.details())
-            assert ("baton-error-param", "structured_output") in tuple(
-                refused.value.trailing_metadata() or ()
-            )
+            assert metadata_of(refused.value)["baton-error-param"] == "structured_output"
     finally:
         await server.stop(0)
 

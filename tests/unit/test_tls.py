@@ -130,10 +130,15 @@ class TestHttp:
 
 
 class _Models(inference_pb2_grpc.InferenceServicer):
-    async def ListModels(  # type: ignore[override]  # noqa: N802
+    async def ListModels(  # noqa: N802 (the name is the contract's)
         self, request: pb.ListModelsRequest, context: object
     ) -> pb.ListModelsResponse:
         return pb.ListModelsResponse(models=["m"])
+
+    def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: object
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        raise NotImplementedError
 
 
 @asynccontextmanager

@@ -217,13 +217,10 @@ def test_the_format_is_found_by_the_chat_template() -> None:
         assert tool_format("auto", qwen + foreign) is None
     llama = '{{- "<|python_tag|>" + tool_call.name }}'
     assert tool_format("auto", llama) is TOOL_FORMATS["llama3_json"]
-    assert (
-        tool_format("auto", "{{ messages }}")
-        is tool_format("auto", None)
-        is reasoning_format("auto", llama)
-        is None
-    )
-    assert tool_format("none", qwen) is reasoning_format("none", qwen) is None
+    assert tool_format("auto", "{{ messages }}") is tool_format("auto", None) is None
+    assert reasoning_format("auto", llama) is None
+    assert tool_format("none", qwen) is None
+    assert reasoning_format("none", qwen) is None
     assert tool_format("llama3_json", qwen) is TOOL_FORMATS["llama3_json"]
     assert REASONING_FORMATS["think"].opened_by("<|assistant|>\n<think>\n")
     assert not REASONING_FORMATS["think"].opened_by("<think>\n\n</think>\n\n")

@@ -53,6 +53,7 @@ from baton.urgency import CALM
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
+from baton.worker.config import RoleName
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
 from tests.support.local_worker import LocalWorker, local_ring, until
@@ -263,7 +264,7 @@ def test_the_store_takes_no_more_than_it_says() -> None:
                     {"handoff": pb.HandoffPhases(flush_us=70 + number, connector="tcp")},
                     {"join": pb.JoinPhases(queue_us=70 + number)},
                 ):
-                    attempt.tell(pb.Phases(**part), 2.5 + number)  # type: ignore[arg-type]
+                    attempt.tell(pb.Phases(**part), 2.5 + number)
                 for answer in trace.answers:
                     answer.begun(attempt)
             traces.begin(trace)
@@ -383,7 +384,7 @@ async def test_workers_tell_each_part_once_and_a_resumed_request_shows_each_atte
 
 @pytest.mark.parametrize("roles", [("prefill", "decode"), ("both",)])
 @pytest.mark.parametrize("kind", ["several", "beams"])
-async def test_answers_that_go_together_share_an_attempt(kind: str, roles: tuple[str, ...]) -> None:
+async def test_answers_that_go_together_share_an_attempt(kind: str, roles: tuple[RoleName, ...]) -> None:
     params = PARAMS if kind == "several" else beams(2, max_tokens=8, stops=frozenset())
     traced = [AnswerTrace(index) for index in range(2)]
     requests = [Request(f"r-{each.index}", replace(params, seed=each.index), b"", each) for each in traced]
@@ -456,8 +457,9 @@ def test_spans_of_several_attempts_and_choices_through_the_exporter() -> None:
     for name in (f"attempt {number} of choice {index}" for number in (0, 1) for index in (0, 1)):
         assert names.count(name) == 1, names
     failed = next(span for span in others if span.name == "attempt 0 of choice 0")
-    assert failed.status.status_code is StatusCode.ERROR and "d1 is gone" in failed.status.description
-    assert len(failed.attributes["baton.placement.considered"]) == 3
+    assert failed.status.status_code is StatusCode.ERROR and "d1 is gone" in str(failed.status.description)
+    considered = failed.attributes["baton.placement.considered"]
+    assert isinstance(considered, tuple) and len(considered) == 3
     places = [span.resource.attributes["service.instance.id"] for span in others if span.name == "prefill"]
     assert places.count("d2") == 2, "an attempt without prefill computes at decode"
 

@@ -16,7 +16,7 @@ import pytest
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.transport import TransferError
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, until, within
-from tests.unit.test_connectors import UCX
+from tests.support.sender import UCX
 
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')", allow_module_level=True)

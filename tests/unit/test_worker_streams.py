@@ -26,6 +26,7 @@ from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.v1.handoff_pb2 import LinkOpen
+from baton.worker.config import RoleName
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.main import end_process_after
 from tests.support.fake_engine import fake_engine
@@ -130,7 +131,7 @@ async def test_prefill_hears_of_no_receive_before_it_is_posted(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("roles", [("decode", "decode"), ("prefill", "prefill", "decode"), ("both", "both")])
-async def test_a_request_that_meets_a_drain_is_placed_elsewhere(roles: tuple[str, ...]) -> None:
+async def test_a_request_that_meets_a_drain_is_placed_elsewhere(roles: tuple[RoleName, ...]) -> None:
     workers = [LocalWorker(role) for role in roles]
     async with local_ring(workers) as ring:
         draining = [min(workers[:2], key=lambda worker: worker.address)]  # whom an idle ring chooses
@@ -339,6 +340,11 @@ class SilentWorker(pb_grpc.WorkerServicer):
         self.streams += 1
         yield pb.WorkerMessage(hello=pb.WorkerHello(role=pb.ROLE_BOTH, max_model_len=256, vocab_size=97))
         await asyncio.Event().wait()
+
+    async def SwitchRole(  # noqa: N802
+        self, request: pb.SwitchRoleRequest, context: object
+    ) -> pb.SwitchRoleReply:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize("busy", [True, False])
