@@ -184,6 +184,17 @@ class TestAHostThatGivesOthersItsTime:
         compiler.close()
 
 
+def test_a_machine_that_is_only_slow_is_no_excuse(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proof, "TRIAL_S", 0.5)
+    dear = HOSTILE["intersected expressions"]
+    error = compiler.compile(StructuredOutput(dear.kind, dear.text + "\n# on a slow machine")).exception(30)
+    assert isinstance(error, GrammarError)
+    assert not isinstance(error, GrammarBusyError)
+    assert "over 0.5 s" in str(error)
+
+
 def test_it_says_of_what_a_grammar_takes_too_much(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,8 +20,9 @@ way would write spaces for ever."""
 TRIAL_CPU_S = 0.6
 """Most CPU time of a trial: compiling, and the first masks."""
 TRIAL_S = 0.9
-"""Until a trial that has not used that up is given up: the machine is too busy to tell, which is no fault of
-the grammar's."""
+"""Until a trial that has not used that up is given up."""
+LITTLE_CPU_S = 0.2
+"""Who has used less by then is not at fault: the machine is too busy to tell."""
 REHEARSED_TOKENS = 24
 """Masks that a trial computes, each after a token that the one before allows."""
 MASK_CPU_S = 0.05

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import IO
 import msgspec
 
 from baton.grammar.errors import GrammarBusyError, GrammarError
-from baton.grammar.limits import START_S, TRIAL_CPU_S, TRIAL_S
+from baton.grammar.limits import LITTLE_CPU_S, START_S, TRIAL_CPU_S, TRIAL_S
 from baton.grammar.table import TokenTable
 from baton.grammar.trial import Attempt, Outcome, frame
 from baton.structured_output import StructuredOutput
@@ -29,6 +30,8 @@ class ProvingGround:
         self._process: subprocess.Popen[bytes] | None = None
         self._ready = False
         self._spent = False
+        self._cpu_s = 0.0
+        """That the process had used when it answered last."""
 
     def prove(self, output: StructuredOutput) -> str:
         """The grammar in llguidance's notation. GrammarError if it is invalid or goes beyond the limits;
@@ -37,8 +40,9 @@ class ProvingGround:
         try:
             return self._ask(process, frame(Attempt(output.kind, output.text)), TRIAL_S).grammar
         except TimeoutError:
-            self._spend(process)
-            raise GrammarBusyError(f"trying it out took over {TRIAL_S:g} s, most of it waiting") from None
+            if self._spend(process) < LITTLE_CPU_S:
+                raise GrammarBusyError(f"trying it out took over {TRIAL_S:g} s, most of it waiting") from None
+            raise GrammarError(f"it is too complex: compiling it takes over {TRIAL_S:g} s") from None
         except EOFError:
             self._spend(process)
             raise GrammarError(f"it is too complex: compiling it takes {_too_much(process)}") from None
@@ -62,16 +66,20 @@ class ProvingGround:
                     with contextlib.suppress(OSError):  # what was left unsent
                         stream.close()
 
-    def _spend(self, process: subprocess.Popen[bytes]) -> None:
+    def _spend(self, process: subprocess.Popen[bytes]) -> float:
+        """End the process if it has not ended. The CPU time of its last trial, in seconds."""
+        before = _cpu_of_children_s()
         process.kill()
+        process.wait()
         self._spent = True
+        return _cpu_of_children_s() - before - self._cpu_s
 
     def _started(self) -> subprocess.Popen[bytes]:
         self.renew()
         process = self._process or self._start()
         if not self._ready:
             try:
-                self._receive(process, START_S)
+                self._cpu_s = self._receive(process, START_S).cpu_s
             except (TimeoutError, EOFError):
                 self.close()
                 raise GrammarBusyError("the process that tries grammars out did not start") from None
@@ -96,6 +104,7 @@ class ProvingGround:
         except BrokenPipeError:
             raise EOFError from None
         outcome = self._receive(process, limit_s)
+        self._cpu_s = outcome.cpu_s
         if outcome.error is not None:
             raise GrammarError(outcome.error)
         return outcome
@@ -117,9 +126,15 @@ class ProvingGround:
 
 def _too_much(process: subprocess.Popen[bytes]) -> str:
     """Of what a grammar took too much, when that was the process's death."""
-    if process.wait() == -signal.SIGPROF:
+    if process.returncode == -signal.SIGPROF:
         return f"over {TRIAL_CPU_S:g} s"
     return "too much memory or depth"
+
+
+def _cpu_of_children_s() -> float:
+    """Of all that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _read(source: IO[bytes], size: int, deadline: float) -> bytes:

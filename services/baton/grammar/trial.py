@@ -45,6 +45,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     grammar: str = ""
     error: str | None = None
+    cpu_s: float = 0.0
+    """Used by the process so far."""
 
 
 def try_out(tokens: LLTokenizer, attempt: Attempt) -> Outcome:
@@ -129,7 +131,7 @@ def _serve(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _answer(target: BinaryIO, outcome: Outcome) -> None:
-    target.write(frame(outcome))
+    target.write(frame(msgspec.structs.replace(outcome, cpu_s=time.process_time())))
     target.flush()
 
 
