@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -217,3 +218,20 @@ def test_an_early_deadline_is_refused_once_it_is_known_how_long_others_take() ->
         queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=7.0), 4.0)
     assert refused.value.retry_after_s > 0
     queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=60.0), 4.0)
+
+
+def test_who_is_refused_hears_what_wait_would_be_begun_and_when_to_come_back() -> None:
+    queue = FairQueue(Bounds(requests=500, prompt_tokens=10**6, longest_wait_s=100.0))
+    first = queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 0.0)
+    queue.admit(Capacity(1), 0.0)
+    queue.end(first, 10, True, 1.0)
+    with pytest.raises(RefusedError) as refused:
+        for _ in range(200):
+            queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 1.0)
+            queue.admit(Capacity(1), 1.0)
+    told = re.fullmatch(
+        r"it would wait for (\S+) s; no wait is begun that should take over 70\.0 s", refused.value.reason
+    )
+    assert told is not None
+    assert float(told[1]) > 70.0
+    assert refused.value.retry_after_s == pytest.approx(float(told[1]) - 70.0, abs=0.1)

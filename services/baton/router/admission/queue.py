@@ -176,16 +176,17 @@ class FairQueue:
         may_wait = self._bounds.longest_wait_s
         if asked.deadline is not None:
             may_wait = min(may_wait, asked.deadline - now - CAUTION * self.pace.takes_s(entry.tokens))
-        wait = self.wait_s(entry)
-        if wait is None or wait <= SURE * may_wait:
+        wait, longest = self.wait_s(entry), SURE * may_wait
+        if wait is None or wait <= longest:
             return
-        rest = max(0.0, wait - max(0.0, may_wait))
+        rest = wait - max(0.0, longest)
         if may_wait < 0:
             raise RefusedError("overall", "it could not be answered before its deadline", rest)
         tenant = self._tenants.get(asked.tenant)
         own = self._bounds.shared and tenant is not None and tenant.count
-        blame: Blame = "tenant" if own and (self._behind_s(entry, 0) or 0.0) <= SURE * may_wait else "overall"
-        raise RefusedError(blame, f"it would wait for {wait:.1f} s, and may wait for {may_wait:.1f} s", rest)
+        blame: Blame = "tenant" if own and (self._behind_s(entry, 0) or 0.0) <= longest else "overall"
+        reason = f"it would wait for {wait:.1f} s; no wait is begun that should take over {longest:.1f} s"
+        raise RefusedError(blame, reason, rest)
 
     def wait_s(self, entry: Entry) -> float | None:
         """How long a request that comes now would wait; None: not known yet."""
