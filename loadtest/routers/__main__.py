@@ -1,17 +1,18 @@
-"""A router on one core before simulated workers: what a token and a request cost it, and how late tokens get.
+"""A router before simulated workers: what a token and a request cost it, and how late tokens get.
 
     python -m loadtest.routers                   # latency of 2,000 streams at 60 % of a core
     scripts/router-peers .router-peers           # installs the peers, once
     python -m loadtest.routers --part peers --peers .router-peers
 
-The workers, the client and nothing else are on the other core. A token's way is from when its worker had it
-until the client read it; what the router adds is the difference to the same load on the workers' own plain
-API, quantile by quantile. Both are measured in turns, and the median over the rounds counts; told beside it
-is what was added to tokens on whose way other guests of the host took nothing. The workers only talk
-(`loadtest.routers.flock`), or they and the client would need more than their core. The peers and Baton are
-before the same simulated workers (`baton worker-sim`), whose plain API the peers pass on; all are asked in
-turns, and the figures are medians over the rounds. A core's capacity is what was done over the share of its
-time that the router used.
+The workers and the client are on a core of their own. A token's way is from when its worker had it until the
+client read it; what the router adds is the difference to the same load on the workers' own plain API,
+quantile by quantile. Both are measured in turns, and the median over the rounds counts; told beside it is
+what was added to tokens on whose way other guests of the host took nothing. The router uses 60 % of a core,
+of whichever it is given, as in a pod; with ``--one-core`` of one, on which gRPC's threads stand in line behind
+Python's. The workers only talk (`loadtest.routers.flock`), or they and the client would need more than their
+core. The peers and Baton are on one core, before the same simulated workers (`baton worker-sim`), whose plain
+API the peers pass on; all are asked in turns, and the figures are medians over the rounds. A core's capacity
+is what was done over the share of its time that the router used.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def one_round(folder: Path, chosen: argparse.Namespace, rate: float, plan: Plan)
     with fleet.flock(folder, chosen.workers, chosen.streams / rate * 1e3) as flock:
         direct = measure(fronts.none(flock), plan)
         direct_ways = ways(folder, direct)
-        with fronts.baton_before(folder, flock) as front:
+        with fronts.baton_before(folder, flock, confined=chosen.one_core) as front:
             through = measure(front, plan)
         return Round(through, direct, ways(folder, through), direct_ways)
 
@@ -279,6 +280,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("latency", "peers"), default="latency")
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=256)
+    parser.add_argument("--one-core", action="store_true", help="confine the router to its core")
     parser.add_argument("--tokens-per-s", type=float, default=7500.0, help="in the first run")
     parser.add_argument("--seconds", type=float, default=30.0, help="of what is measured")
     parser.add_argument("--peers", type=Path, default=Path(".router-peers"))

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,11 +41,12 @@ def baton(tmp: Path, fleet: Sequence[Service], *options: str) -> Iterator[Front]
 
 
 @contextmanager
-def baton_before(tmp: Path, flock: Flock) -> Iterator[Front]:
+def baton_before(tmp: Path, flock: Flock, *, confined: bool) -> Iterator[Front]:
+    """``confined``: to its core."""
     flags = [flag for address in flock.addresses for flag in ("--worker", address)]
     argv = ("router", "--model", "demo", "--port", "0", "--grpc-port", "0", *flags)
     router = Service("baton", argv, tmp / "baton.log")
-    with on_core(ROUTER_CORE):
+    with on_core(ROUTER_CORE) if confined else nullcontext():
         router.start()
     try:
         router.wait_ready()
