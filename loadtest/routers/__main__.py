@@ -4,21 +4,22 @@
     scripts/router-peers .router-peers           # installs the peers, once
     python -m loadtest.routers --part peers --peers .router-peers
 
-The workers and the client are on a core of their own. A token's way is from when its worker had it until the
-client read it; what the router adds is the difference to the same load on the workers' own plain API,
+The workers and the client are on a core of their own. A token's way is from when its worker had it until
+the client read it; what the router adds is the difference to the same load on the workers' own plain API,
 quantile by quantile. Both are measured in turns, and the median over the rounds counts; told beside it is
 what was added to tokens on whose way other guests of the host took nothing. The router uses 60 % of a core,
-of whichever it is given, as in a pod; with ``--one-core`` of one, on which gRPC's threads stand in line behind
-Python's. The workers only talk (`loadtest.routers.flock`), or they and the client would need more than their
-core. The peers and Baton are on one core, before the same simulated workers (`baton worker-sim`), whose plain
-API the peers pass on; all are asked in turns, and the figures are medians over the rounds. A core's capacity
-is what was done over the share of its time that the router used.
+of whichever it is given, as in a pod; with ``--one-core`` of one, on which gRPC's threads stand in line
+behind Python's. The workers only talk (`loadtest.routers.flock`), or they and the client would need more
+than their core. The peers and Baton are on one core, before the same simulated workers (`baton worker-
+sim`), whose plain API the peers pass on; all are asked in turns, and the figures are medians over the
+rounds. A core's capacity is what was done over the share of its time that the router used.
 """
 
 from __future__ import annotations
 
 import argparse
 import bisect
+import math
 import statistics
 import subprocess
 import sys
@@ -46,6 +47,8 @@ from tests.support.ring import Service
 SHARE = 0.6
 """Of a core's capacity, at which latency is measured."""
 MOST_MS = {50: 1.0, 99: 10.0}
+FEW = 500
+"""Tokens, of which there is no 99th percentile to speak of."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +156,11 @@ class Round:
         return percentile(self.ways.all, share) - self.without(share)
 
     def added_undisturbed(self, share: int) -> float:
-        """Likewise, of the tokens on whose way nobody else had the machine."""
-        return percentile(self.ways.undisturbed, share) - percentile(self.direct_ways.undisturbed, share)
+        """Likewise, of the tokens on whose way nobody else had the machine; NaN if there are too few."""
+        through, direct = self.ways.undisturbed, self.direct_ways.undisturbed
+        if min(len(through), len(direct)) < FEW:
+            return math.nan
+        return percentile(through, share) - percentile(direct, share)
 
 
 def one_round(folder: Path, chosen: argparse.Namespace, rate: float, plan: Plan) -> Round:
@@ -196,7 +202,8 @@ def _tell_rounds(rounds: list[Round], console: Console) -> None:
 
     def row(title: str, figure: Callable[[Round], float], form: str) -> None:
         figures = [figure(each) for each in rounds]
-        shown.add_row(title, *(form.format(each) for each in (*figures, statistics.median(figures))))
+        known = [each for each in figures if not math.isnan(each)] or [math.nan]
+        shown.add_row(title, *(form.format(each) for each in (*figures, statistics.median(known))))
 
     row("tokens/s", lambda each: _per_s(each.through), "{:.0f}")
     row("  without a router", lambda each: _per_s(each.direct), "{:.0f}")
