@@ -10,9 +10,9 @@ quantile by quantile. Both are measured in turns, and the median over the rounds
 what was added to tokens on whose way other guests of the host took nothing. The router uses 60 % of a core,
 of whichever it is given, as in a pod; with ``--one-core`` of one, on which gRPC's threads stand in line
 behind Python's. The workers only talk (`loadtest.routers.flock`), or they and the client would need more
-than their core. The peers and Baton are on one core, before the same simulated workers (`baton worker-
-sim`), whose plain API the peers pass on; all are asked in turns, and the figures are medians over the
-rounds. A core's capacity is what was done over the share of its time that the router used.
+than their core. The peers and Baton are on one core, before the same simulated workers
+(`baton worker-sim`), whose plain API the peers pass on; all are asked in turns, and the figures are medians
+over the rounds. A core's capacity is what was done over the share of its time that the router used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trying a grammar out in a process of its own, which is its death if that takes too long."""
+"""Trying a grammar out in a process of its own, which is ended if that takes too long."""
 
 from __future__ import annotations
 
