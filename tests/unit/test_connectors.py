@@ -19,15 +19,18 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from baton.connector import choice
+from baton.connector import choice, group
 from baton.connector.door import dial
 from baton.connector.group import MAGIC as GROUP_MAGIC
+from baton.connector.group import MEET_S
+from baton.connector.meeting import Meeting
 from baton.connector.memory import PoolMemory
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.transport import Connector, DeviceView, Link, PageMemory, TransferError
@@ -515,6 +518,27 @@ class TestFence:
         peer.close()
         await decode.close()
 
+    async def test_a_library_gives_up_a_peer_that_never_connects(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Which of two ends connects to the other follows from ports; of eight links some wait."""
+        monkeypatch.setattr(group, "MEET_S", 1.0)
+        decode = make("gloo")
+        address = await decode.listen("127.0.0.1", 0)
+        links, peers = list[Link](), list[socket.socket]()
+        for _ in range(8):
+            token = os.urandom(32)
+            links.append(decode.expect(token, HostMemory(2), lambda: None))
+            peers.append(await dial(address, GROUP_MAGIC, token))
+            peers[-1].setblocking(True)
+        await asyncio.gather(*(asyncio.to_thread(say_an_address, peer) for peer in peers))
+        async with asyncio.timeout(3):
+            await until(lambda: not any(thread.name == "library-meet" for thread in threading.enumerate()))
+        for link, peer in zip(links, peers, strict=True):
+            await link.close()
+            peer.close()
+        await decode.close()
+
     @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
     async def test_nothing_is_left_open(self, ends: Ends) -> None:
         def open_files() -> int:
@@ -534,8 +558,8 @@ class TestFence:
         await until(lambda: open_files() <= before and kv_threads() == threads)
 
     @pytest.mark.skipif(not FILES.is_dir(), reason="needs /proc")
-    async def test_nothing_is_left_of_links_that_end_in_the_middle(self, ends: Ends) -> None:
-        """Not even until somebody collects garbage."""
+    async def test_nothing_is_left_of_links_that_end_in_the_middle(self, ends: Ends, kind: str) -> None:
+        """Not even until somebody collects garbage. A library that waits for its peer has a timeout."""
         rng = random.Random(3)
 
         def left() -> tuple[int, int]:
@@ -557,10 +581,25 @@ class TestFence:
                 await asyncio.sleep(0.02 * (number % 2))
                 await second.close()
                 await asyncio.gather(*moves, return_exceptions=True)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 + (MEET_S if kind == "gloo" else 0)):
                 await until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
         finally:
             gc.enable()
+
+
+class Shy(Meeting):
+    """Whoever meets here tells where to find it, and hears nothing."""
+
+    def get(self, key: str) -> bytes:
+        raise TransferError("shy")
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        raise TransferError("shy")
+
+
+def say_an_address(sock: socket.socket) -> None:
+    with pytest.raises(TransferError, match="shy"):
+        group._Gloo(Shy(sock, 5.0), 1, "127.0.0.1")
 
 
 @dataclass

@@ -55,8 +55,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAGIC = b"baton-grp-2\n"
-_MEET_S = 10.0
-"""Gloo makes several connections, one after the other, and a host may be busy."""
+MEET_S = 10.0
+"""Until two ends have met, or what is left of the one that came is gone. A host may be busy."""
+_GLOO_TRIES = 5
+"""Gloo waits this many times its timeout for a peer's connection."""
 _LONGEST = timedelta(seconds=30)
 """A piece that takes longer than this ends the link: the library then closes its connection by itself."""
 _BREAK_OFF = timedelta(milliseconds=1)
@@ -131,7 +133,7 @@ class _Gloo:
         from torch.distributed import ProcessGroupGloo
 
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=_MEET_S)
+        options._timeout = timedelta(seconds=MEET_S / _GLOO_TRIES)
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
         group: object = ProcessGroupGloo(meeting, rank, 2, options)
         self._group = cast(_PeerToPeer, group)
@@ -189,7 +191,7 @@ class _Pair:
 
         self._on_cuda = backend == "nccl"
         self._device = device
-        self._meeting = Meeting(sock, _MEET_S)
+        self._meeting = Meeting(sock, MEET_S)
         """The library may come back to it."""
         host = sock.getsockname()[0]
         self._library: _Library = (
