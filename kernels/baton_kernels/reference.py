@@ -73,12 +73,20 @@ def _read(pool: Tensor, layer: int, part: int, table: list[int], first: int, sto
 
 
 def reference_draw(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, fraction: float
+    logits: Tensor,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    times: Tensor,
+    bucket: int,
 ) -> tuple[int, float]:
-    """The token that ``fraction`` of the mass falls on in a row of ``logits`` [V], behind the filters.
+    """The token of a row of ``logits`` [V] that is left by the filters and wins the race.
 
-    Also how sure that is: the least relative change of a sum, or of a weight against ``min_p``, that would
-    make it another.
+    ``times`` are exponential numbers: of the tokens of a bucket, [bucket], and then of all buckets.
+
+    Also how sure that is: the least relative change of a sum, of a weight against ``min_p``, or of a
+    competitor's speed, that would make it another.
     """
     weights = torch.exp((logits.double() - logits.double().max()) / temperature)
     ordered = weights.sort(descending=True).values[: top_k or None]
@@ -90,9 +98,15 @@ def reference_draw(
         margins.append(float((mass / mass[-1] - top_p).abs().min()))
     if min_p > 0:
         margins.append(float((weights / min_p - 1).abs().min()))
-    kept = torch.where(weights >= max(least, min_p), weights, 0.0).cumsum(0)
-    margins.append(float((kept / kept[-1] - fraction).abs().min()))
-    return int((kept <= fraction * kept[-1]).sum()), min(margins)
+    kept = torch.where(weights >= max(least, min_p), weights, 0.0)
+    masses = torch.stack([kept[at : at + bucket].sum() for at in range(0, len(kept), bucket)])
+    buckets = masses / times[bucket:]
+    first = bucket * int(buckets.argmax())
+    tokens = kept[first : first + bucket] / times[: min(bucket, len(kept) - first)]
+    for speeds in (buckets, tokens):
+        best, *others = speeds.sort(descending=True).values.tolist()
+        margins.append(1 - others[0] / best if others else math.inf)
+    return first + int(tokens.argmax()), min(margins)
 
 
 def reference_adjust(

@@ -17,15 +17,28 @@ if "triton" in sys.modules:
 os.environ["TRITON_INTERPRET"] = "1"
 try:
     # triton imports this at the first launch, when it looks at the choice again.
-    import triton.experimental.gluon  # noqa: F401
+    import triton
+    import triton.experimental.gluon
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     from baton_kernels.cuda import attention, blocks, decode, logits, rotary, rows, sampling, shapes
+    from baton_kernels.cuda.sampling import _times
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def times_of(
+        out: tl.tensor,
+        seed: tl.tensor,
+        position: tl.tensor,
+        COUNT: tl.constexpr,  # noqa: N803
+    ) -> None:
+        """The random numbers that a race of the sampling kernel has for the indices below ``COUNT``."""
+        indices = tl.arange(0, COUNT)
+        tl.store(out + indices, _times(tl.load(seed), tl.load(position), indices.to(tl.int64)))
 finally:
     del os.environ["TRITON_INTERPRET"]
 
-__all__ = ["attention", "blocks", "decode", "logits", "rotary", "rows", "sampling", "shapes"]
+__all__ = ["attention", "blocks", "decode", "logits", "rotary", "rows", "sampling", "shapes", "times_of"]
 
 
 sampling.TILE = 1024  # or the rows of small vocabularies would be one tile, and mostly nothing

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.philox import uniforms
-from baton.engine.sampler import packed
+from baton.engine.philox import exponentials
+from baton.engine.sampler import BUCKET, packed
 from baton.sampling_params import SamplingParams
 from baton_kernels.reference import reference_adjust, reference_draw
 
@@ -67,16 +67,20 @@ class Rows:
 
     def expected(self) -> list[int | None]:
         """The token of each row by the float64 reference; None where it is not sure."""
-        drawn = uniforms([p.seed for p in self.params], self.positions).tolist()
         found: list[int | None] = []
-        for logits, p, fraction in zip(self.logits, self.params, drawn, strict=True):
+        for logits, p, position in zip(self.logits, self.params, self.positions, strict=True):
             if p.greedy:
                 found.append(int(logits.argmax()))
                 continue
             top_k = min(max(p.top_k, 0), logits.numel())
-            token, margin = reference_draw(logits, p.temperature, top_k, p.top_p, p.min_p, fraction)
+            times = race_times(p.seed, position, logits.numel())
+            token, margin = reference_draw(logits, p.temperature, top_k, p.top_p, p.min_p, times, BUCKET)
             found.append(token if margin > SURE or p.min_p == 1 else None)
         return found
+
+
+def race_times(seed: int, position: int, vocab: int) -> Tensor:
+    return torch.from_numpy(exponentials([seed], [position], BUCKET - (-vocab // BUCKET))[0])
 
 
 def _logits(

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine import sampler
 from baton.engine.logits import LogitRules, PackedRules, Row, adjust, adjust_by_kernels, allowed_words
+from baton.engine.philox import exponentials
 from baton.engine.sampler import choose, choose_by_kernel, packed, sample
 from baton.sampling_params import SamplingParams
 from baton_kernels import rows as entry
@@ -25,7 +27,7 @@ if torch.cuda.is_available():
     pytest.skip("tests/gpu runs them on the device", allow_module_level=True)
 
 from tests.support.interpreted import logits as kernels
-from tests.support.interpreted import sampling
+from tests.support.interpreted import sampling, times_of
 
 PLAIN = SamplingParams(max_tokens=1)
 
@@ -46,6 +48,17 @@ class TestDraw:
         assert [tokens[at] for at in sure] == [expected[at] for at in sure]
         plain = sample(rows.logits, rows.params, rows.positions)
         assert [tokens[at] for at in sure] == [plain[at] for at in sure]
+
+    def test_has_the_buckets_of_the_reference(self) -> None:
+        assert sampling.BUCKET == sampler.BUCKET
+
+    def test_random_numbers_are_those_of_the_reference(self) -> None:
+        """To the precision of float32, the small ones too, which win."""
+        for seed, position in ((3, 0), (-5, 2**33 + 1)):
+            times = exponentials([seed], [position], 8192)[0]
+            out = torch.empty(8192)
+            times_of[(1,)](out, torch.tensor([seed]), torch.tensor([position]), 8192)
+            np.testing.assert_allclose(out.double().numpy(), times, rtol=1e-6)
 
     def test_does_not_change_with_the_batch(self) -> None:
         rows = Rows.random(1, 12, 500)

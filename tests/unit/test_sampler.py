@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.philox import philox4x32, uniforms
-from baton.engine.sampler import sample
+from baton.engine.philox import exponentials, philox4x32
+from baton.engine.sampler import BUCKET, sample
 from baton.sampling_params import SamplingParams
 
 
@@ -42,23 +42,30 @@ class TestPhilox:
         keys = np.array([key, [5, 6]], dtype=np.uint64).T
         assert philox4x32(columns, keys)[:, 0].tolist() == expected
 
-    def test_uniforms_are_in_range_and_take_any_seed(self) -> None:
-        seeds = [0, 1, 2**64 - 1, -1, 2**64]
-        drawn = uniforms(seeds, [0, 1, 2, 2, 0])
+    def test_exponentials_are_in_range_and_take_any_seed(self) -> None:
+        drawn = exponentials([0, 1, 2**64 - 1, -1, 2**64], [0, 1, 2, 2, 0], 6)
         assert drawn.dtype == np.float64
-        assert ((drawn >= 0) & (drawn < 1)).all()
-        assert drawn[2] == drawn[3]
-        assert drawn[0] == drawn[4]
-        assert len(set(drawn.tolist())) == 3
+        assert ((drawn >= 2**-33) & (drawn < 23)).all()
+        assert (drawn[2] == drawn[3]).all()
+        assert (drawn[0] == drawn[4]).all()
+        assert len(np.unique(drawn)) == 18
 
-    def test_uniforms_are_uniform(self) -> None:
+    def test_exponentials_are_those_of_their_row_and_index(self) -> None:
+        seeds, positions = [4, 5, 4], [0, 2**40, 1]
+        together = exponentials(seeds, positions, 11)
+        for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+            for count in (1, 4, 7, 11):
+                assert (exponentials([seed], [position], count)[0] == together[row, :count]).all()
+
+    def test_exponentials_are_exponentially_distributed(self) -> None:
         n = 20_000
-        by_position = uniforms([7] * n, list(range(n)))
-        by_seed = uniforms(list(range(n)), [3] * n)
-        for drawn in (by_position, by_seed):
-            counts = np.histogram(drawn, bins=100, range=(0, 1))[0]
+        by_position = exponentials([7] * n, list(range(n)), 4)[:, 3]
+        by_seed = exponentials(list(range(n)), [3] * n, 5)[:, 4]
+        by_index = exponentials([7], [3], n)[0]
+        for drawn in (by_position, by_seed, by_index):
+            counts = np.histogram(np.exp(-drawn), bins=100, range=(0, 1))[0]
             assert ((counts - n / 100) ** 2 / (n / 100)).sum() < 160  # 99 degrees: p < 1e-4
-        assert abs(np.corrcoef(by_position[:-1], by_position[1:])[0, 1]) < 0.03
+            assert abs(np.corrcoef(drawn[:-1], drawn[1:])[0, 1]) < 0.03
 
 
 class TestGreedy:
@@ -83,6 +90,37 @@ class TestDrawing:
         expected = torch.softmax(logits[0].double() / temperature, -1).numpy() * n
         counts = np.bincount(tokens, minlength=vocab)
         assert ((counts - expected) ** 2 / expected).sum() < 38  # 11 degrees: p < 1e-4
+
+    @pytest.mark.parametrize("shape", ["flat", "peaked in one bucket", "uneven"])
+    def test_frequencies_follow_the_distribution_over_many_buckets(self, shape: str) -> None:
+        n, vocab = 20_000, 2 * BUCKET + 5
+        logits = torch.zeros(1, vocab)
+        if shape == "uneven":
+            logits = random_logits(1, vocab, seed=8) / 3
+        elif shape == "peaked in one bucket":
+            logits[0, BUCKET : BUCKET + 4] = 4.0
+        tokens = sample(logits.expand(n, -1), [params(seed=12)] * n, range(n))
+        expected = torch.softmax(logits[0].double(), -1).numpy() * n
+        counts = np.bincount(tokens, minlength=vocab)
+        assert ((counts - expected) ** 2 / expected).sum() < 355  # 260 degrees: p < 1e-4
+
+    def test_rounding_of_the_logits_makes_hardly_any_other_token(self) -> None:
+        """The inverse of a flat cumulative distribution would be another token for a third of these draws."""
+        n, vocab = 1000, 20_000
+        logits = random_logits(1, vocab) / 10
+        tilted = logits + 1e-4 * torch.linspace(-1, 1, vocab)
+        fractions = torch.arange(n) / n
+        first, second = (row.double().softmax(-1)[0].cumsum(0) for row in (logits, tilted))
+        inverted = torch.searchsorted(first, fractions) != torch.searchsorted(second, fractions)
+        assert inverted.sum() > n / 4
+
+        drawn = [params(seed=seed) for seed in range(100)]
+        different = 0
+        for at in range(0, n, 100):
+            positions = range(at, at + 100)
+            one, other = (sample(row.expand(100, -1), drawn, positions) for row in (logits, tilted))
+            different += sum(left != right for left, right in zip(one, other, strict=True))
+        assert different <= 3
 
     def test_is_the_same_alone_and_in_any_batch(self) -> None:
         rows, vocab = 24, 300

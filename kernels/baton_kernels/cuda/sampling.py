@@ -1,11 +1,13 @@
 """The next token of every row of logits in one launch: the likeliest, or a draw behind the filters.
 
-What is drawn is defined by ``baton.engine.sampler``. This differs from it in two things that make no other
-token but by the rounding of float32's exponential:
+What is drawn is defined by ``baton.engine.sampler``: a race of buckets, and one of the tokens of the bucket
+that has won. This differs from it in three things that make no other token but by the rounding of float32:
 
-- A weight exp(x - max) is counted as a whole number of 2**-44. Sums of whole numbers are exact in any order,
-  so tiles and threads may add as they like, and the draw is the same. A token rarer than 2**-44 of the
-  likeliest is not drawn; all of them together would be once in 10**8 draws of a vocabulary of 2**17.
+- Weights exp(x - max), their sums in a bucket and the random numbers are float32 here. A token rarer than
+  2**-44 of the likeliest is not drawn; all of them together would be once in 10**8 draws of a vocabulary of
+  2**17.
+- The mass that top-p counts is in whole numbers of 2**-44. Sums of whole numbers are exact in any order, so
+  tiles and threads may add as they like.
 - Nothing is sorted. The least weight that a filter leaves is found by bisection of the bits of the weights,
   whose order is that of the numbers: count or sum what is at least as heavy as the middle, and go on in one
   half. That ends when a single token is left in between, after some fifteen passes over the row, which the
@@ -21,6 +23,8 @@ from torch import Tensor
 
 TILE = 8192
 WARPS = 16
+BUCKET = 128
+"""That of ``baton.engine.sampler``."""
 LARGEST_VOCAB = 1 << 18
 """So that the weights of a row, 2**44 at most, add up to less than 2**63."""
 
@@ -75,6 +79,58 @@ def _edge(
 
 
 @triton.jit
+def _times(seed: tl.tensor, position: tl.tensor, indices: tl.tensor) -> tl.tensor:
+    """Exponentially distributed float32, as ``baton.engine.philox.exponentials`` has them: -log(1 - v), for a
+    random v in (0, 1) of 32 bits, to float32's precision for any v."""
+    none = indices * 0
+    words = tl.philox(
+        seed,
+        ((position & 0xFFFFFFFF) + none).to(tl.uint32),
+        (((position >> 32) & 0xFFFFFFFF) + none).to(tl.uint32),
+        (indices // 4).to(tl.uint32),
+        none.to(tl.uint32),
+    )
+    even = tl.where(indices % 4 < 2, words[0], words[2])
+    word = tl.where(indices % 2 == 0, even, tl.where(indices % 4 < 2, words[1], words[3]))
+    v = (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    rest = ((word ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    # Where 1 - v would round to too little of v, the first terms of the series: the next is below v * 2**-26.
+    series = v * (1.0 + v * (0.5 + v * (0.33333333 + v * (0.25 + v * (0.2 + v * 0.16666667)))))
+    return tl.where(v < 0.0625, series, -tl.log(rest))
+
+
+@triton.jit
+def _race(
+    weights: tl.tensor,
+    least: tl.tensor,
+    seed: tl.tensor,
+    position: tl.tensor,
+    vocab: tl.tensor,
+    TILE: tl.constexpr,
+    BUCKET: tl.constexpr,
+) -> tl.tensor:
+    """The token that a race of those whose weights have at least the bits ``least`` ends with."""
+    best = tl.zeros([TILE // BUCKET], tl.float32)
+    where = tl.zeros([TILE // BUCKET], tl.int32)
+    for at in range(0, vocab, TILE):
+        buckets = at // BUCKET + tl.arange(0, TILE // BUCKET)
+        tokens = buckets[:, None] * BUCKET + tl.arange(0, BUCKET)[None, :]
+        weight = tl.load(weights + tokens, mask=tokens < vocab, other=0.0)
+        kept = weight.to(tl.int32, bitcast=True) >= least
+        speed = tl.sum(tl.where(kept, weight, 0.0), 1) / _times(seed, position, BUCKET + buckets.to(tl.int64))
+        where = tl.where(speed > best, buckets, where)
+        best = tl.maximum(speed, best)
+    bucket = tl.min(tl.where(best == tl.max(best, 0), where, vocab), 0)
+
+    runners = tl.arange(0, BUCKET)
+    tokens = bucket * BUCKET + runners
+    weight = tl.load(weights + tokens, mask=tokens < vocab, other=0.0)
+    kept = weight.to(tl.int32, bitcast=True) >= least
+    speed = tl.where(kept, weight, 0.0) / _times(seed, position, runners.to(tl.int64))
+    return tl.min(tl.where(speed == tl.max(speed, 0), tokens, vocab), 0)
+
+
+@triton.jit
 def _draw(
     logits: tl.tensor,
     settings: tl.tensor,
@@ -84,6 +140,7 @@ def _draw(
     rows: tl.tensor,
     vocab: tl.tensor,
     TILE: tl.constexpr,
+    BUCKET: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
     weights = logits + row.to(tl.int64) * row_stride
@@ -131,36 +188,8 @@ def _draw(
             share = tl.ceil((mass - surplus * shared).to(tl.float64) * top_p).to(tl.int64)
             low, heavy = _edge(weights, low, heavy, tl.maximum(share, 1), vocab, True, TILE)
         low = tl.maximum(low, min_p.to(tl.int32, bitcast=True))
-        if low > 0x29800000:
-            heavy, mass = _heavier(weights, low, vocab, True, TILE)
-
-        # 53 random bits as a fraction of 2**64, as in baton.engine.philox.
-        position = tl.load(seeds + rows + row)
-        high_word, low_word, _, _ = tl.philox(
-            tl.load(seeds + row),
-            (position & 0xFFFFFFFF).to(tl.uint32),
-            ((position >> 32) & 0xFFFFFFFF).to(tl.uint32),
-            (position * 0).to(tl.uint32),
-            (position * 0).to(tl.uint32),
-        )
-        fraction = ((high_word.to(tl.uint64) << 32) | low_word.to(tl.uint64)) & 0xFFFFFFFFFFFFF800
-        target = tl.umulhi(fraction, mass.to(tl.uint64)).to(tl.int64)
-
-        # The first token up to which more than the target adds up.
-        before = target * 0
-        at = row * 0
-        while at < vocab:
-            tokens = at + tl.arange(0, TILE)
-            weight = tl.load(weights + tokens, mask=tokens < vocab, other=0.0)
-            kept = weight.to(tl.int32, bitcast=True) >= low
-            units = tl.where(kept, weight * 17592186044416.0, 0.0).to(tl.int64)
-            own = tl.sum(units, 0)
-            if before + own > target:
-                upto = before + tl.cumsum(units, 0)
-                token = at + tl.sum((upto <= target).to(tl.int32), 0)
-                at = vocab
-            before += own
-            at += TILE
+        seed = tl.load(seeds + row)
+        token = _race(weights, low, seed, tl.load(seeds + rows + row), vocab, TILE, BUCKET)
     tl.store(out + row, tl.minimum(token, vocab - 1).to(tl.int64))
 
 
@@ -186,6 +215,7 @@ def draw(logits: Tensor, settings: Tensor, seeds: Tensor) -> Tensor:
             rows,
             vocab,
             TILE=TILE,
+            BUCKET=BUCKET,
             num_warps=WARPS,
             enable_fp_fusion=True,
         )

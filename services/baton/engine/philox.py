@@ -1,10 +1,12 @@
 """Philox4x32-10, the counter-based random generator of Salmon, Moraes, Dror and Shaw,
 "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): ten rounds that mix a counter under a key.
 
-There is no state to carry along or to lose: a draw is a function of (seed, position) and nothing else.
+There is no state to carry along or to lose: a draw is a function of key and counter and nothing else.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +33,15 @@ def philox4x32(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[
     return result
 
 
-def uniforms(seeds: list[int], positions: list[int]) -> NDArray[np.float64]:
-    """One number in [0, 1) with 53 random bits for each (seed, position), both taken modulo 2**64. [n]."""
-    words = np.array([[value & 0xFFFFFFFFFFFFFFFF for value in row] for row in (seeds, positions)], np.uint64)
-    key, count = np.stack([words & _LOW, words >> _HALF], axis=1)  # each [2, n]: low word, high word
-    counter = np.concatenate([count, np.zeros_like(count)])
-    high, low = philox4x32(counter, key)[:2]
-    result: NDArray[np.float64] = ((high << _HALF | low) >> np.uint64(11)) * 2.0**-53
-    return result
+def exponentials(seeds: Sequence[int], positions: Sequence[int], count: int) -> NDArray[np.float64]:
+    """``count`` exponentially distributed numbers of mean 1 for each (seed, position), both taken modulo
+    2**64: [n, count]. The first ones do not depend on ``count``. At least 2**-33, below 23."""
+    counters = -(-count // 4)  # each has four words
+    pairs = [[value & 0xFFFFFFFFFFFFFFFF for value in row] for row in (seeds, positions)]
+    words = np.repeat(np.array(pairs, np.uint64), counters, axis=1)
+    key, position = np.stack([words & _LOW, words >> _HALF], axis=1)  # each [2, n]: low word, high word
+    counter = np.zeros((4, words.shape[1]), np.uint64)
+    counter[:2], counter[2] = position, np.tile(np.arange(counters, dtype=np.uint64), len(seeds))
+    random = philox4x32(counter, key).reshape(4, len(seeds), counters)
+    times: NDArray[np.float64] = -np.log1p(-(random + 0.5) * 2.0**-32)  # the middle of what a word stands for
+    return times.transpose(1, 2, 0).reshape(len(seeds), -1)[:, :count]

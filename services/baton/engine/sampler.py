@@ -8,6 +8,15 @@ are in the logits already (``baton.engine.logits``).
 Order of the filters, as in transformers: temperature, top-k, top-p over what top-k left, min-p (which vLLM
 has before top-k). Each keeps the tokens whose logit reaches a threshold, so the three are one comparison and
 equal logits are kept or dropped together (only the mass that top-p counts takes exactly k of them).
+
+What they leave is drawn by a race: whoever has weight w arrives at time E / w, with an E of its own that is
+exponential of mean 1. The first to arrive is i with probability w_i / sum(w); this is the Gumbel-max trick
+without the logarithms. It ends otherwise only if the first two arrive as close together as they are rounded.
+(To invert the cumulative distribution is no choice: a flat one has a boundary near every number, and the
+rounding of logits, which the size of a batch or another device changes, moves all of them.)
+
+First run buckets of adjacent tokens, with the weight of all their tokens, and then the tokens of the bucket
+that has won: so there are far fewer random numbers than tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.philox import uniforms
+from baton.engine.philox import exponentials
 from baton.sampling_params import SamplingParams
+
+BUCKET = 128
+"""Adjacent token ids that run together first."""
 
 
 def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
@@ -115,18 +127,22 @@ def _nucleus(ordered: Tensor, keep: list[int], top_p: list[float]) -> Tensor:
 
 
 def _draw(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
-    """One draw per row by inverting the cumulative distribution in the order of token ids. [R] int64.
-
-    Sums are float64: in float32 the steps of a large vocabulary's rare tokens vanish in the sum.
-    """
+    """One draw per row. [R] int64."""
     scaled = logits / logits.new_tensor([p.temperature for p in params])[:, None]
     weights = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()
     thresholds = filter_thresholds(scaled, params)
     if thresholds is not None:
         weights.masked_fill_(scaled < thresholds, 0)
-    mass = weights.cumsum(dim=-1, dtype=torch.float64)
-    total = mass[:, -1:]
-    draws = torch.from_numpy(uniforms([p.seed for p in params], list(positions))).to(logits.device)[:, None]
-    # Rounding may lift draw * total to total itself, beyond the last token.
-    target = torch.minimum(draws * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(mass, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
+    return race(weights, [p.seed for p in params], positions)
+
+
+def race(weights: Tensor, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """One token for each row of ``weights`` [R, V], none negative and one positive: [R] int64. With
+    probability in proportion to its weight, over all seeds."""
+    rows, vocab = weights.shape
+    buckets = torch.nn.functional.pad(weights, (0, -vocab % BUCKET)).view(rows, -1, BUCKET)
+    masses = buckets.sum(dim=-1, dtype=torch.float64)
+    times = torch.from_numpy(exponentials(seeds, positions, BUCKET + masses.shape[1]))
+    bucket = (masses / times[:, BUCKET:]).argmax(dim=-1)
+    tokens = buckets[torch.arange(rows), bucket]
+    return bucket * BUCKET + (tokens / times[:, :BUCKET]).argmax(dim=-1)

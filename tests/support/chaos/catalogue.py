@@ -15,9 +15,11 @@ from types import MappingProxyType
 
 import torch
 
-from baton.engine.philox import uniforms
+from baton.engine.sampler import BUCKET
+from baton_kernels.reference import reference_draw
 from tests.support.chaos.client import ChaosClient
 from tests.support.ring import running_ring
+from tests.support.sampling_cases import race_times
 from tests.support.tiny_models import oracle_logits, save_llama
 
 SHAPE: Mapping[str, object] = MappingProxyType(
@@ -30,7 +32,7 @@ FAMILIES, MEMBERS, COMMON = 3, 2, 300
 SHORTEST, LONGEST = 8, 72
 LONG_ANSWERS, LONG_ANSWER = 4, 300
 LEAST_LOGIT_MARGIN = 2e-4
-LEAST_MASS_MARGIN = 5e-5
+LEAST_RACE_MARGIN = 2e-4
 TEMPERATURE = 0.8
 RECORDING_S = 600.0
 
@@ -120,11 +122,12 @@ def _is_safe(path: Path, question: Question) -> bool:
         wrong, least = logits.argmax(-1) != answer, LEAST_LOGIT_MARGIN
     else:
         assert isinstance(seed, int)
-        mass = (logits / TEMPERATURE).softmax(-1, dtype=torch.float64).cumsum(-1)
-        draws = torch.from_numpy(uniforms([seed] * len(answer), list(range(len(answer)))))
-        chosen = torch.searchsorted(mass, draws[:, None], right=True)[:, 0]
-        margins = (mass - draws[:, None]).abs().amin(-1)
-        wrong, least = chosen != answer, LEAST_MASS_MARGIN
+        drawn = [
+            reference_draw(row, TEMPERATURE, 0, 1.0, 0.0, race_times(seed, position, len(row)), BUCKET)
+            for position, row in enumerate(logits)
+        ]
+        margins = torch.tensor([margin for _, margin in drawn])
+        wrong, least = torch.tensor([token for token, _ in drawn]) != answer, LEAST_RACE_MARGIN
     safe = bool(margins.min() > least)
     if safe and bool(wrong.any()):
         raise ValueError(f"{question.name}: the undisturbed worker and transformers disagree")
