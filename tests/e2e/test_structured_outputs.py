@@ -35,8 +35,11 @@ PROMPT = "Ada is 36 years old and lives in London. As data:\n"
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    """Decode has room for a part of the requests only, so that some are preempted."""
-    with running_ring(tmp_path_factory.mktemp("ring"), decode_options=("--num-blocks", "40")) as ring:
+    """Decode has room for a part of the requests only, so that some are preempted. On a slow machine those
+    that wait do so for long, and are not to be refused for it."""
+    narrow, patient = ("--num-blocks", "40"), ("--max-queue-wait", "600")
+    tmp = tmp_path_factory.mktemp("ring")
+    with running_ring(tmp, decode_options=narrow, router_options=patient) as ring:
         yield ring
 
 

@@ -61,7 +61,7 @@ class RingMachine(RuleBasedStateMachine):
 
     async def _start(self) -> None:
         self.ring = WorkerRing([], "pretended", b"key", retries=Retries(AT_ONCE), placement=SPLIT)
-        self.ring.members = PretendMembers(self.workers)  # type: ignore[assignment]
+        self.ring.fleet.members = PretendMembers(self.workers)  # type: ignore[assignment]
         for worker in self.workers:
             worker.start()
             self.ring.on_change(worker)  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ class RingMachine(RuleBasedStateMachine):
             for worker in self.workers:
                 if not (worker.ready and worker.draining):
                     continue
-                self.ring._move_from(worker)  # type: ignore[arg-type]
+                self.ring._departures.move_from(worker, self.ring._groups())  # type: ignore[arg-type]
                 if not worker.jobs and not worker.wire:
                     worker.drained = True
                     worker.end()
@@ -289,9 +289,9 @@ class RingMachine(RuleBasedStateMachine):
             if not client.left:
                 assert client.over, "it hangs"
                 assert client.token_ids == true_answer(client.prompt, client.request.params.seed)
-        assert not self.ring._groups
+        assert not self.ring.attempts.groups
         assert not self.ring._answers
-        assert not self.ring._searches
+        assert not self.ring.attempts.searches
 
 
 def test_every_client_gets_exactly_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ async def test_a_second_turn_goes_where_the_first_one_is() -> None:
         first = await answer(ring, "first", prompt, 12)
         held = [w for w in (*prefills, *decodes) if w.engine.load().blocks_cached]
         assert len(held) == 2
-        placer = ring._placer
+        placer = ring.fleet.placer
         await until(lambda: len(placer._prefixes.cached([*prompt, *first])) == 2)
         for worker in (*prefills, *decodes):
             if worker not in held:  # so that nothing else speaks for those who have it
@@ -157,7 +157,7 @@ async def test_a_router_that_missed_something_gets_a_snapshot() -> None:
     worker = LocalWorker("both")
     async with local_ring([worker]) as ring:
         await answer(ring, "r", PROMPT, 4)
-        prefixes = ring._placer._prefixes
+        prefixes = ring.fleet.placer._prefixes
         await until(lambda: prefixes.cached(PROMPT))
         account = prefixes._accounts[worker.address]
         assert account.next is not None
@@ -175,5 +175,5 @@ async def test_a_worker_without_a_prefix_cache_tells_nothing() -> None:
     worker = LocalWorker("both", make_engine=make)  # type: ignore[arg-type]
     async with local_ring([worker]) as ring:
         await answer(ring, "r", PROMPT, 4)
-        assert ring._placer._prefixes.cached(PROMPT) == {}
-        assert not ring._placer._prefixes._accounts
+        assert ring.fleet.placer._prefixes.cached(PROMPT) == {}
+        assert not ring.fleet.placer._prefixes._accounts

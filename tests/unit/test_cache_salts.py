@@ -47,7 +47,7 @@ async def test_placement_looks_for_the_prompt_under_its_salt(caplog: pytest.LogC
     workers = [LocalWorker("both", step_s=0.03), LocalWorker("both", step_s=0.03)]
     async with local_ring(workers) as ring:
         await salted_answer(ring, "1", PROMPT, 3, b"a")
-        prefixes = ring._placer._prefixes
+        prefixes = ring.fleet.placer._prefixes
         await until(lambda: prefixes.cached(PROMPT, b"a"))
         assert not prefixes.cached(PROMPT, b"b") and not prefixes.cached(PROMPT)
         [holder] = prefixes.cached(PROMPT, b"a")

@@ -74,7 +74,7 @@ async def test_a_worker_that_goes_finishes_its_stream_and_gets_nothing_new(how: 
             else:
                 conditions = {"terminating": True} if how == "terminating" else {"ready": False}
                 put(server, "a", workers[0], **conditions)
-            await until(lambda: len(ring.members.available(time.monotonic())) == 1)
+            await until(lambda: len(ring.fleet.members.available(time.monotonic())) == 1)
             for number in range(5):
                 await answer(ring, f"new{number}", PROMPT, 4)
             assert served_by(workers[1:]) == [20]
@@ -106,12 +106,12 @@ async def test_a_worker_that_comes_back_keeps_its_stream_and_what_is_open_there(
     """A second stream of the same router would end the first, and an answer that nothing is wrong with."""
     worker = LocalWorker("both", step_s=0.01)
     async with local_ring([worker]) as ring:
-        [client], [endpoint] = ring.workers, ring.discovery.known
+        [client], [endpoint] = ring.workers, ring.fleet.discovery.known
         long = asyncio.create_task(answer(ring, "long", PROMPT, 60))
         await until(lambda: worker.engine.generated_tokens)
-        ring.members.set([])
+        ring.fleet.members.set([])
         assert client.retired and ring.workers == [client] and not ring.ready
-        ring.members.set([endpoint])
+        ring.fleet.members.set([endpoint])
         assert ring.workers == [client] and ring.ready
         assert len(await long) == 60
         assert worker.engine.generated_tokens == 60, "nothing was computed twice"
@@ -122,10 +122,10 @@ async def test_what_a_worker_held_is_forgotten_with_it() -> None:
     worker = LocalWorker("both")
     async with local_ring([worker]) as ring:
         await answer(ring, "r", PROMPT, 4)
-        await until(lambda: ring._placer._prefixes.cached([*PROMPT, 0]))
-        ring.members.set([])
+        await until(lambda: ring.fleet.placer._prefixes.cached([*PROMPT, 0]))
+        ring.fleet.members.set([])
         await until(lambda: not ring.workers)
-        assert not ring._at and not ring._placer._prefixes.cached([*PROMPT, 0])
+        assert not ring.fleet._at and not ring.fleet.placer._prefixes.cached([*PROMPT, 0])
 
 
 async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> None:
@@ -157,10 +157,10 @@ async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> No
 async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
     ring = WorkerRing(["10.0.0.1:9"], "fake", b"")
     [before] = ring.workers
-    [endpoint] = ring.discovery.known
-    ring.members.set([endpoint])
+    [endpoint] = ring.fleet.discovery.known
+    ring.fleet.members.set([endpoint])
     assert ring.workers == [before]
-    ring.members.set([type(endpoint)(address=endpoint.address, uid="new")])
+    ring.fleet.members.set([type(endpoint)(address=endpoint.address, uid="new")])
     assert ring.workers != [before] and before.retired
 
 
@@ -210,7 +210,7 @@ async def test_heartbeats_are_spread_over_the_time_of_a_tick(monkeypatch: pytest
         monkeypatch.setattr(worker, "tick", lambda elapsed: True)
     with monkeypatch.context() as patch:
         patch.setattr(asyncio.get_running_loop(), "call_later", call_later)
-        ring.members.tick(TICK_S)
+        ring.fleet.members.tick(TICK_S)
     assert len(delays) == 40, "each of them once"
     assert max(Counter(delays.values()).values()) == BEATS_AT_ONCE
     assert min(delays.values()) == 0 and TICK_S / 2 < max(delays.values()) < TICK_S
@@ -319,5 +319,5 @@ async def test_a_worker_that_fails_each_request_is_ejected_and_the_others_serve(
                 failures += 1
         assert failures == EjectionRules().failures
         assert [view.ejected for view in ring.loads() if view.address == bad] == [True]
-        assert ring.members.ejections["failures"] == 1
+        assert ring.fleet.members.ejections["failures"] == 1
     await server.stop(None)

@@ -184,8 +184,8 @@ async def test_a_lost_worker_changes_no_answer(name: str, victim: str, moment: s
         if role != "prefill":
             assert counts.resumes("worker_lost") in (1, kind.n)
             assert counts.value("baton_resume_pause_seconds_count") >= 1
-        assert not ring._groups
-        assert not ring._searches
+        assert not ring.attempts.groups
+        assert not ring.attempts.searches
 
 
 @pytest.mark.parametrize("name", ["drawn", "several", "logprobs", "beams"])
@@ -241,7 +241,7 @@ async def test_with_another_revision_alone_a_worker_that_drains_ends_what_it_has
 
 async def test_moves_are_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written on meanwhile."""
-    monkeypatch.setattr("baton.router.ring.MOVES_AT_ONCE", 1)
+    monkeypatch.setattr("baton.router.departures.MOVES_AT_ONCE", 1)
     kind = Kind(replace(PLAIN, max_tokens=150))
     [_, *decodes] = workers = workers_of("prefill", "decode", "decode")
     async with local_ring(workers) as ring:
@@ -298,7 +298,7 @@ async def test_with_nobody_left_an_answer_waits_for_a_worker() -> None:
         await worker.stop()
         late = client(kind)
         waiting = asyncio.create_task(late.run(ring, kind.requests("late")))
-        await until(lambda: len(ring._waiting) == kind.n + 1)
+        await until(lambda: len(ring.attempts.waiting) == kind.n + 1)
         assert ring.model is not None, "requests can be checked all the same"
         again = LocalWorker("both", port=worker.port)
         await again.start()
@@ -325,7 +325,7 @@ async def test_it_does_not_wait_for_ever() -> None:
             await client(KINDS["drawn"]).run(ring, KINDS["drawn"].requests("new"))
         [error] = caught.value.exceptions
         assert isinstance(error, RingError) and (error.status, error.code) == (503, "no_worker")
-        assert not ring._answers and not ring._searches and not ring._waiting
+        assert not ring._answers and not ring.attempts.searches and not ring.attempts.waiting
 
 
 async def test_a_client_that_leaves_waits_no_more() -> None:
@@ -334,11 +334,11 @@ async def test_a_client_that_leaves_waits_no_more() -> None:
         await worker.stop()
         await until(lambda: not ring.ready)
         running = asyncio.create_task(client(KINDS["several"]).run(ring, KINDS["several"].requests("r")))
-        await until(lambda: len(ring._waiting) == 1)
+        await until(lambda: len(ring.attempts.waiting) == 1)
         running.cancel()
         await asyncio.wait([running])
-        await until(lambda: not ring._searches)
-        assert not ring._waiting and not ring._answers
+        await until(lambda: not ring.attempts.searches)
+        assert not ring.attempts.waiting and not ring._answers
 
 
 DEADLY = VOCAB_SIZE - 1
@@ -403,7 +403,7 @@ async def pretended(
         PretendWorker(at, role, lambda name: ring._answers[name].entry.output_ids)
         for at, role in enumerate(roles)
     ]
-    ring.members = PretendMembers(workers)  # type: ignore[assignment]
+    ring.fleet.members = PretendMembers(workers)  # type: ignore[assignment]
     for worker in workers:
         worker.start()
     yield ring, workers
@@ -425,7 +425,7 @@ async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, beg
         with ring.generate([1], [request]) as [chunks]:
             asked = asyncio.create_task(anext(chunks))
             await asyncio.sleep(0)
-            [group] = ring._groups.values()
+            [group] = ring.attempts.groups.values()
             [prefill] = [worker for worker in prefills if worker.jobs]
             if begun:  # otherwise it was nothing but waiting
                 prefill.begin("r", 0)

@@ -121,7 +121,7 @@ async def test_clients_that_leave_during_prefill_leave_nothing_behind() -> None:
         await until(lambda: not decode.decode.open_handoffs)
         assert prefill.prefill.open_requests == decode.engine.generated_tokens == 0
         assert not ring._answers
-        assert not ring._groups
+        assert not ring.attempts.groups
 
 
 async def test_a_broken_handoff_is_done_again_with_the_tokens_that_were_told(

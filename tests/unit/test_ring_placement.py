@@ -139,7 +139,7 @@ class TestNobodyReady:
             now = time.monotonic()
             with pytest.raises(RingError, match="deadline"):
                 await answer(ring, "r", PROMPTS[0], TOKENS, Urgency(since=now, deadline=now + 0.1))
-            await until(lambda: not ring._searches)
+            await until(lambda: not ring.attempts.searches)
 
     async def test_all_answers_of_a_request_wait_together(self) -> None:
         workers = [LocalWorker("prefill"), LocalWorker("decode")]

@@ -156,7 +156,7 @@ async def test_who_waits_for_a_worker_of_a_role_gets_the_one_that_takes_it() -> 
     workers = [LocalWorker("prefill"), LocalWorker("prefill")]
     async with local_ring(workers) as ring:
         waiting = asyncio.create_task(answer(ring, "r", PROMPT, 12))
-        await until(lambda: len(ring._waiting))
+        await until(lambda: len(ring.attempts.waiting))
         await switched(workers[0], "decode")
         assert [await asyncio.wait_for(waiting, 2)] == await alone(12, PROMPT)
         assert workers[1].engine.load().work.prompt_tokens, "the other one has handed it on"

@@ -218,7 +218,7 @@ async def test_a_deadline_ends_all_answers_during_prefill(monkeypatch: pytest.Mo
         await until(lambda: prefill.held == 0 and not prefill.prefill.open_requests)
         await until(lambda: not prefill.prefill.open_handoffs and not decode.decode.open_handoffs)
         assert decode.engine.generated_tokens == 0
-        assert not ring._groups
+        assert not ring.attempts.groups
 
 
 async def test_a_deadline_ends_the_others_when_the_first_has_left_before_the_handoff(
@@ -231,7 +231,7 @@ async def test_a_deadline_ends_the_others_when_the_first_has_left_before_the_han
     async with local_ring([prefill, decode]) as ring:
         async with asyncio.timeout(10):
             assert await ends_of(ring, wanted(3), 0.5, leave=0) == ["1", *["deadline_exceeded"] * 2]
-        assert not ring._groups
+        assert not ring.attempts.groups
 
 
 async def test_a_deadline_ends_a_request_whose_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

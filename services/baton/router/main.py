@@ -275,11 +275,11 @@ async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -
 
 
 def _ring_source(name: str, ring: WorkerRing) -> RingSource:
-    return RingSource(name, ring.loads, lambda: ring.members.ejections)
+    return RingSource(name, ring.loads, lambda: ring.fleet.members.ejections)
 
 
 def _discovery_source(name: str, ring: WorkerRing) -> DiscoverySource:
-    return DiscoverySource(name, lambda: ring.discovery.staleness_s, ring.members.endpoints)
+    return DiscoverySource(name, lambda: ring.fleet.discovery.staleness_s, ring.fleet.members.endpoints)
 
 
 def _grammar_stats(services: Sequence[CompletionService]) -> GrammarStats:
@@ -319,11 +319,13 @@ def _shared_state(
         store = RedisStore(connect(config.redis_url, config.redis_password_file, timeout_s), timeout_s)
 
     def mine() -> dict[str, tuple[int, int]]:
-        return {address: count for ring in rings for address, count in ring.members.unreported().items()}
+        return {
+            address: count for ring in rings for address, count in ring.fleet.members.unreported().items()
+        }
 
     def elsewhere(reservations: Mapping[str, tuple[int, int]]) -> None:
         for ring in rings:
-            ring.members.note_elsewhere(reservations)
+            ring.fleet.members.note_elsewhere(reservations)
 
     return SharedState(
         store, SharedStateMetrics(registry), mine=mine, elsewhere=elsewhere, replicas=config.processes
