@@ -62,7 +62,7 @@ async def some_at_once(asked: Sequence[Awaitable[Result]]) -> list[Result]:
 
 def fields(seed: int, **structured: object) -> dict[str, object]:
     temperature = (0.0, 0.7, 1.0)[seed % 3]
-    return {"max_tokens": 150, "seed": seed, "temperature": temperature, "structured_outputs": structured}
+    return {"max_tokens": 220, "seed": seed, "temperature": temperature, "structured_outputs": structured}
 
 
 def metric(ring: Ring, role: str, name: str) -> float:
