@@ -97,7 +97,8 @@ def reference_draw(
         least = float(ordered[int((mass < top_p * mass[-1]).sum())])
         margins.append(float((mass / mass[-1] - top_p).abs().min()))
     if min_p > 0:
-        margins.append(float((weights / min_p - 1).abs().min()))
+        # The likeliest is always kept.
+        margins.append(float((weights / min_p - 1).abs().masked_fill(weights == 1, math.inf).min()))
     kept = torch.where(weights >= max(least, min_p), weights, 0.0)
     masses = torch.stack([kept[at : at + bucket].sum() for at in range(0, len(kept), bucket)])
     buckets = masses / times[bucket:]

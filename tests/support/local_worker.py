@@ -13,7 +13,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from baton.connector.identity import compatibility_digest
+from baton.connector.identity import PROTOCOL, compatibility_digest
 from baton.connector.liveness import TEMPO, Tempo
 from baton.connector.memory import PoolMemory
 from baton.connector.ranks.end import LocalEnd, Place
@@ -175,7 +175,7 @@ class LocalWorker:
             address=self.address,
             ends=self._ends,
             compatibility=handoff_pb2.Compatibility(
-                protocol=1,
+                protocol=PROTOCOL,
                 block_size=4,
                 revision=self._revision,
                 num_kv_heads=len(self._share.heads),

@@ -522,7 +522,11 @@ class TestFence:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Which of two ends connects to the other follows from ports; of eight links some wait."""
-        monkeypatch.setattr(group, "MEET_S", 1.0)
+        monkeypatch.setattr(group, "MEET_S", 2.0)
+
+        def meeting() -> int:
+            return sum(thread.name == "library-meet" for thread in threading.enumerate())
+
         decode = make("gloo")
         address = await decode.listen("127.0.0.1", 0)
         links, peers = list[Link](), list[socket.socket]()
@@ -531,9 +535,10 @@ class TestFence:
             links.append(decode.expect(token, HostMemory(2), lambda: None))
             peers.append(await dial(address, GROUP_MAGIC, token))
             peers[-1].setblocking(True)
+        await until(lambda: meeting() == len(links))
         await asyncio.gather(*(asyncio.to_thread(say_an_address, peer) for peer in peers))
-        async with asyncio.timeout(3):
-            await until(lambda: not any(thread.name == "library-meet" for thread in threading.enumerate()))
+        async with asyncio.timeout(6):
+            await until(lambda: not meeting())
         for link, peer in zip(links, peers, strict=True):
             await link.close()
             peer.close()

@@ -42,6 +42,15 @@ class TestPhilox:
         keys = np.array([key, [5, 6]], dtype=np.uint64).T
         assert philox4x32(columns, keys)[:, 0].tolist() == expected
 
+    def test_exponentials_are_those_of_the_words(self) -> None:
+        """Four of a counter, one counter after the other, under the seed."""
+        seed, position = 0x299F31D0A4093822, 0x243F6A8885A308D3
+        counters = [[position & 0xFFFFFFFF, position >> 32, at, 0] for at in range(3)]
+        key = [[seed & 0xFFFFFFFF, seed >> 32]] * 3
+        words = philox4x32(np.array(counters, np.uint64).T, np.array(key, np.uint64).T).T.ravel()
+        expected = [-math.log(1 - (int(word) + 0.5) / 2**32) for word in words]
+        np.testing.assert_allclose(exponentials([seed], [position], 11)[0], expected[:11], rtol=1e-9)
+
     def test_exponentials_are_in_range_and_take_any_seed(self) -> None:
         drawn = exponentials([0, 1, 2**64 - 1, -1, 2**64], [0, 1, 2, 2, 0], 6)
         assert drawn.dtype == np.float64
@@ -158,7 +167,6 @@ class TestDrawing:
         assert set(sample(logits, [params(seed=s) for s in range(n)], [0] * n)) == {2, 4}
 
     def test_reaches_rare_tokens_of_a_large_vocabulary(self) -> None:
-        # Float32 sums would stop growing at the first token's mass and leave the tail out.
         logits = torch.full((1, 100_000), -17.0)
         logits[0, 0] = 0.0
         n = 400

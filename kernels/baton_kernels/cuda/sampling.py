@@ -3,9 +3,8 @@
 What is drawn is defined by ``baton.engine.sampler``: a race of buckets, and one of the tokens of the bucket
 that has won. This differs from it in three things that make no other token but by the rounding of float32:
 
-- Weights exp(x - max), their sums in a bucket and the random numbers are float32 here. A token rarer than
-  2**-44 of the likeliest is not drawn; all of them together would be once in 10**8 draws of a vocabulary of
-  2**17.
+- Weights exp(x - max), their sums in a bucket and the random numbers are float32 here. A token that weighs
+  less than 2**-44 of the likeliest counts for nothing; by itself it would never win.
 - The mass that top-p counts is in whole numbers of 2**-44. Sums of whole numbers are exact in any order, so
   tiles and threads may add as they like.
 - Nothing is sorted. The least weight that a filter leaves is found by bisection of the bits of the weights,
@@ -81,7 +80,7 @@ def _edge(
 @triton.jit
 def _times(seed: tl.tensor, position: tl.tensor, indices: tl.tensor) -> tl.tensor:
     """Exponentially distributed float32, as ``baton.engine.philox.exponentials`` has them: -log(1 - v), for a
-    random v in (0, 1) of 32 bits, to float32's precision for any v."""
+    random v in (0, 1) of 32 bits, to within 1e-6 of itself, however small."""
     none = indices * 0
     words = tl.philox(
         seed,
@@ -180,7 +179,8 @@ def _draw(
         min_p = tl.load(settings + 3 * rows + row).to(tl.float32)
         if (top_k > 0) & (top_k < heavy):
             low, heavy = _edge(weights, low, heavy, top_k.to(tl.int64), vocab, False, TILE)
-            heavy, mass = _heavier(weights, low, vocab, True, TILE)
+            if top_p < 1.0:
+                heavy, mass = _heavier(weights, low, vocab, True, TILE)
         if top_p < 1.0:
             # Of tokens that share the k-th place, the mass has only as many as make k.
             shared = (low.to(tl.float32, bitcast=True) * 17592186044416.0).to(tl.int64)

@@ -56,9 +56,10 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"baton-grp-2\n"
 MEET_S = 10.0
-"""Until two ends have met, or what is left of the one that came is gone. A host may be busy."""
-_GLOO_TRIES = 5
-"""Gloo waits this many times its timeout for a peer's connection."""
+"""The longest that an end waits for the other's address, and after it for its connection, be the link closed
+or not. A host may be busy."""
+_GLOO_WAITS = 5
+"""Gloo waits this many times its timeout for a connection."""
 _LONGEST = timedelta(seconds=30)
 """A piece that takes longer than this ends the link: the library then closes its connection by itself."""
 _BREAK_OFF = timedelta(milliseconds=1)
@@ -133,7 +134,7 @@ class _Gloo:
         from torch.distributed import ProcessGroupGloo
 
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=MEET_S / _GLOO_TRIES)
+        options._timeout = timedelta(seconds=MEET_S / _GLOO_WAITS)
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
         group: object = ProcessGroupGloo(meeting, rank, 2, options)
         self._group = cast(_PeerToPeer, group)

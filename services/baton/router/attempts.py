@@ -39,8 +39,8 @@ class Attempts:
         """For workers."""
         self.waiting = WaitingRoom(retries.policy.queue_size)
         self.suspects = Suspects()
-        self.watch = WaitingRoom(retries.policy.queue_size)
-        """Suspects that wait until another one is cleared."""
+        self.suspects_waiting = WaitingRoom(retries.policy.queue_size)
+        """Until another one is cleared."""
         self._fleet = fleet
         self._cluster_key = cluster_key
         self._retries = retries
@@ -77,7 +77,7 @@ class Attempts:
             await asyncio.sleep(pause)
             if group.trail.watched:
                 enter = partial(self.suspects.enter, group.trail)
-                await self.watch.wait(enter, time.monotonic() + SUSPECT_WAITS_S, group.turn)
+                await self.suspects_waiting.wait(enter, time.monotonic() + SUSPECT_WAITS_S, group.turn)
             until = time.monotonic() + self._retries.policy.queue_timeout
             await self.waiting.wait(partial(self._begin, group), until, group.turn)
         except TimeoutError:
@@ -327,7 +327,7 @@ class Attempts:
         if group.search is not None and group.search is not asyncio.current_task():
             group.search.cancel()
         if self.suspects.leave(group.trail):
-            self.watch.changed()
+            self.suspects_waiting.changed()
 
     # --- the end
 

@@ -78,7 +78,7 @@ class Departures:
                     f"{group.trail.deaths} workers died as they computed this request: it is given up on"
                 )
                 self._attempts.give_up(group, "poison_request", RingError(500, "poison_request", message))
-        self._attempts.watch.changed()
+        self._attempts.suspects_waiting.changed()
 
     def move_from(self, worker: WorkerClient, groups: Sequence[Group]) -> None:
         """Have the answers of a decode worker that drains written on by others, a few at a time. What is

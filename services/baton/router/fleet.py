@@ -76,7 +76,6 @@ class Fleet:
         if self._peers_changed:
             self._peers_changed = False
             self._name_peers()
-        self.placer.tick()
 
     # --- what they are
 

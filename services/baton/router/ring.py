@@ -115,6 +115,7 @@ class WorkerRing:
         for worker in self.workers:
             if worker.ready and worker.draining:
                 self._departures.move_from(worker, self._groups())
+        self.fleet.placer.tick()
         self.attempts.waiting.changed()  # nobody says when an ejection ends
 
     # --- what the workers are
@@ -126,6 +127,7 @@ class WorkerRing:
 
     @property
     def model(self) -> ModelInfo | None:
+        """See ``Ring.model``."""
         return self.fleet.model
 
     @property
@@ -137,6 +139,7 @@ class WorkerRing:
         return self.fleet.stale
 
     def loads(self) -> list[WorkerView]:
+        """Every worker, with its last report."""
         return self.fleet.loads()
 
     # --- answers
