@@ -48,7 +48,7 @@ LONGEST_S = 120.0
 CLOSE = 5e-3
 """How much log-probabilities may differ, in absolute terms."""
 _ENDED = re.compile(
-    r"^(\S+ \S+) \w+ baton\.router\.ring: request (\S+): attempt \d+ ended: (.*)$", re.MULTILINE
+    r"^(\S+ \S+) \w+ baton\.router\.\w+: request (\S+): attempt \d+ ended: (.*)$", re.MULTILINE
 )
 
 
