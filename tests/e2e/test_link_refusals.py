@@ -57,7 +57,8 @@ def rings(
     }
     with running([decode, *prefills.values()]):
         groups = {field: [prefill, decode] for field, prefill in prefills.items()}
-        with running_routers(tmp, str(ours), {f"to {k}": v for k, v in groups.items()}) as running_rings:
+        named = {f"to {field}": group for field, group in groups.items()}
+        with running_routers(tmp, str(ours), named, ("--queue-timeout", "2")) as running_rings:
             yield {field: running_rings[f"to {field}"] for field in PREFILLS}
 
 

@@ -64,7 +64,7 @@ async def test_a_link_idle_for_longer_than_its_silence_bound_stays_and_carries_a
 
 async def test_a_mismatch_is_the_clients_reason_and_is_not_dialled_again() -> None:
     prefill, decode = LocalWorker("prefill", revision="1"), LocalWorker("decode", revision="2")
-    async with local_ring([prefill, decode]) as ring:
+    async with local_ring([prefill, decode], policy=RetryPolicy(queue_timeout=1.0)) as ring:
         for number in range(2):
             with pytest.raises(RingError, match="revision differs: prefill 1, decode 2") as refused:
                 await answer(ring, f"r{number}", PROMPT, TOKENS)
