@@ -38,8 +38,8 @@ class Attempts:
         self.searches: set[asyncio.Task[None]] = set()
         """For workers."""
         self.waiting = WaitingRoom(retries.policy.queue_size)
-        self.suspects = Suspects()
-        self.suspects_waiting = WaitingRoom(retries.policy.queue_size)
+        self._suspects = Suspects()
+        self._suspects_waiting = WaitingRoom(retries.policy.queue_size)
         """Until another one is cleared."""
         self._fleet = fleet
         self._cluster_key = cluster_key
@@ -61,7 +61,7 @@ class Attempts:
         try:
             begun = at_once and self._begin(group)
         except RingError as error:
-            self.give_up(group, "no_worker", error)
+            self._give_up(group, "no_worker", error)
             return
         except Exception:  # a client waits for this
             log.exception("request %s: no attempt could be begun", group.name)
@@ -76,18 +76,18 @@ class Attempts:
         try:
             await asyncio.sleep(pause)
             if group.trail.watched:
-                enter = partial(self.suspects.enter, group.trail)
-                await self.suspects_waiting.wait(enter, time.monotonic() + SUSPECT_WAITS_S, group.turn)
+                enter = partial(self._suspects.enter, group.trail)
+                await self._suspects_waiting.wait(enter, time.monotonic() + SUSPECT_WAITS_S, group.turn)
             until = time.monotonic() + self._retries.policy.queue_timeout
             await self.waiting.wait(partial(self._begin, group), until, group.turn)
         except TimeoutError:
             waited = self._retries.policy.queue_timeout
-            self.give_up(group, "no_worker", self._nobody(group.error, waited))
+            self._give_up(group, "no_worker", self._nobody(group.error, waited))
         except RingError as error:
-            self.give_up(group, "no_worker", error)
+            self._give_up(group, "no_worker", error)
         except FullError:
             message = "too many requests wait for a worker already"
-            self.give_up(group, "queue_full", RingError(503, "no_worker", message))
+            self._give_up(group, "queue_full", RingError(503, "no_worker", message))
         except Exception:  # a client waits for this
             log.exception("request %s: no attempt could be begun", group.name)
             self._not_placed(group)
@@ -297,10 +297,10 @@ class Attempts:
             over = self._retries.exhausted(group.trail)
             pause = self._retries.pause_after(group.trail.failures, settle=True)
         if over:
-            self.give_up(group, "worker_lost" if cause == "worker_lost" else "worker_error", error)
+            self._give_up(group, "worker_lost" if cause == "worker_lost" else "worker_error", error)
             return
         if pause is None:
-            self.give_up(group, "retry_budget", error)
+            self._give_up(group, "retry_budget", error)
             return
         log.warning("request %s: attempt %d ended: %s", group.name, group.attempt - 1, error)
         self.go_on(group, cause, error, pause)
@@ -317,17 +317,30 @@ class Attempts:
                 answer.request.passage.interruptions += 1
         self._seek(group, pause)
 
-    def give_up(self, group: Group, reason: Reason, error: RingError) -> None:
+    def _give_up(self, group: Group, reason: Reason, error: RingError) -> None:
         self._metrics.gave_up(reason)
         log.warning("request %s is given up on (%s): %s", group.name, reason, error)
         self.end(group, error)
+
+    def blame(self, present: Sequence[Group]) -> None:
+        """A worker has died that was computing these. Who is found to be why is given up on."""
+        trails = [(group.trail, group.delivered) for group in present]
+        guilty = self._suspects.died(trails, time.monotonic())
+        for group in present:
+            group.fled = None
+            if group.trail in guilty:
+                message = (
+                    f"{group.trail.deaths} workers died as they computed this request: it is given up on"
+                )
+                self._give_up(group, "poison_request", RingError(500, "poison_request", message))
+        self._suspects_waiting.changed()
 
     def _stop_search(self, group: Group) -> None:
         """No workers are sought for it any more, and as a suspect it makes way for others."""
         if group.search is not None and group.search is not asyncio.current_task():
             group.search.cancel()
-        if self.suspects.leave(group.trail):
-            self.suspects_waiting.changed()
+        if self._suspects.leave(group.trail):
+            self._suspects_waiting.changed()
 
     # --- the end
 

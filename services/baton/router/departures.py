@@ -48,7 +48,7 @@ class Departures:
         ]
         fled = [group for group in groups if group not in broken and self._fled_from(group, worker)]
         if not worker.draining:
-            self._blame([*(part for part, _ in lost if computed.intersection(part.answers)), *fled])
+            self._attempts.blame([*(part for part, _ in lost if computed.intersection(part.answers)), *fled])
         for part, role in sorted(lost, key=lambda each: each[0].turn):
             if not part.going:
                 continue
@@ -66,19 +66,6 @@ class Departures:
             return False
         other, since = group.fled
         return other is worker and time.monotonic() - since < FLED_S
-
-    def _blame(self, present: Sequence[Group]) -> None:
-        """A worker has died that was computing these. Who is found to be why is given up on."""
-        trails = [(group.trail, group.delivered) for group in present]
-        guilty = self._attempts.suspects.died(trails, time.monotonic())
-        for group in present:
-            group.fled = None
-            if group.trail in guilty:
-                message = (
-                    f"{group.trail.deaths} workers died as they computed this request: it is given up on"
-                )
-                self._attempts.give_up(group, "poison_request", RingError(500, "poison_request", message))
-        self._attempts.suspects_waiting.changed()
 
     def move_from(self, worker: WorkerClient, groups: Sequence[Group]) -> None:
         """Have the answers of a decode worker that drains written on by others, a few at a time. What is
