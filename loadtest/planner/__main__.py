@@ -1,6 +1,6 @@
 """The planner's policy against two independent autoscalers, over a day of requests.
 
-    python -m loadtest.planner [--seeds 3] [--hours 24] [--starts 120,60,300] [--jobs 1]
+    python -m loadtest.planner [--seeds 3] [--hours 24] [--starts 120,60,300] [--bursts 24] [--jobs 1]
 
 Every request is simulated; workers take what the profile ``8b-l4`` of `baton.simulated.profile` says, which
 is stated, not measured. The planner is the code that ships, told what Prometheus would tell it. The
@@ -32,7 +32,7 @@ from loadtest.conditions import conditions
 from loadtest.planner.cluster import Setting
 from loadtest.planner.run import Outcome, simulate
 from loadtest.planner.scalers import CHART, KUBERNETES, Behavior, HpaSetting, Scaler, Shipped, TwoHpas
-from loadtest.planner.trace import Request, day
+from loadtest.planner.trace import BURSTS, Request, day
 
 TTFT_S, ITL_S = 3.0, 0.15
 AIMS = (0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995)
@@ -106,16 +106,17 @@ class Run:
     scaler: Pair | Ours
     seed: int
     hours: float
+    bursts: int
     start_s: float
 
     def simulate(self) -> Outcome:
-        trace = _day(self.seed, self.hours)
+        trace = _day(self.seed, self.hours, self.bursts)
         return simulate(trace, self.scaler.make(self.start_s), setting(self.start_s), FIRST, self.seed)
 
 
 @cache
-def _day(seed: int, hours: float) -> list[Request]:
-    return day(seed, hours=hours)
+def _day(seed: int, hours: float, bursts: int) -> list[Request]:
+    return day(seed, hours=hours, bursts=bursts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +196,16 @@ def table(title: str, means: Sequence[Mean], console: Console) -> None:
 class Days:
     """The same days for all, some at a time."""
 
-    def __init__(self, pool: Executor, seeds: int, hours: float, start_s: float) -> None:
-        self._pool, self._seeds, self._hours, self._start_s = pool, range(1, seeds + 1), hours, start_s
+    def __init__(self, pool: Executor, seeds: int, hours: float, bursts: int, start_s: float) -> None:
+        self._pool, self._seeds = pool, range(1, seeds + 1)
+        self._hours, self._bursts, self._start_s = hours, bursts, start_s
         self._done: dict[tuple[Pair | Ours, int], Outcome] = {}
 
     def over(self, scalers: Sequence[Pair | Ours], seeds: int | None = None) -> list[Mean]:
         """On the first so many days, or all."""
         chosen = self._seeds[:seeds]
         todo = [(each, seed) for each in scalers for seed in chosen if (each, seed) not in self._done]
-        runs = [Run(each, seed, self._hours, self._start_s) for each, seed in todo]
+        runs = [Run(each, seed, self._hours, self._bursts, self._start_s) for each, seed in todo]
         self._done |= dict(zip(todo, self._pool.map(Run.simulate, runs), strict=True))
         return [Mean(each.name, [self._done[each, seed] for seed in chosen]) for each in scalers]
 
@@ -259,6 +261,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--starts", default="120")
+    parser.add_argument("--bursts", type=int, default=BURSTS, help="sudden ones, of a day")
     parser.add_argument("--jobs", type=int, default=1, help="days at a time")
     given = parser.parse_args()
     console = Console(width=150)
@@ -267,7 +270,7 @@ def main() -> int:
     held = []
     with ProcessPoolExecutor(given.jobs) as pool:
         for start in map(float, given.starts.split(",")):
-            days = Days(pool, given.seeds, given.hours, start)
+            days = Days(pool, given.seeds, given.hours, given.bursts, start)
             held.append(compare(days, start, console))
     return int(not all(held))
 

@@ -69,25 +69,27 @@ KINDS = (
     ),
 )
 BURSTS = 24
-"""Of a day: a kind's requests become 1.5 to 2.5 times as many for 2 to 15 minutes, all of a sudden."""
+"""Of a day, half of each kind: its requests become 1.5 to 2.5 times as many for 2 to 15 minutes, all of a
+sudden."""
 WAVER = 0.12
 """Standard deviation of the rate's logarithm from minute to minute, of which half stays for the next."""
 
 
-def day(seed: int, scale: float = 1.0, hours: float = 24.0) -> list[Request]:
+def day(seed: int, *, hours: float = 24.0, bursts: int = BURSTS) -> list[Request]:
     """The requests of the first ``hours`` of a day in their order, everything drawn from ``seed``."""
     draw = random.Random(seed)
-    found = [request for kind in KINDS for request in _requests(draw, kind, scale, hours * HOUR_S)]
+    each = bursts // len(KINDS)
+    found = [request for kind in KINDS for request in _requests(draw, kind, each, hours * HOUR_S)]
     return sorted(found, key=lambda request: request.at_s)
 
 
-def _requests(draw: random.Random, kind: Kind, scale: float, seconds: float) -> Iterator[Request]:
-    bursts = _Bursts(draw)
+def _requests(draw: random.Random, kind: Kind, number: int, seconds: float) -> Iterator[Request]:
+    bursts = _Bursts(draw, number)
     factors = _wavering(draw, math.ceil(seconds / MINUTE_S))
     for slot in range(math.ceil(seconds / SLOT_S)):
         begins = slot * SLOT_S
         over = min(MOST_OVER, factors[int(begins / MINUTE_S)] * bursts.factor(begins))
-        per_s = scale * kind.rate(begins) * over
+        per_s = kind.rate(begins) * over
         now = begins + draw.expovariate(per_s)
         while now < min(begins + SLOT_S, seconds):
             prompt = length(draw, kind.prompt, kind.prompt_sigma, 16, 8192)
@@ -96,8 +98,8 @@ def _requests(draw: random.Random, kind: Kind, scale: float, seconds: float) -> 
 
 
 class _Bursts:
-    def __init__(self, draw: random.Random) -> None:
-        begins = sorted(draw.uniform(0, DAY_S) for _ in range(BURSTS // len(KINDS)))
+    def __init__(self, draw: random.Random, number: int) -> None:
+        begins = sorted(draw.uniform(0, DAY_S) for _ in range(number))
         self._begins = begins
         self._bursts = [(draw.uniform(120, 900), draw.uniform(1.5, 2.5)) for _ in begins]
 
