@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from itertools import pairwise
 
 from hypothesis import given
@@ -79,6 +80,23 @@ def test_a_replica_alone_keeps_to_its_part() -> None:
         taken += 1
     assert taken == 3
     assert Account().decide(Limits(requests_per_minute=1), 1, 5, NOW).refused_by is None, "one always may"
+
+
+def test_a_request_beyond_a_part_of_the_limit_passes_alone_and_counts_in_full() -> None:
+    for limits, measure in ((LIMITS, "tokens"), (Limits(tokens_per_day=1000), "quota")):
+        account = Account()
+        assert account.decide(limits, 1000, 3, NOW).refused_by is None, "as it would with one router"
+        account.count("l", bucket_of(NOW), 1000, NOW)
+        assert account.tokens.total(NOW) == account.day_tokens == 1000
+        for tokens in (1, 1000):
+            refused = account.decide(limits, tokens, 3, NOW)
+            assert refused.refused_by == measure and refused.wait_ms > 0
+            later = deepcopy(account)
+            assert later.decide(limits, tokens, 3, NOW + refused.wait_ms).refused_by is None
+        account.settle("l", bucket_of(NOW), -900, NOW)
+        assert account.decide(limits, 233, 3, NOW).refused_by is None
+        assert account.decide(limits, 234, 3, NOW).refused_by == measure
+    assert Account().decide(LIMITS, 1001, 3, NOW).wait_ms == -1
 
 
 def test_concurrent_requests_and_the_quota_of_a_day() -> None:

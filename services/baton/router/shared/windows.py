@@ -80,13 +80,13 @@ class Account:
     def decide(self, limits: Limits, tokens: int, replicas: int, now_ms: int) -> Decision:
         """Whether one more request fits into this process's share: a limit divided by ``replicas``."""
         self._turn_day(now_ms)
-        share = [None if limit is None else max(1.0, limit / replicas) for limit in limits.in_order()]
-        per_minute, tokens_per_minute, concurrent, per_day = share
+        share = [None if limit is None else _share(limit, replicas) for limit in limits.in_order()]
+        per_minute, tokens_per_minute, concurrent, _ = share
         waits = (
             0 if per_minute is None else self.requests.wait_ms(1, per_minute, now_ms),
-            0 if tokens_per_minute is None else self.tokens.wait_ms(tokens, tokens_per_minute, now_ms),
+            self._tokens_wait_ms(tokens, limits.tokens_per_minute, replicas, now_ms),
             1000 if concurrent is not None and len(self.running) >= concurrent else 0,
-            DAY_MS - now_ms % DAY_MS if per_day is not None and self.day_tokens + tokens > per_day else 0,
+            self._quota_wait_ms(tokens, limits.tokens_per_day, replicas, now_ms),
         )
         refused: Measure | None = next((m for m, wait in zip(MEASURES, waits, strict=True) if wait), None)
         wait = -1 if -1 in waits else max(waits)
@@ -98,9 +98,30 @@ class Account:
             _room(self.tokens, limits.tokens_per_minute, tokens_per_minute, tokens * took, now_ms),
         )
 
+    def _tokens_wait_ms(self, tokens: int, limit: int | None, replicas: int, now_ms: int) -> int:
+        if limit is None:
+            return 0
+        return self.tokens.wait_ms(_tested(tokens, limit, replicas), _share(limit, replicas), now_ms)
+
+    def _quota_wait_ms(self, tokens: int, limit: int | None, replicas: int, now_ms: int) -> int:
+        over = limit is not None and (
+            self.day_tokens + _tested(tokens, limit, replicas) > _share(limit, replicas)
+        )
+        return DAY_MS - now_ms % DAY_MS if over else 0
+
     def _turn_day(self, now_ms: int) -> None:
         if self.day != now_ms // DAY_MS:
             self.day, self.day_tokens = now_ms // DAY_MS, 0
+
+
+def _share(limit: int, replicas: int) -> float:
+    return max(1.0, limit / replicas)
+
+
+def _tested(tokens: int, limit: int, replicas: int) -> int:
+    """What there has to be room for. A request that is within the limit and beyond this process's share of it
+    passes when nothing else counts here, or it never would."""
+    return tokens if tokens > limit else min(tokens, int(_share(limit, replicas)))
 
 
 def _room(window: Window, limit: int | None, share: float | None, taken: int, now_ms: int) -> Room | None:
