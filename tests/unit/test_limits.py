@@ -72,6 +72,17 @@ def test_what_was_reserved_and_not_used_comes_back() -> None:
     assert account.tokens.total(NOW) == 0, "never below nothing"
 
 
+def test_what_nobody_asks_for_is_kept_for_a_minute_only() -> None:
+    account, limits = Account(), Limits(concurrent=1)
+    for now in range(NOW, NOW + 10 * WINDOW_MS, BUCKET_MS):
+        assert account.decide(limits, 10, 1, now).refused_by is None
+        account.count("l", bucket_of(now), 10, now)
+        account.settle("l", bucket_of(now - 2 * WINDOW_MS), -3, now)  # of one that took two minutes
+        for window in (account.requests, account.tokens):
+            assert len(window.buckets) <= WINDOW_MS // BUCKET_MS + 2
+    assert account.requests.total(now) == WINDOW_MS // BUCKET_MS + 1
+
+
 def test_a_replica_alone_keeps_to_its_part() -> None:
     account = Account()
     taken = 0

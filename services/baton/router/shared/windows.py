@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.router.shared.limits import (
+    BUCKET_MS,
     DAY_MS,
     MEASURES,
     Decision,
@@ -26,13 +27,18 @@ class Window:
 
     def add(self, bucket: int, amount: int) -> None:
         """``amount`` may be negative: what was reserved and not used."""
+        if bucket not in self.buckets:  # here too: of a measure without a limit nobody asks the total
+            self._forget(oldest_bucket(bucket * BUCKET_MS))
         self.buckets[bucket] = max(0, self.buckets.get(bucket, 0) + amount)
 
     def total(self, now_ms: int) -> int:
-        oldest = oldest_bucket(now_ms)
+        self._forget(oldest_bucket(now_ms))
+        return sum(self.buckets.values())
+
+    def _forget(self, oldest: int) -> None:
+        """What was before the bucket ``oldest``."""
         for bucket in [bucket for bucket in self.buckets if bucket < oldest]:
             del self.buckets[bucket]
-        return sum(self.buckets.values())
 
     def wait_ms(self, amount: int, limit: float, now_ms: int) -> int:
         """Until ``amount`` fits; 0: it does; -1: it never will."""
