@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -109,6 +110,16 @@ class TestGate:
         with pytest.raises(RingError, match="deadline"):
             await gate.enter(asked(deadline=time.monotonic() + 0.02))
         assert gate.view().waiting == 0
+
+    async def test_a_deadline_has_passed_when_its_timer_says_so(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stopped = time.monotonic()  # worse than a timer that is early by a millisecond, as uvloop's are
+        monkeypatch.setattr("baton.router.admission.gate.time", SimpleNamespace(monotonic=lambda: stopped))
+        gate = gate_of(Room())
+        await gate.enter(asked())
+        with pytest.raises(RingError, match="deadline"):
+            await gate.enter(asked(deadline=stopped + 0.02))
 
 
 async def test_capacity_follows_from_what_workers_say() -> None:

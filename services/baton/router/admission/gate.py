@@ -83,14 +83,17 @@ class Gate:
     async def _wait(self, entry: Entry) -> None:
         turn = self._turns[entry] = asyncio.get_running_loop().create_future()
         until = entry.since + GIVEN_UP * self._bounds.longest_wait_s
-        if entry.asked.deadline is not None:
-            until = min(until, entry.asked.deadline)
+        deadline = entry.asked.deadline
+        # Not told by the clock when it is over: a timer may be a little early.
+        by_deadline = deadline is not None and deadline <= until
+        if deadline is not None:
+            until = min(until, deadline)
         try:
             async with asyncio.timeout(until - time.monotonic()):
                 await turn
         except TimeoutError:
             if entry.begun is None:  # else its turn came in the very moment
-                raise self._expired(entry) from None
+                raise self._expired(entry, by_deadline) from None
         except BaseException:
             if entry.begun is not None:  # let in, in the very moment in which nobody wanted it any more
                 self.leave(entry, 0, completed=False)
@@ -100,9 +103,9 @@ class Gate:
             if entry.begun is None:
                 self._queue.give_up(entry, time.monotonic())
 
-    def _expired(self, entry: Entry) -> Exception:
+    def _expired(self, entry: Entry, by_deadline: bool) -> Exception:
         self._metrics.refused.labels(entry.asked.tenant, "timeout").inc()
-        if entry.asked.deadline is not None and entry.asked.deadline <= time.monotonic():
+        if by_deadline:
             return deadline_exceeded()
         return RefusedError("overall", "its turn did not come in time", self._retry_s())
 
