@@ -61,6 +61,21 @@ def test_what_can_never_fit_is_told_so() -> None:
     assert error.message == "The request needs 1001 tokens, and the limit of acme is 1000 tokens per minute."
 
 
+def test_what_can_never_fit_names_the_limit_that_is_too_small() -> None:
+    account, limits = Account(), Limits(requests_per_minute=1, tokens_per_minute=50, tokens_per_day=100)
+    account.count("l", bucket_of(NOW), 10, NOW)
+    for tokens, measure, wait in ((1, "requests", 60_127), (51, "tokens", -1), (101, "tokens", -1)):
+        decision = account.decide(limits, tokens, 1, NOW)
+        assert (decision.refused_by, decision.wait_ms) == (measure, wait)
+    limits = Limits(requests_per_minute=1, tokens_per_day=100)
+    for replicas in (1, 3):
+        decision = account.decide(limits, 101, replicas, NOW)
+        assert (decision.refused_by, decision.wait_ms) == ("quota", -1), "not tomorrow either"
+    error = refusal(Tenant("acme", limits), decision, 101)
+    assert error.code == "request_too_large" and "retry-after" not in error.headers
+    assert error.message == "The request needs 101 tokens, and the limit of acme is 100 tokens per day."
+
+
 def test_what_was_reserved_and_not_used_comes_back() -> None:
     account = Account()
     assert account.decide(LIMITS, 900, 1, NOW).refused_by is None

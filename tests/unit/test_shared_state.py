@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.shared.limits import Limits, Tenant
+from baton.router.shared.limits import MEASURES, Limits, Tenant, bucket_of
 from baton.router.shared.redis_store import PASSWORD_VARIABLE, RedisStore, connect
 from baton.router.shared.state import SharedState
+from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
 from tests.support.local_worker import until
 from tests.support.redis_server import RedisServer, needs_redis
@@ -224,6 +227,32 @@ async def test_a_password_comes_from_a_file_or_the_environment(
             await router.state.close()
     finally:
         server.kill()
+
+
+@needs_redis
+async def test_redis_and_a_router_alone_decide_alike(redis_server: RedisServer) -> None:
+    store, draw = RedisStore(connect(redis_server.url, None, PATIENT_S), PATIENT_S), random.Random(4)
+    seen = set()
+    for number in range(300):
+        limits = Limits(
+            requests_per_minute=draw.choice([None, 1, 3]),
+            tokens_per_minute=draw.choice([None, 50, 100]),
+            concurrent=draw.choice([None, 1, 3]),
+            tokens_per_day=draw.choice([None, 60, 120]),
+        )
+        tenant, account = Tenant(f"t{number}", limits), Account()
+        for lease in map(str, range(4)):
+            tokens = draw.choice([1, 20, 50, 70, 110, 130])
+            decision, now = await store.admit(tenant, tokens, lease)
+            assert bucket_of(now) == decision.bucket
+            alone = account.decide(limits, tokens, 1, now)
+            assert replace(decision, bucket=0) == alone, limits
+            seen.add((decision.refused_by, decision.wait_ms < 0))
+            if decision.refused_by is None:
+                account.count(lease, decision.bucket, tokens, now)
+    await store.close()
+    never = {("tokens", True), ("quota", True)}
+    assert seen == never | {(measure, False) for measure in (None, *MEASURES)}
 
 
 async def test_without_a_url_one_process_counts_alone() -> None:

@@ -49,12 +49,14 @@ redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now)
 local w3 = (limits[3] >= 0 and redis.call('ZCARD', KEYS[3]) >= limits[3]) and 1000 or 0
 local today = tonumber(redis.call('HGET', KEYS[4], day) or '0')
 local w4 = (limits[4] >= 0 and today + tokens > limits[4]) and DAY - now % DAY or 0
+if limits[4] >= 0 and tokens > limits[4] then w4 = -1 end
 
+-- The first that is against it; one that is so for ever before all others.
 local refused, wait = 0, 0
 for i, w in ipairs({w1, w2, w3, w4}) do
-  if w ~= 0 then
-    if refused == 0 then refused = i end
-    if w < 0 or wait < 0 then wait = -1 else wait = math.max(wait, w) end
+  if w ~= 0 and wait >= 0 then
+    if refused == 0 or w < 0 then refused = i end
+    wait = w < 0 and -1 or math.max(wait, w)
   end
 end
 if refused == 0 then

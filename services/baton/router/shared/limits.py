@@ -55,7 +55,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether one request may run. ``refused_by`` names the first limit that is against it."""
+    """Whether one request may run. ``refused_by`` names the first limit that is against it, for ever if one
+    is."""
 
     refused_by: Measure | None
     wait_ms: int = 0

@@ -94,8 +94,9 @@ class Account:
             1000 if concurrent is not None and len(self.running) >= concurrent else 0,
             self._quota_wait_ms(tokens, limits.tokens_per_day, replicas, now_ms),
         )
-        refused: Measure | None = next((m for m, wait in zip(MEASURES, waits, strict=True) if wait), None)
         wait = -1 if -1 in waits else max(waits)
+        against = (m for m, each in zip(MEASURES, waits, strict=True) if (each < 0 if wait < 0 else each))
+        refused: Measure | None = next(against, None)
         took = refused is None
         return Decision(
             refused,
@@ -110,9 +111,11 @@ class Account:
         return self.tokens.wait_ms(_tested(tokens, limit, replicas), _share(limit, replicas), now_ms)
 
     def _quota_wait_ms(self, tokens: int, limit: int | None, replicas: int, now_ms: int) -> int:
-        over = limit is not None and (
-            self.day_tokens + _tested(tokens, limit, replicas) > _share(limit, replicas)
-        )
+        if limit is None:
+            return 0
+        if tokens > limit:
+            return -1
+        over = self.day_tokens + _tested(tokens, limit, replicas) > _share(limit, replicas)
         return DAY_MS - now_ms % DAY_MS if over else 0
 
     def _turn_day(self, now_ms: int) -> None:
