@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.shared.limits import MEASURES, Limits, Tenant, bucket_of
-from baton.router.shared.redis_store import PASSWORD_VARIABLE, RedisStore, connect
+from baton.router.shared.limits import MEASURES, Decision, Limits, Tenant, bucket_of
+from baton.router.shared.redis_store import PASSWORD_VARIABLE, Delta, RedisStore, StoreError, connect
 from baton.router.shared.state import SharedState
 from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
@@ -27,6 +29,32 @@ PATIENT_S = 1.0
 MOST_DELAY_S = 0.05
 
 
+class Lossy(RedisStore):
+    """Some calls never reach Redis, and answers are late."""
+
+    def __init__(self, url: str, password_file: str | None, timeout_s: float) -> None:
+        super().__init__(connect(url, password_file, timeout_s), timeout_s)
+        self.lost: Counter[str] = Counter()
+        self.late_s = 0.0
+
+    async def admit(self, tenant: Tenant, tokens: int, lease: str) -> tuple[Decision, int]:
+        self._lose("admit")
+        answer = await super().admit(tenant, tokens, lease)
+        await asyncio.sleep(self.late_s)
+        return answer
+
+    async def settle(
+        self, tenant: str, ended: Sequence[str], held: Sequence[str], deltas: Sequence[Delta]
+    ) -> None:
+        self._lose("settle")
+        await super().settle(tenant, ended, held, deltas)
+
+    def _lose(self, call: str) -> None:
+        if self.lost[call]:
+            self.lost[call] -= 1
+            raise StoreError("timeout", "lost")
+
+
 class Router:
     """One router's share of the state, and its metrics."""
 
@@ -34,7 +62,9 @@ class Router:
         self, url: str | None, password_file: str | None = None, timeout_s: float = PATIENT_S
     ) -> None:
         self.registry = CollectorRegistry()
-        store = None if url is None else RedisStore(connect(url, password_file, timeout_s), timeout_s)
+        store = None
+        if url is not None:
+            store = self.store = Lossy(url, password_file, timeout_s)
         self.on_its_way: dict[str, tuple[int, int]] = {}
         self.elsewhere: dict[str, tuple[int, int]] = {}
         self.state = SharedState(
@@ -97,6 +127,12 @@ async def ask(router: Router, tenant: Tenant, seconds: float, tokens: int = 1, u
     return answers
 
 
+def counted(server: RedisServer, what: str) -> int:
+    """By Redis, of tenant t."""
+    found = cast(list[bytes], server.client().hvals(f"{{baton:tenant:t}}:{what}"))
+    return sum(map(int, found))
+
+
 @needs_redis
 async def test_two_routers_keep_a_limit_together(routers: list[Router]) -> None:
     tenant = Tenant("t", Limits(requests_per_minute=400))
@@ -135,6 +171,34 @@ async def test_requests_under_way_count_everywhere_until_they_end(routers: list[
     first.state.settle(leases[0], 1)
     await asyncio.sleep(0.2)
     assert (await second.state.admit(tenant, 1))[0].refused_by is None
+
+
+@needs_redis
+async def test_a_request_has_ended_though_telling_it_was_lost(routers: list[Router]) -> None:
+    tenant, (first, second) = Tenant("t", Limits(concurrent=1)), routers
+    _, lease = await first.state.admit(tenant, 1)
+    assert lease is not None
+    first.store.lost["settle"] = 1
+    first.state.settle(lease, 1)
+    await until(lambda: not first.store.lost["settle"])
+    await asyncio.sleep(0.2)
+    assert (await second.state.admit(tenant, 1))[0].refused_by is None
+
+
+@needs_redis
+async def test_a_client_that_leaves_while_redis_is_asked_has_used_nothing(
+    routers: list[Router], redis_server: RedisServer
+) -> None:
+    limits = Limits(requests_per_minute=9, tokens_per_minute=900, concurrent=1, tokens_per_day=900)
+    tenant, (first, second) = Tenant("t", limits), routers
+    first.store.late_s = 0.1
+    asking = asyncio.create_task(first.state.admit(tenant, 900))
+    await until(lambda: counted(redis_server, "days") == 900)
+    asking.cancel()
+    await asyncio.wait({asking})
+    await until(lambda: counted(redis_server, "days") == 0)
+    assert counted(redis_server, "requests") == counted(redis_server, "tokens") == 0
+    assert (await second.state.admit(tenant, 900))[0].refused_by is None
 
 
 @needs_redis

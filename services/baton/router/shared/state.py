@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -35,6 +36,9 @@ MOST_PENDING = 100_000
 
 Reservations: TypeAlias = Mapping[str, tuple[int, int]]
 """Worker → sequences and prompt tokens that were given to it, and that it has not reported yet."""
+
+
+_Asking: TypeAlias = asyncio.Task[tuple[Decision | None, bool]]
 
 
 def _nothing() -> Reservations:
@@ -103,6 +107,8 @@ class SharedState:
         self._number = 0
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._left: set[_Asking] = set()
+        """Calls whose clients have left."""
         metrics.shared.set(store is not None)
 
     def start(self) -> None:
@@ -146,10 +152,12 @@ class SharedState:
         name = f"{self.router}:{self._number}"
         decision, counted = None, False
         if self._store is not None and not self._breaker.open:
+            asking = asyncio.ensure_future(self._ask(self._store, tenant, tokens, name))
             try:
-                decision, counted = await self._ask(self._store, tenant, tokens, name)
-            except asyncio.CancelledError:  # the client left; Redis may have counted it as under way
-                self._end(tenant.name, name)
+                decision, counted = await asyncio.shield(asking)
+            except asyncio.CancelledError:  # the client left: what Redis has counted is given back
+                self._left.add(asking)
+                asking.add_done_callback(partial(self._give_back, tenant.name, tokens, name))
                 raise
         by = "redis" if decision is not None else "local"
         account = self._accounts.setdefault(tenant.name, Account())
@@ -182,6 +190,17 @@ class SharedState:
             self._metrics.delay.observe(time.monotonic() - began)
         self._worked("admit", now_ms)
         return decision, True
+
+    def _give_back(self, tenant: str, tokens: int, name: str, asking: _Asking) -> None:
+        """Nobody wants the request any more that Redis was asked about."""
+        self._left.discard(asking)
+        if asking.cancelled():
+            return
+        decision, counted = asking.result()
+        if decision is not None and decision.refused_by is None:
+            self._owe(tenant, decision.bucket, -tokens, requests=-1)
+        if counted:
+            self._end(tenant, name)
 
     def settle(self, lease: Lease, used: int) -> None:
         """The request of ``lease`` has ended, and used so many tokens. Waits for nothing."""
@@ -276,8 +295,11 @@ class SharedState:
             await store.settle(name, pending.ended, held, deltas)
         except StoreError as error:
             self._failed("settle", error)
-            if error.word != "timeout":  # else it may have been done, and twice is worse than never
-                self._keep_pending(name, pending)
+            if (
+                error.word == "timeout"
+            ):  # it may have been done: to end a lease twice does no harm, to add does
+                pending.amounts.clear()
+            self._keep_pending(name, pending)
             return
         self._metrics.calls.labels("settle", "ok").inc()
 
