@@ -30,12 +30,13 @@ MOST_DELAY_S = 0.05
 
 
 class Lossy(RedisStore):
-    """Some calls never reach Redis, and answers are late."""
+    """Some calls never reach Redis, and others are late."""
 
     def __init__(self, url: str, password_file: str | None, timeout_s: float) -> None:
         super().__init__(connect(url, password_file, timeout_s), timeout_s)
         self.lost: Counter[str] = Counter()
         self.late_s = 0.0
+        self.settling = 0
 
     async def admit(self, tenant: Tenant, tokens: int, lease: str) -> tuple[Decision, int]:
         self._lose("admit")
@@ -47,6 +48,8 @@ class Lossy(RedisStore):
         self, tenant: str, ended: Sequence[str], held: Sequence[str], deltas: Sequence[Delta]
     ) -> None:
         self._lose("settle")
+        self.settling += 1
+        await asyncio.sleep(self.late_s)
         await super().settle(tenant, ended, held, deltas)
 
     def _lose(self, call: str) -> None:
@@ -199,6 +202,20 @@ async def test_a_client_that_leaves_while_redis_is_asked_has_used_nothing(
     await until(lambda: counted(redis_server, "days") == 0)
     assert counted(redis_server, "requests") == counted(redis_server, "tokens") == 0
     assert (await second.state.admit(tenant, 900))[0].refused_by is None
+
+
+@needs_redis
+async def test_what_is_being_told_is_told_before_a_router_goes(
+    routers: list[Router], redis_server: RedisServer
+) -> None:
+    state, store = routers[0].state, routers[0].store
+    _, lease = await state.admit(Tenant("t", Limits(tokens_per_day=900)), 900)
+    assert lease is not None
+    store.late_s = 0.1
+    state.settle(lease, 5)
+    await until(lambda: store.settling == 1)
+    await state.close()
+    assert counted(redis_server, "days") == 5
 
 
 @needs_redis

@@ -121,10 +121,12 @@ class SharedState:
     async def close(self) -> None:
         """Tell Redis what it has not heard yet, and leave it. Takes a moment at most."""
         self._closing = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:  # a client that swallows the cancel must not keep us
-            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        if self._tasks:
+            beating, settling = self._tasks
+            beating.cancel()
+            # What is on its way to Redis is told nowhere else, and will soon be there, unless a call hangs.
+            await asyncio.wait({beating, settling, *self._left}, timeout=CLOSE_S)
+            settling.cancel()
         if self._store is not None:
             with suppress(Exception):
                 async with asyncio.timeout(CLOSE_S):
