@@ -55,7 +55,7 @@ class Lossy(RedisStore):
     def _lose(self, call: str) -> None:
         if self.lost[call]:
             self.lost[call] -= 1
-            raise StoreError("timeout", "lost")
+            raise StoreError("timeout", "lost", unsure=True)
 
 
 class Router:
@@ -186,6 +186,38 @@ async def test_a_request_has_ended_though_telling_it_was_lost(routers: list[Rout
     await until(lambda: not first.store.lost["settle"])
     await asyncio.sleep(0.2)
     assert (await second.state.admit(tenant, 1))[0].refused_by is None
+
+
+@needs_redis
+async def test_what_may_never_have_been_counted_is_not_taken_back(
+    routers: list[Router], redis_server: RedisServer
+) -> None:
+    tenant, (first, second) = Tenant("t", Limits(tokens_per_day=1000)), routers
+    _, lease = await second.state.admit(tenant, 600)
+    for used in (10, 150):
+        first.store.lost["admit"] = 1
+        _, lease = await first.state.admit(tenant, 100)
+        assert lease is not None
+        first.state.settle(lease, used)
+    await until(lambda: counted(redis_server, "days") == 650)
+    await asyncio.sleep(0.2)
+    assert counted(redis_server, "days") == 650, "of both what is sure: the 50 that were not reserved"
+
+
+@needs_redis
+async def test_a_timeout_before_there_is_a_connection_is_no_doubt(redis_server: RedisServer) -> None:
+    stores = [RedisStore(connect(redis_server.url, None, 0.2), 0.2) for _ in range(2)]
+    tenant = Tenant("t", Limits(tokens_per_day=1000))
+    await stores[0].admit(tenant, 1, "first")  # it has a connection
+    redis_server.freeze()
+    for store, unsure in zip(stores, (True, False), strict=True):
+        with pytest.raises(StoreError) as failed:
+            await store.admit(tenant, 100, "second")
+        assert (failed.value.word, failed.value.unsure) == ("timeout", unsure)
+    redis_server.thaw()
+    await until(lambda: counted(redis_server, "days") == 101)
+    for store in stores:
+        await store.close()
 
 
 @needs_redis

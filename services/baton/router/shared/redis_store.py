@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit, urlunsplit
+from weakref import WeakSet
 
 import orjson
 
@@ -28,9 +29,11 @@ CONNECTIONS = 32
 class StoreError(Exception):
     """Redis did not do it. ``word`` is timeout, connection, full or refused."""
 
-    def __init__(self, word: str, message: str) -> None:
+    def __init__(self, word: str, message: str, *, unsure: bool = False) -> None:
+        """``unsure``: it may have done it all the same, and the answer was late."""
         super().__init__(message)
         self.word = word
+        self.unsure = unsure
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,25 @@ def connect(url: str, password_file: str | None, timeout_s: float) -> Redis:
                 secret = os.environ[PASSWORD_VARIABLE]
             return (user, secret) if user else (secret,)
 
+    class Pool(BlockingConnectionPool):
+        """Knows whose calls have got a connection: of the others Redis cannot have heard."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.served: WeakSet[asyncio.Future[object]] = WeakSet()
+
+        async def get_connection(self, *about: Any, **options: Any) -> Any:
+            connection = await super().get_connection(*about, **options)  # type: ignore[no-untyped-call]
+            task = asyncio.current_task()
+            assert task is not None
+            self.served.add(task)
+            return connection
+
     given = password_file is not None or PASSWORD_VARIABLE in os.environ
     if given:  # that of the URL does not count
         host = parts.netloc.rpartition("@")[2]
         url = urlunsplit(parts._replace(netloc=host))
-    pool = BlockingConnectionPool.from_url(
+    pool = Pool.from_url(
         url,
         max_connections=CONNECTIONS,
         timeout=timeout_s,
@@ -110,6 +127,7 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._prefix = prefix
         self._calls: set[asyncio.Future[object]] = set()
+        self._served: WeakSet[asyncio.Future[object]] = client.connection_pool.served  # type: ignore[attr-defined]
         here = files(__package__)
         self._admit, self._settle, self._beat = (
             client.register_script((here / f"{name}.lua").read_text()) for name in ("admit", "settle", "beat")
@@ -177,7 +195,8 @@ class RedisStore:
                 raise TimeoutError
             return task.result()
         except (TimeoutError, exceptions.TimeoutError) as error:
-            raise StoreError("timeout", f"no answer within {1e3 * self._timeout_s:.0f} ms") from error
+            message = f"no answer within {1e3 * self._timeout_s:.0f} ms"
+            raise StoreError("timeout", message, unsure=task in self._served) from error
         except (exceptions.ConnectionError, OSError) as error:
             raise StoreError("connection", str(error)) from error
         except exceptions.RedisError as error:

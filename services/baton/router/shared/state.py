@@ -70,6 +70,8 @@ class Lease:
     name: str
     reserved: int
     bucket: int
+    sure: bool = True
+    """Redis has counted it, or will be told of it; otherwise nobody knows."""
 
 
 class SharedState:
@@ -176,7 +178,7 @@ class SharedState:
         if by == "local" and not counted:
             self._owe(tenant.name, bucket, tokens, requests=1)
         decision = replace(decision, bucket=bucket)
-        return decision, Lease(tenant, name, tokens, bucket)
+        return decision, Lease(tenant, name, tokens, bucket, sure=by == "redis" or not counted)
 
     async def _ask(
         self, store: RedisStore, tenant: Tenant, tokens: int, name: str
@@ -187,7 +189,7 @@ class SharedState:
             decision, now_ms = await store.admit(tenant, tokens, name)
         except StoreError as error:
             self._failed("admit", error)
-            return None, error.word == "timeout"
+            return None, error.unsure
         finally:
             self._metrics.delay.observe(time.monotonic() - began)
         self._worked("admit", now_ms)
@@ -210,6 +212,8 @@ class SharedState:
         difference = used - lease.reserved
         self._accounts[name].settle(lease.name, lease.bucket, difference, self.now_ms())
         self._end(name, lease.name)
+        if not lease.sure:  # what Redis may never have counted is not taken from what it has
+            difference = max(0, difference)
         self._owe(name, lease.bucket, difference, requests=0)
 
     def _end(self, tenant: str, lease: str) -> None:
@@ -297,9 +301,7 @@ class SharedState:
             await store.settle(name, pending.ended, held, deltas)
         except StoreError as error:
             self._failed("settle", error)
-            if (
-                error.word == "timeout"
-            ):  # it may have been done: to end a lease twice does no harm, to add does
+            if error.unsure:  # to add twice is worse than never
                 pending.amounts.clear()
             self._keep_pending(name, pending)
             return
