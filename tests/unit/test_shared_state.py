@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.shared.limits import MEASURES, Decision, Limits, Tenant, bucket_of
+from baton.router.shared.limits import BUCKET_MS, MEASURES, WINDOW_MS, Decision, Limits, Tenant, bucket_of
 from baton.router.shared.redis_store import PASSWORD_VARIABLE, Delta, RedisStore, StoreError, connect
 from baton.router.shared.state import SharedState
 from baton.router.shared.windows import Account
@@ -304,6 +304,22 @@ async def test_without_redis_no_request_fails_or_waits_and_limits_are_local(
     assert decision.requests is not None
     counted = 1000 - decision.requests.remaining
     assert abs(counted - (sum(before) + 301)) <= 8, "Redis was told of what was admitted meanwhile"
+
+
+def test_after_a_long_outage_the_newest_is_told() -> None:
+    state, first = Router("redis://127.0.0.1:1/0").state, bucket_of(1_800_000_000_000)
+    minute, hours = WINDOW_MS // BUCKET_MS, 60 * WINDOW_MS // BUCKET_MS * 5
+    for bucket in range(first, first + hours):
+        state._owe("t", bucket, 100, requests=1)
+        state._owe("t", bucket - 2 * minute, -40, requests=0)  # of one that took two minutes
+        state._end("t", str(bucket))
+    pending = state._pending["t"]
+    assert sum(amount for (kind, _), amount in pending.amounts.items() if kind == "quota") == 60 * hours
+    for kind, each in (("requests", 1), ("tokens", 100)):
+        newest = [pending.amounts[kind, first + hours - back] for back in range(1, minute + 2)]
+        assert newest == [each] * (minute + 1)
+    assert len(pending.amounts) < 5 * minute
+    assert pending.ended[-1] == str(bucket)
 
 
 @needs_redis

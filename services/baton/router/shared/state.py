@@ -6,10 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -31,8 +33,10 @@ LIFE_MS = 3000
 SETTLE_S = 0.05
 RENEW_S = LEASE_MS / 3000
 CLOSE_S = 1.0
-MOST_PENDING = 100_000
-"""Amounts and leases that wait to be told; the oldest are not told then."""
+MOST_ENDED = 100_000
+"""Leases that wait to be told; the oldest are not told then, and have ended by themselves."""
+MOST_AMOUNTS = 1000
+"""Likewise amounts: those of a minute are half as many."""
 
 Reservations: TypeAlias = Mapping[str, tuple[int, int]]
 """Worker → sequences and prompt tokens that were given to it, and that it has not reported yet."""
@@ -53,13 +57,23 @@ def _ignore(_: Reservations) -> None:
 class _Pending:
     """What Redis has to be told of one tenant."""
 
-    ended: list[str] = field(default_factory=list)
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ENDED))
     amounts: dict[tuple[str, int], int] = field(default_factory=dict)
     """(kind, bucket) → amount."""
 
     def add(self, kind: str, bucket: int, amount: int) -> None:
-        if amount and len(self.amounts) < MOST_PENDING:
-            self.amounts[kind, bucket] = self.amounts.get((kind, bucket), 0) + amount
+        if not amount:
+            return
+        self.amounts[kind, bucket] = self.amounts.get((kind, bucket), 0) + amount
+        if len(self.amounts) > MOST_AMOUNTS:
+            of_minutes = sorted((key for key in self.amounts if key[0] != "quota"), key=itemgetter(1))
+            for key in of_minutes[: MOST_AMOUNTS // 4]:
+                del self.amounts[key]
+
+    def add_newer(self, other: _Pending) -> None:
+        self.ended += other.ended
+        for (kind, bucket), amount in other.amounts.items():
+            self.add(kind, bucket, amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +232,7 @@ class SharedState:
 
     def _end(self, tenant: str, lease: str) -> None:
         if self._store is not None:
-            ended = self._pending.setdefault(tenant, _Pending()).ended
-            if len(ended) < MOST_PENDING:
-                ended.append(lease)
+            self._pending.setdefault(tenant, _Pending()).ended.append(lease)
 
     def _owe(self, tenant: str, bucket: int, tokens: int, requests: int) -> None:
         """Redis is to be told of these amounts."""
@@ -308,10 +320,9 @@ class SharedState:
         self._metrics.calls.labels("settle", "ok").inc()
 
     def _keep_pending(self, name: str, kept: _Pending) -> None:
-        pending = self._pending.setdefault(name, _Pending())
-        pending.ended += kept.ended
-        for (kind, bucket), amount in kept.amounts.items():
-            pending.add(kind, bucket, amount)
+        if name in self._pending:
+            kept.add_newer(self._pending[name])
+        self._pending[name] = kept
 
     def _worked(self, call: str, now_ms: int) -> None:
         self._metrics.calls.labels(call, "ok").inc()
