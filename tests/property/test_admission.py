@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -218,6 +219,37 @@ def test_an_early_deadline_is_refused_once_it_is_known_how_long_others_take() ->
         queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=7.0), 4.0)
     assert refused.value.retry_after_s > 0
     queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=60.0), 4.0)
+
+
+def test_long_prompts_and_parallel_answers_take_no_longer_for_each_of_their_tokens() -> None:
+    queue, now = FairQueue(Bounds(requests=100, prompt_tokens=10**6, longest_wait_s=100.0)), 0.0
+
+    def chat() -> Asked:
+        return Asked(tenant="a", prompt_tokens=200, most_outputs=4096, turn=now)
+
+    def answer(asked: Asked, outputs: int, seconds: float) -> None:
+        nonlocal now
+        entry = queue.offer(asked, now)
+        assert queue.admit(Capacity(1), now) == [entry]
+        now += seconds
+        queue.end(entry, outputs, True, now)
+
+    long_prompt = Asked(tenant="b", prompt_tokens=8000, most_outputs=128)
+    for _ in range(50):
+        answer(chat(), 200, 4.0)
+        answer(
+            Asked(tenant="b", prompt_tokens=3000, most_outputs=1), 1, 0.5
+        )  # of such an answer a token says little
+    for _ in range(4):
+        queue.offer(chat(), now)
+        queue.admit(Capacity(2), now)
+    parallel = Asked(tenant="b", prompt_tokens=200, answers=8, most_outputs=8 * 4096)
+    for asked in (long_prompt, parallel, chat()):
+        wait = queue.wait_s(queue.check(asked, now))
+        assert wait is not None and 0 < wait < 5
+        queue.check(replace(asked, deadline=now + 20), now)
+    with pytest.raises(RefusedError, match="deadline"):
+        queue.check(replace(chat(), deadline=now + 4), now)
 
 
 def test_who_is_refused_hears_what_wait_would_be_begun_and_when_to_come_back() -> None:

@@ -27,6 +27,9 @@ class Pace:
         """From when on somebody has waited; None: nobody does."""
         self._outputs = FIRST_OUTPUTS
         self._token_s = 0.0
+        self._answer_s = 0.0
+        self._answer_tokens = 0.0
+        """What answers usually take and have, of those that have ended."""
 
     def waiting(self, waits: bool, now: float) -> None:
         """Whether somebody waits, from now on."""
@@ -47,8 +50,9 @@ class Pace:
             self._pass(now)
             self._tokens += tokens
         self._outputs += WEIGHT * (outputs / answers - self._outputs)
-        each = seconds / max(1, tokens)
-        self._token_s = each if not self._token_s else self._token_s + WEIGHT * (each - self._token_s)
+        self._token_s = _smoothed(self._token_s, seconds / max(1, tokens))
+        self._answer_s = _smoothed(self._answer_s, seconds)
+        self._answer_tokens = _smoothed(self._answer_tokens, max(1, outputs / answers))
 
     @property
     def outputs(self) -> float:
@@ -62,6 +66,14 @@ class Pace:
             return self._tokens / self._seconds
         return open_requests / self._token_s if self._token_s and open_requests else None
 
-    def takes_s(self, tokens: int) -> float:
-        """How long a request of so many tokens takes, once it is let in; 0.0: not known yet."""
-        return tokens * self._token_s
+    def takes_s(self, most_outputs: float) -> float:
+        """How long a request usually takes, once it is let in, each of whose answers may have so many tokens;
+        0.0: not known yet. Answers of one request are written at once. Its prompt is left out, as prompts are
+        read much faster, and what others' took is in the time of their answers."""
+        if not self._answer_tokens:
+            return 0.0
+        return self._answer_s * min(1.0, most_outputs / self._answer_tokens)
+
+
+def _smoothed(before: float, newest: float) -> float:
+    return newest if not before else before + WEIGHT * (newest - before)

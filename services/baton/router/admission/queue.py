@@ -175,7 +175,8 @@ class FairQueue:
         asked = entry.asked
         may_wait = self._bounds.longest_wait_s
         if asked.deadline is not None:
-            may_wait = min(may_wait, asked.deadline - now - CAUTION * self.pace.takes_s(entry.tokens))
+            takes_s = CAUTION * self.pace.takes_s(asked.most_outputs / asked.answers)
+            may_wait = min(may_wait, asked.deadline - now - takes_s)
         wait, longest = self.wait_s(entry), SURE * may_wait
         if wait is None or wait <= longest:
             return
