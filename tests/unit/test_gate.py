@@ -93,7 +93,8 @@ class TestGate:
         assert gate.view().open_answers == 0
 
     async def test_cancelled_in_the_moment_of_its_turn(self) -> None:
-        gate = gate_of(Room())
+        registry = CollectorRegistry()
+        gate = Gate(BOUNDS, Room(), AdmissionMetrics(registry))
         first = await gate.enter(asked())
         second = asyncio.create_task(gate.enter(asked()))
         await asyncio.sleep(0.01)
@@ -101,6 +102,8 @@ class TestGate:
         second.cancel()
         await asyncio.wait({second}, timeout=1)
         assert second.cancelled() and gate.view().open_answers == 0
+        tokens = registry.get_sample_value("baton_admission_tokens_total", {"tenant": "t"})
+        assert tokens == 5 + 1, "of the first: the second had nothing done for it"
 
     async def test_a_turn_that_does_not_come(self) -> None:
         gate = gate_of(Room(), Bounds(requests=8, prompt_tokens=1000, longest_wait_s=0.1))

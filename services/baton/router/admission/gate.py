@@ -96,7 +96,7 @@ class Gate:
                 raise self._expired(entry, by_deadline) from None
         except BaseException:
             if entry.begun is not None:  # let in, in the very moment in which nobody wanted it any more
-                self.leave(entry, 0, completed=False)
+                self.leave(entry, 0, completed=False, ran=False)
             raise
         finally:
             del self._turns[entry]
@@ -113,10 +113,11 @@ class Gate:
         rate = self._queue.pace.per_second(self._queue.open_requests)
         return 1.0 if rate is None else self._queue.waiting_tokens / rate / 4
 
-    def leave(self, entry: Entry, outputs: int, *, completed: bool) -> None:
-        """An open request is over."""
-        self._queue.end(entry, outputs, completed, time.monotonic())
-        self._metrics.admitted_tokens.labels(entry.asked.tenant).inc(entry.asked.prompt_tokens + outputs)
+    def leave(self, entry: Entry, outputs: int, *, completed: bool, ran: bool = True) -> None:
+        """An open request is over. One that never ``ran`` has used nothing, its prompt neither."""
+        used = entry.asked.prompt_tokens + outputs if ran else 0
+        self._queue.end(entry, outputs, completed, time.monotonic(), ran=ran)
+        self._metrics.admitted_tokens.labels(entry.asked.tenant).inc(used)
         if self._queue.waiting:
             self._admit()
 

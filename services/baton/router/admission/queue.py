@@ -269,12 +269,12 @@ class FairQueue:
         self._forget(entry.asked.tenant)
         self.pace.waiting(bool(self.waiting), now)
 
-    def end(self, entry: Entry, outputs: int, completed: bool, now: float) -> None:
+    def end(self, entry: Entry, outputs: int, completed: bool, now: float, *, ran: bool = True) -> None:
         """An open request is over, with so many tokens in its answers. What it has used counts, not what it
         was taken for; what ends early says nothing of what is usual."""
         tenant = self._tenants[entry.asked.tenant]
         assert entry.begun is not None
-        used = entry.asked.prompt_tokens + outputs
+        used = entry.asked.prompt_tokens + outputs if ran else 0
         tenant.tag += (used - entry.tokens) / tenant.weight
         tenant.open -= 1
         self.open_requests -= 1
