@@ -24,9 +24,17 @@ class StructuredOutput:
 
     kind: Kind
     text: str = ""
+    around: str = ""
+    """A grammar of the whole output, in Lark's notation, where ``@form`` is what is asked for; empty: the
+    output is nothing else."""
 
     def to_proto(self) -> pb.StructuredOutput:
         """ValueError if the text of a choice is not a JSON array of strings."""
+        message = self._form()
+        message.around = self.around
+        return message
+
+    def _form(self) -> pb.StructuredOutput:
         match self.kind:
             case "json_schema":
                 return pb.StructuredOutput(json_schema=self.text)
@@ -44,7 +52,11 @@ class StructuredOutput:
     def from_proto(cls, message: pb.StructuredOutput) -> StructuredOutput | None:
         """None for a message that names no form."""
         kind = message.WhichOneof("form")
-        return None if kind is None else cls(kind, _TEXT[kind](message))
+        return None if kind is None else cls(kind, _TEXT[kind](message), message.around)
+
+
+FORM = "@form"
+"""What is asked for, in ``StructuredOutput.around``."""
 
 
 def choice_text(options: list[str]) -> str:

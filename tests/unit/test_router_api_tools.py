@@ -12,6 +12,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
+from baton.grammar.source import to_llguidance
 from baton.router.api import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
@@ -209,9 +210,9 @@ async def test_none_takes_the_tools_away(tokenizer: Tokenizer) -> None:
 def accepts(tokenizer: Tokenizer, path: Path, ring: FakeRing, text: str) -> bool:
     """Whether the grammar of the last request takes ``text`` as a whole answer."""
     asked = ring.calls[-1].params.structured_output
-    assert asked is not None and asked.kind == "grammar"
+    assert asked is not None
     backend = LLTokenizer((path / "tokenizer.json").read_text())
-    grammar = LLMatcher.grammar_from_lark(asked.text)
+    grammar = to_llguidance(asked)
     assert not LLMatcher.validate_grammar(grammar, backend)
     matcher = LLMatcher(backend, grammar)
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -351,6 +352,111 @@ async def test_reasoning_goes_back_to_the_template(tokenizer: Tokenizer) -> None
     assert "<think>hm</think>Yes." in prompt_of(tokenizer, ring)
 
 
+# -- a form, and what may come before it or instead of it
+
+PLACE: dict[str, object] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+IN_ULM = '{"city": "Ulm"}'
+FORMS = [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PLACE}}}, IN_ULM),
+    ({"response_format": {"type": "json_object"}}, IN_ULM),
+    ({"structured_outputs": {"regex": r"[a-z/]+\d"}}, "a/b7"),
+    ({"guided_choice": ["yes", "no\n<b>"]}, "no\n<b>"),
+    ({"guided_grammar": 'start: "x" B\nB: /y+/'}, "xyy"),
+    ({"guided_grammar": 'root ::= "x" b\nb ::= "y" b | "y"'}, "xyy"),
+]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["text", "special"])
+@pytest.mark.parametrize(("fields", "text"), FORMS, ids=lambda value: str(value)[:40])
+async def test_reasoning_comes_before_a_form(
+    tmp_path: Path, fields: dict[str, object], text: str, special: bool
+) -> None:
+    """What a model thinks has no form; what it says then has."""
+    markers = ["<think>", "</think>"] if special else []
+    tokenizer = byte_level_tokenizer(tmp_path, template=TOOL_TEMPLATE, markers=markers)
+    opened = {**fields, "chat_template_kwargs": {"opens": True}}
+    ring = ring_of(tokenizer, f"a {{ b</think>\n{text}")
+    message = message_of(await post(ring, tokenizer, None, **opened))
+    assert (message["reasoning_content"], message["content"]) == ("a { b", text)
+    assert accepts(tokenizer, tmp_path, ring, f"a {{ b</think>\n{text}")
+    assert not accepts(tokenizer, tmp_path, ring, text), "the reasoning that was begun has to end"
+    assert not accepts(tokenizer, tmp_path, ring, f"a</think>{ANSWER}")
+    await post(ring, tokenizer, None, **fields)
+    for before in ("", "<think>a { b</think>\n"):
+        assert accepts(tokenizer, tmp_path, ring, before + text)
+        assert not accepts(tokenizer, tmp_path, ring, before + ANSWER)
+    settings = ApiSettings(reasoning_parser="none")
+    await post(ring, tokenizer, settings, **fields)
+    assert accepts(tokenizer, tmp_path, ring, text)
+    assert not accepts(tokenizer, tmp_path, ring, f"<think>a</think>{text}")
+
+
+async def test_no_reasoning_where_the_prompt_has_ended_it(tmp_path: Path) -> None:
+    """As templates do that are told not to reason."""
+    template = TOOL_TEMPLATE.replace("<think>\n{% endif %}", "<think>\n\n</think>\n\n{% endif %}")
+    assert template != TOOL_TEMPLATE
+    tokenizer = byte_level_tokenizer(tmp_path, template=template)
+    ring = ring_of(tokenizer, IN_ULM)
+    ended = {"chat_template_kwargs": {"opens": True}}
+    body = await post(ring, tokenizer, None, response_format={"type": "json_object"}, **ended)
+    assert message_of(body)["content"] == IN_ULM
+    assert accepts(tokenizer, tmp_path, ring, IN_ULM)
+    assert not accepts(tokenizer, tmp_path, ring, f"<think>a</think>{IN_ULM}")
+    await post(ring, tokenizer, None, tools=[NOW], tool_choice="required", **ended)
+    assert accepts(tokenizer, tmp_path, ring, NO_ARGUMENTS)
+    assert not accepts(tokenizer, tmp_path, ring, f"<think>a</think>{NO_ARGUMENTS}")
+
+
+@pytest.mark.parametrize(("fields", "text"), FORMS, ids=lambda value: str(value)[:40])
+async def test_calls_may_come_instead_of_a_form(tmp_path: Path, fields: dict[str, object], text: str) -> None:
+    tokenizer = byte_level_tokenizer(tmp_path, template=TOOL_TEMPLATE)
+    ring = ring_of(tokenizer, f"{PARIS}\n{ULM}")
+    body = await post(ring, tokenizer, None, tools=[WEATHER, NOW], **fields)
+    assert len(message_of(body)["tool_calls"]) == 2
+    for answer in (
+        text,
+        PARIS,
+        f"{PARIS}\n{NO_ARGUMENTS}",
+        f"<think>a</think>{ULM}",
+        f"<think></think>{text}",
+    ):
+        assert accepts(tokenizer, tmp_path, ring, answer)
+    for answer in ("", ANSWER, BAD_UNIT, CALLS, f"{text}{PARIS}", f"{PARIS}\n{text}"):
+        assert not accepts(tokenizer, tmp_path, ring, answer)
+
+
+async def test_calls_without_a_marker_are_refused_beside_a_form(tmp_path: Path) -> None:
+    """Both are JSON, and begin alike."""
+    tokenizer = byte_level_tokenizer(tmp_path, markers=["<|python_tag|>"])
+    settings = ApiSettings(tool_call_parser="llama3_json")
+    ring = ring_of(tokenizer, IN_ULM)
+    refused = await post(ring, tokenizer, settings, tools=[NOW], **FORMS[0][0])
+    assert refused["error"]["param"] == "tools" and "without a marker" in refused["error"]["message"]
+    body = await post(ring, tokenizer, settings, tools=[NOW], tool_choice="none", **FORMS[0][0])
+    assert message_of(body)["content"] == IN_ULM
+
+
+async def test_what_was_said_can_be_sent_back(tokenizer: Tokenizer) -> None:
+    """An answer that was cut off in its reasoning has no content, and a refusal is one."""
+    ring = ring_of(tokenizer, "<think>Paris is a city that")
+    message = message_of(await post(ring, tokenizer))
+    assert message["content"] is None
+    for before, told in (
+        (message, "<think>Paris is a city that</think>"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, ""),
+        ({"role": "assistant", "content": None, "refusal": "No."}, "No."),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+    ):
+        body = await post(ring, tokenizer, messages=[USER, before, USER])
+        assert "choices" in body, body
+        assert f"<|start|>assistant\n{told}<|end|>" in prompt_of(tokenizer, ring)
+
+
 # -- what is refused
 
 
@@ -411,6 +517,21 @@ def calling(**function: object) -> list[object]:
             "JSON object",
         ),
         ({"messages": [{"role": "tool"}]}, "messages[0].content", "required"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "required"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]},
+            "messages[0].content[0].refusal",
+            "required",
+        ),
+        (
+            {
+                "tools": [tool(parameters={"type": "object", "properties": {"a": {"not": {}}}})],
+                "response_format": {"type": "json_object"},
+            },
+            "tools",
+            "not",
+        ),
+        ({"tools": [NOW], "guided_regex": "("}, "guided_regex", "cannot be followed"),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -42,3 +42,13 @@ async def test_all_else_is_another_routers(http: httpx.AsyncClient, method: str,
     assert answer.headers["connection"] == "close" and "retry-after" in answer.headers
     code = answer.json()["error"]
     assert code.get("code", code.get("type")) == "draining"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_anthropics_clients_hear_it_their_way(http: httpx.AsyncClient, path: str) -> None:
+    answer = await http.post(path, json={})
+    assert answer.status_code == 529
+    assert answer.headers["connection"] == "close" and answer.headers["x-should-retry"] == "true"
+    assert "retry-after" in answer.headers
+    body = answer.json()
+    assert body["error"]["type"] == "overloaded_error" and body["request_id"]

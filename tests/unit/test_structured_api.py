@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import grpc
 import httpx
@@ -209,8 +210,9 @@ async def test_grpc(ring: FakeRing, service: CompletionService) -> None:
 
 def test_the_message_between_services_keeps_it() -> None:
     for _, output in FORMS:
-        params = SamplingParams(max_tokens=1, structured_output=output)
-        assert SamplingParams.from_proto(params.to_proto()) == params
+        for form in (output, output and replace(output, around='start: "a" @form')):
+            params = SamplingParams(max_tokens=1, structured_output=form)
+            assert SamplingParams.from_proto(params.to_proto()) == params
 
 
 async def test_metrics_tell_of_grammars(service: CompletionService) -> None:

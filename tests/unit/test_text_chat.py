@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.text.chat import ChatTemplate
+from baton.text.config import Json
 from baton.text.errors import ChatTemplateError, TextTooLongError
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -44,6 +45,33 @@ def test_a_requests_arguments_are_variables_but_cannot_replace_the_messages() ->
 def test_the_generation_prompt_can_be_left_out() -> None:
     template = ChatTemplate("{% if add_generation_prompt %}go{% endif %}", {})
     assert template.render(MESSAGES, add_generation_prompt=False) == ""
+
+
+ROLES = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+
+
+def said(*roles: str) -> list[dict[str, Json]]:
+    return [{"role": role, "content": f"{number}"} for number, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize(
+    ("roles", "told"),
+    [
+        (("developer", "user"), "[system: 0][user: 1]"),
+        (("system", "developer", "user"), "[system: 0\n\n1][user: 2]"),
+        (("developer", "developer", "user"), "[system: 0\n\n1][user: 2]"),
+        (("user", "developer"), "[user: 0][system: 1]"),
+        (("system", "system", "user"), "[system: 0][system: 1][user: 2]"),
+    ],
+)
+def test_developers_are_system_to_a_template_that_does_not_know_them(
+    roles: tuple[str, ...], told: str
+) -> None:
+    messages = said(*roles)
+    assert ChatTemplate(ROLES, {}).render(messages) == told
+    assert [message["role"] for message in messages] == list(roles)
+    knows = ChatTemplate(ROLES + "{% if messages[0].role == 'developer' %}{% endif %}", {})
+    assert knows.render(messages).startswith(f"[{roles[0]}: 0][{roles[1]}: 1]")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from baton.connector.messages import Name
 from baton.v1 import handoff_pb2 as pb
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Of handoffs. Workers of different ones are not paired, so it also tells releases apart in which the same
-seed gives other tokens: 2 draws by a race."""
+request gives other tokens: 2 draws by a race, 3 lets something come around a structured output."""
 
 
 def new_incarnation() -> str:

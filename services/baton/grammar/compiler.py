@@ -148,10 +148,14 @@ class GrammarCompiler:
 
     def _keep(self, output: StructuredOutput, future: Future[Grammar]) -> None:
         self._cache[output] = future
-        self._cached_bytes += len(output.text)
+        self._cached_bytes += _size(output)
         while len(self._cache) > CACHE_GRAMMARS or self._cached_bytes > CACHE_BYTES:
             self._forget(next(iter(self._cache)))
 
     def _forget(self, output: StructuredOutput) -> None:
         if self._cache.pop(output, None) is not None:
-            self._cached_bytes -= len(output.text)
+            self._cached_bytes -= _size(output)
+
+
+def _size(output: StructuredOutput) -> int:
+    return len(output.text) + len(output.around)

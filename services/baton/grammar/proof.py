@@ -38,7 +38,8 @@ class ProvingGround:
         GrammarBusyError if no trial can be held."""
         process = self._started()
         try:
-            return self._ask(process, frame(Attempt(output.kind, output.text)), TRIAL_S).grammar
+            attempt = Attempt(output.kind, output.text, output.around)
+            return self._ask(process, frame(attempt), TRIAL_S).grammar
         except TimeoutError:
             if self._spend(process) < LITTLE_CPU_S:
                 raise GrammarBusyError(f"trying it out took over {TRIAL_S:g} s, most of it waiting") from None

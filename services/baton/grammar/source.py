@@ -7,18 +7,20 @@ from llguidance import LLMatcher, grammar_from
 
 from baton.grammar.errors import GrammarError
 from baton.grammar.limits import JSON_SPACE, MAX_CHOICES, MAX_DEPTH, MAX_SOURCE_BYTES
-from baton.structured_output import StructuredOutput
+from baton.structured_output import FORM, StructuredOutput
 from baton.text.config import Json
 
 
 def check_source(output: StructuredOutput) -> None:
     """Raises GrammarError for what can be told without compiling: size, depth, JSON that is none."""
     try:
-        size = len(output.text.encode())
+        size = len(output.text.encode()) + len(output.around.encode())
     except UnicodeEncodeError:
         raise GrammarError("it is not valid Unicode") from None
     if size > MAX_SOURCE_BYTES:
         raise GrammarError(f"it has {size} bytes; at most {MAX_SOURCE_BYTES} are allowed")
+    if output.around and FORM not in output.around:
+        raise GrammarError(f"what is around it has no {FORM}")
     match output.kind:
         case "json_schema":
             _check_schema(_json(output.text))
@@ -31,6 +33,17 @@ def check_source(output: StructuredOutput) -> None:
 
 def to_llguidance(output: StructuredOutput) -> str:
     """The grammar as ``LLMatcher`` takes it, not compiled yet. GrammarError if it cannot be converted."""
+    form = _form(output)
+    if not output.around:
+        return form
+    # llguidance has JSON for what is no grammar in Lark's notation.
+    lark = output.kind in ("choice", "grammar")
+    [parsed] = [{"lark_grammar": form}] if lark else msgspec.json.decode(form)["grammars"]
+    grammars = [{"lark_grammar": output.around}, {**parsed, "name": FORM.removeprefix("@")}]
+    return msgspec.json.encode({"grammars": grammars}).decode()
+
+
+def _form(output: StructuredOutput) -> str:
     match output.kind:
         case "json_object":
             return _json_grammar('{"type": "object"}')

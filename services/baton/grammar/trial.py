@@ -38,6 +38,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     kind: Kind
     text: str
+    around: str = ""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def try_out(tokens: LLTokenizer, attempt: Attempt) -> Outcome:
     """Converts and compiles a grammar, and walks some of the way that a sequence would go through it."""
     try:
-        grammar = to_llguidance(StructuredOutput(attempt.kind, attempt.text))
+        grammar = to_llguidance(StructuredOutput(attempt.kind, attempt.text, attempt.around))
         _rehearse(compiled(tokens, grammar))
     except RecursionError:
         return Outcome(error="it is nested too deeply")

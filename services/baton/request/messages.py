@@ -13,10 +13,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content. Only text is supported."""
+    """One part of a message's content: a text or, of the assistant's, a refusal."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class CalledFunction(msgspec.Struct):
@@ -40,6 +41,7 @@ class Message(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -67,14 +69,16 @@ def _template_message(message: Message, at: str) -> dict[str, Json]:
         raise invalid(
             f"{at}.role", f"{at}.role must be one of {', '.join(ROLES)}, not {shown(message.role)}."
         )
-    if message.content is None and not message.tool_calls:
+    # The assistant's may have said nothing but reasoning: clients send back what they were told.
+    if message.content is None and message.role != "assistant":
         raise invalid(f"{at}.content", f"{at}.content is required.", "missing_required_parameter")
     if message.tool_calls and message.role != "assistant":
         raise invalid(
             f"{at}.tool_calls", f"{at}.tool_calls is only allowed for the role assistant, not {message.role}."
         )
     # Templates add contents to texts: that of a message of calls alone is empty, not null.
-    rendered: dict[str, Json] = {"role": message.role, "content": _text(message.content, f"{at}.content")}
+    content = message.refusal if message.content is None else message.content
+    rendered: dict[str, Json] = {"role": message.role, "content": _text(content, f"{at}.content")}
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     for name, value in (
         ("name", message.name),
@@ -115,15 +119,15 @@ def _text(content: str | list[ContentPart] | None, at: str) -> str:
         return content or ""
     texts: list[str] = []
     for index, part in enumerate(content):
-        if part.type != "text":
+        if part.type not in ("text", "refusal"):
             raise invalid(
                 f"{at}[{index}].type",
                 f"{at}[{index}].type is {shown(part.type)}; only text is supported by this server yet.",
                 "unsupported",
             )
-        if part.text is None:
-            raise invalid(
-                f"{at}[{index}].text", f"{at}[{index}].text is required.", "missing_required_parameter"
-            )
-        texts.append(part.text)
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            where = f"{at}[{index}].{part.type}"
+            raise invalid(where, f"{where} is required.", "missing_required_parameter")
+        texts.append(text)
     return "\n".join(texts)

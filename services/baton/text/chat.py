@@ -80,7 +80,7 @@ class ChatTemplate:
         arguments: Mapping[str, Json] | None = None,
     ) -> str:
         """The prompt for ``messages``; ``tools`` are functions that the answer may call, ``arguments`` a
-        request's own template variables.
+        request's own template variables. The role developer is system to a template that does not know it.
 
         Raises ChatTemplateError when the template fails or refuses, TextTooLongError when it writes too much.
         """
@@ -91,7 +91,7 @@ class ChatTemplate:
             "documents": None,
             **self._special_tokens,
             **(arguments or {}),
-            "messages": messages,
+            "messages": messages if "developer" in self.source else _without_developer(messages),
             "add_generation_prompt": add_generation_prompt,
         }
         if tools:
@@ -111,6 +111,21 @@ class ChatTemplate:
                 f"the model's chat template cannot render these messages: {error}"
             ) from error
         return "".join(pieces)
+
+
+def _without_developer(messages: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
+    """``messages`` with OpenAI's newer name for system messages turned into the older one: a template that
+    has no branch for it would leave them out. Behind a system message they are a part of it, since many
+    templates take one, at the beginning."""
+    told: list[Mapping[str, Json]] = []
+    for message in messages:
+        if message["role"] != "developer":
+            told.append(message)
+        elif told and told[-1]["role"] == "system":
+            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n\n{message['content']}"}
+        else:
+            told.append({**message, "role": "system"})
+    return told
 
 
 def _environment() -> _Environment:

@@ -42,6 +42,8 @@ class AnswerFormat:
     reasoning: ReasoningFormat | None = None
     opened: bool = False
     """Answers begin inside of the reasoning."""
+    closed: bool = False
+    """The reasoning is over before they begin."""
     tells_reasoning: bool = True
     """False leaves the reasoning out."""
     tools: ToolFormat | None = None

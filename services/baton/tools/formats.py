@@ -47,6 +47,10 @@ class ReasoningFormat:
         """Whether the answer to ``prompt`` begins inside of the reasoning."""
         return self.always_opened or prompt.rstrip().endswith(OPENING)
 
+    def closed_by(self, prompt: str) -> bool:
+        """Whether the ``prompt`` has ended the reasoning already, as templates do that are to turn it off."""
+        return not self.always_opened and prompt.rstrip().endswith(CLOSING)
+
     def parser(self, *, opened: bool) -> ReasoningParser:
         """One for an answer."""
         return ThinkParser(opened=opened)

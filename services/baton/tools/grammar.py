@@ -1,4 +1,5 @@
-"""A grammar, in llguidance's dialect of Lark, of answers that are calls of given functions."""
+"""A grammar, in llguidance's dialect of Lark, of answers that are calls of given functions, or begin with
+reasoning."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from baton.structured_output import FORM
 from baton.text.config import Json
 from baton.tools.reasoning import CLOSING, OPENING
 
@@ -27,34 +29,44 @@ class CallSpelling:
     separator: str = "\n"
 
 
-def grammar_of(
-    spelling: CallSpelling,
-    functions: Mapping[str, Mapping[str, Json]],
-    *,
-    several: bool,
-    thinks: bool,
-    opened: bool,
-    special: Set[str],
-) -> str:
-    """The grammar of one call, or of ``several``, of ``functions`` (name → JSON schema of the arguments).
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls that an answer may be."""
+
+    spelling: CallSpelling
+    functions: Mapping[str, Mapping[str, Json]]
+    """Name → JSON schema of the arguments."""
+    several: bool
+
+
+def grammar_of(calls: Calls | None, *, form: bool, thinks: bool, opened: bool, special: Set[str]) -> str:
+    """The grammar of answers that are calls, or have a ``form``, which is asked for elsewhere, or are either.
 
     With ``thinks``, reasoning may come first; with ``opened`` it must, as the answer begins inside of it.
     ``special`` are the markers that are special tokens: a grammar matches those by name, not as text.
     """
     reasoning = "thinking /[ \\n]{0,4}/ "
     first = reasoning if opened else f"({_terms(OPENING, special)} {reasoning})? " if thinks else ""
-    more = f" ({json.dumps(spelling.separator)} call)*" if several else ""
-    lines = [f"start: {first}call{more}"]
+    answers = " | ".join([FORM] * form + ["calls"] * (calls is not None))
+    lines = [f"start: {first}({answers})"]
     if first:
         lines.append(_thinking(special))
+    if calls is not None:
+        lines += _call_lines(calls, special)
+    return "\n".join(lines) + "\n"
+
+
+def _call_lines(calls: Calls, special: Set[str]) -> list[str]:
+    spelling = calls.spelling
+    more = f" ({json.dumps(spelling.separator)} call)*" if calls.several else ""
     around = [_terms(marker, special) for marker in (spelling.opening, spelling.closing)]
-    alternatives = " | ".join(f"function_{index}" for index in range(len(functions)))
-    lines.append(f"call: {around[0]} ({alternatives}) {around[1]}")
-    for index, (name, schema) in enumerate(functions.items()):
+    alternatives = " | ".join(f"function_{index}" for index in range(len(calls.functions)))
+    lines = [f"calls: call{more}", f"call: {around[0]} ({alternatives}) {around[1]}"]
+    for index, (name, schema) in enumerate(calls.functions.items()):
         head = f'{{"name": {json.dumps(name)}, {json.dumps(spelling.arguments_key)}: '
         lines.append(f'function_{index}: {json.dumps(head)} arguments_{index} "}}"')
         lines.append(f"arguments_{index}: %json {json.dumps(_spaced(schema))}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _thinking(special: Set[str]) -> str:

@@ -265,6 +265,7 @@ class StructuredOutput(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    AROUND_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
     """JSON text that follows this schema"""
     json_object: _builtins.bool
@@ -273,6 +274,10 @@ class StructuredOutput(_message.Message):
     """text that matches as a whole"""
     grammar: _builtins.str
     """text of this grammar, in Lark's notation or GBNF"""
+    around: _builtins.str
+    """The output as a whole, in Lark's notation, where @form is what is asked for: reasoning may come before it.
+    Empty: the output is nothing else.
+    """
     @_builtins.property
     def choice(self) -> Global___Choices:
         """one of these strings"""
@@ -285,10 +290,11 @@ class StructuredOutput(_message.Message):
         regex: _builtins.str = ...,
         choice: Global___Choices | None = ...,
         grammar: _builtins.str = ...,
+        around: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["around", b"around", "choice", b"choice", "form", b"form", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_form: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choice", "grammar"]  # noqa: Y015
     _WhichOneofArgType_form: _TypeAlias = _typing.Literal["form", b"form"]  # noqa: Y015

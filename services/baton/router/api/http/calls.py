@@ -19,7 +19,7 @@ from baton.tools.formats import (
     reasoning_format,
     tool_format,
 )
-from baton.tools.grammar import functions_of, grammar_of
+from baton.tools.grammar import Calls, functions_of, grammar_of
 
 FALLBACK = "hermes"
 """Calls that must be made are written so by a model that has no format of its own: the grammar sees to it."""
@@ -59,6 +59,7 @@ class CallPolicy:
         return AnswerFormat(
             reasoning=reasoning,
             opened=reasoning is not None and reasoning.opened_by(prompt),
+            closed=reasoning is not None and reasoning.closed_by(prompt),
             tells_reasoning=body.include_reasoning is not False,
             tools=tools,
             names=frozenset() if use is None else use.names,
@@ -69,26 +70,46 @@ class CallPolicy:
     def constrained(
         self, params: SamplingParams, use: ToolUse | None, format_: AnswerFormat | None
     ) -> SamplingParams:
-        """``params`` with the grammar of the calls that must be made, if any must."""
-        if use is None or use.mode == "auto" or format_ is None or format_.tools is None:
+        """``params`` with the grammar of the calls that must be made, if any must. If a form is asked for,
+        with what may come instead of it or before it: calls that may be made, and reasoning."""
+        form = params.structured_output
+        must = use is not None and use.mode != "auto"
+        if format_ is None or not (must or form is not None):
             return params
-        if params.structured_output is not None:
+        if must and form is not None:
             raise invalid(
                 "tool_choice",
                 "tool_choice asks for a call, and another field for an output of its own form; give one.",
             )
-        if params.beam_search is not None:
+        if must and params.beam_search is not None:
             raise invalid("tool_choice", "tool_choice asks for a call, which use_beam_search cannot see to.")
-        functions = functions_of(use.definitions)
+        if form is not None and use is not None and not self._format_for(use).spelling.opening:
+            raise invalid(
+                "tools",
+                "tools cannot be given together with a form of the answer: this model writes its calls without "
+                "a marker before them, so neither could be told from the other.",
+                "unsupported",
+            )
+        thinks = format_.reasoning is not None and not format_.closed
+        if use is None and not thinks:
+            return params
         grammar = grammar_of(
-            format_.tools.spelling,
-            {name: schema for name, schema in functions.items() if name in use.names},
-            several=use.parallel,
-            thinks=format_.reasoning is not None,
+            None if use is None else self._calls(use),
+            form=form is not None,
+            thinks=thinks,
             opened=format_.opened,
             special=self._special(format_.reasoning, format_.tools).keys(),
         )
-        return replace(params, structured_output=StructuredOutput("grammar", grammar))
+        asked = StructuredOutput("grammar", grammar) if form is None else replace(form, around=grammar)
+        return replace(params, structured_output=asked)
+
+    def _calls(self, use: ToolUse) -> Calls:
+        functions = functions_of(use.definitions)
+        return Calls(
+            self._format_for(use).spelling,
+            {name: schema for name, schema in functions.items() if name in use.names},
+            several=use.parallel,
+        )
 
     def _special(self, *formats: ReasoningFormat | ToolFormat | None) -> dict[str, int]:
         """The markers that are special tokens."""

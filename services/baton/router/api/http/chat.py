@@ -18,7 +18,7 @@ from baton.router.api.http.body import read_request
 from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.envelope import origin_of, record_of, request_id_of
 from baton.router.api.http.schemas import ChatRequest, template_arguments
-from baton.router.api.http.structured import structured_output
+from baton.router.api.http.structured import form_asked
 from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job
@@ -71,7 +71,7 @@ class ChatJobs:
             text, model, "messages", add_special_tokens=bool(body.add_special_tokens)
         )
         format_ = self.calls.format_of(body, use, text)
-        structured = await structured_output(body, service.grammars)
+        form = form_asked(body)
         newer_name = body.max_completion_tokens is not None
         if newer_name:
             body.max_tokens = body.max_completion_tokens
@@ -87,10 +87,12 @@ class ChatJobs:
             logprobs_param="top_logprobs",
             choices=n,
             n=n,
-            structured_output=structured,
+            structured_output=None if form is None else form.output,
         )
         params = self.calls.constrained(params, use, format_)
-        if structured is None and params.structured_output is not None:
+        if form is not None:
+            await service.grammars.check(*form)
+        if params.structured_output is not None and use is not None:
             await service.grammars.check("tools", params.structured_output)
         return Job(
             request_id=request_id,

@@ -15,7 +15,7 @@ from baton.router.api.http.authentication import cache_salt, client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.envelope import origin_of, record_of, request_id_of
 from baton.router.api.http.schemas import CompletionRequest
-from baton.router.api.http.structured import structured_output
+from baton.router.api.http.structured import form_asked
 from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job
@@ -53,7 +53,9 @@ class _CompletionJobs:
         given = _separate(body.prompt)
         n = 1 if body.n is None else body.n
         self._service.check_choices(n, len(given))
-        structured = await structured_output(body, self._service.grammars)
+        form = form_asked(body)
+        if form is not None:
+            await self._service.grammars.check(*form)
         several = not isinstance(body.prompt, str) and len(given) > 1
         prompts = [
             await self._read(prompt, model, f"prompt[{index}]" if several else "prompt", body)
@@ -74,7 +76,7 @@ class _CompletionJobs:
             echo=bool(body.echo),
             choices=n * len(prompts),
             n=n,
-            structured_output=structured,
+            structured_output=None if form is None else form.output,
         )
         return Job(
             request_id=f"cmpl-{request_id_of(request)}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +27,7 @@ def draining_app(*services: CompletionService, siblings: Siblings | None = None)
     status = Status(catalogue, siblings or Siblings())
 
     async def elsewhere(request: Request) -> Response:
+        request.scope.setdefault("state", {})["request_id"] = uuid.uuid4().hex  # Anthropic's errors tell one
         answer = error_response(DRAINING, request.scope, catalogue.settings.retry_after_seconds)
         answer.headers["connection"] = "close"
         return answer

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from baton.router.api.errors import as_api_error
 from baton.router.api.http.authentication import OPEN
 from baton.router.api.http.failures import error_response
+from baton.router.api.http.messages import errors as anthropic
 from baton.router.audit import AuditLog, Record
 from baton.router.traces.origin import Origin
 from baton.router.traces.store import Traces
@@ -69,6 +70,8 @@ class RequestEnvelope:
             None if given is None else given.decode("latin-1"), Headers(scope=scope).get("traceparent")
         )
         own = [(b"x-request-id", given or minted.encode()), (b"x-baton-request-id", minted.encode())]
+        if anthropic.is_at(scope["path"]):
+            own.append((b"request-id", given or minted.encode()))  # its clients look for no other name
         if origin.span is not None:
             own.append((b"traceresponse", origin.span.header.encode()))
         record = self._record(scope, minted, given)

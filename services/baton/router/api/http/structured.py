@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,6 @@ from baton.request.beams import check_alone
 from baton.request.sampling import SamplingFields
 from baton.request.structured import Schema, StructuredOutputs, form_of, forms, schema_text
 from baton.router.api.errors import invalid, shown
-from baton.router.api.grammars import GrammarCheck
 from baton.structured_output import StructuredOutput
 
 
@@ -48,9 +47,16 @@ class StructuredFields(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
 
 
-async def structured_output(fields: StructuredFields, grammars: GrammarCheck) -> StructuredOutput | None:
-    """The form that a request asks for, checked. ApiError names the field if there are several, if its
-    grammar is not valid, or if there is a beam search."""
+class Form(NamedTuple):
+    """What a request asks for, and the field it does so by."""
+
+    param: str
+    output: StructuredOutput
+
+
+def form_asked(fields: StructuredFields) -> Form | None:
+    """The form that a request asks for, not checked yet. RequestError names the field if there are several,
+    or if there is a beam search."""
     found = _asked(fields)
     if not found:
         return None
@@ -60,7 +66,7 @@ async def structured_output(fields: StructuredFields, grammars: GrammarCheck) ->
     [(param, output)] = found.items()
     if fields.use_beam_search:
         check_alone({param: output.kind})
-    return await grammars.check(param, output)
+    return Form(param, output)
 
 
 def _asked(fields: StructuredFields) -> dict[str, StructuredOutput]:

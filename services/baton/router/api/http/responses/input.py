@@ -57,7 +57,6 @@ def chat_of(body: ResponseRequest, template: dict[str, Json]) -> Chat:
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     for index, item in enumerate(items):
         messages.add_item(item, "input" if isinstance(body.input, str) else f"input[{index}]")
-    messages.close()
     chat = ChatRequest(
         model=body.model,
         messages=messages.all if items else [],
@@ -89,12 +88,6 @@ class _Messages:
     def add(self, message: Message, at: str) -> None:
         self.all.append(message)
         self.places.append(at)
-
-    def close(self) -> None:
-        """All items are added: a turn that was nothing but reasoning said nothing."""
-        for message in self.all:
-            if message.role == "assistant" and message.content is None and not message.tool_calls:
-                message.content = ""
 
     def add_item(self, item: InputItem, at: str) -> None:
         match item.type:
