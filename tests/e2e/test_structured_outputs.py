@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from typing import TypeVar
 
+import grpc
 import httpx
 import jsonschema
 import openai
@@ -15,7 +17,7 @@ import pytest
 
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput
-from baton.v1 import inference_pb2
+from baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.v1 import worker_pb2 as pb
 from tests.support.bare_router import BareRouter
 from tests.support.clients import Answer, RingClient
@@ -214,6 +216,18 @@ async def test_openai_client_chats_in_json(ring: Ring) -> None:
     for choice in answer.choices:
         assert choice.finish_reason == "stop"
         jsonschema.validate(json.loads(choice.message.content or ""), schema)
+
+
+async def test_what_comes_around_a_form(ring: Ring) -> None:
+    """As reasoning does. Prefill begins it, and decode goes on where that was."""
+    around = 'start: /[a-z ]{8,40}/ "</think>" /\\n{1,2}/ @form'
+    form = inference_pb2.StructuredOutput(regex="[A-Z]{2}[0-9]{3}", around=around)
+    params = inference_pb2.SamplingParams(max_tokens=150, seed=3, structured_output=form)
+    request = inference_pb2.GenerateRequest(text=PROMPT, params=params)
+    async with grpc.aio.insecure_channel(ring.grpc) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        text = "".join([response.text async for response in call])
+    assert re.fullmatch(r"[a-z ]{8,40}</think>\n{1,2}[A-Z]{2}[0-9]{3}", text)
 
 
 def test_the_bare_message_has_room_for_the_largest_grammar() -> None:

@@ -120,6 +120,18 @@ def test_what_is_wrong_is_said_in_a_line(compiler: GrammarCompiler, kind: Kind, 
     assert part in refusal(compiler, StructuredOutput(kind, text))
 
 
+@pytest.mark.parametrize(
+    ("around", "part"),
+    [
+        ("start: @for", "has no @form"),
+        ("start: @form )", "expecting rule"),
+        ("start: x @form", 'unknown name: "x"'),
+    ],
+)
+def test_what_is_wrong_around_it_is_said_too(compiler: GrammarCompiler, around: str, part: str) -> None:
+    assert part in refusal(compiler, StructuredOutput("regex", "a", around))
+
+
 def refused_in(compiler: GrammarCompiler, output: StructuredOutput) -> float:
     """Seconds."""
     # The one before may have been the death of the process for trials.
@@ -318,3 +330,5 @@ def test_size_counts_in_bytes() -> None:
     check_source(StructuredOutput("regex", "é" * (MAX_SOURCE_BYTES // 2)))
     with pytest.raises(GrammarError, match=f"at most {MAX_SOURCE_BYTES}"):
         check_source(StructuredOutput("regex", "é" * (MAX_SOURCE_BYTES // 2 + 1)))
+    with pytest.raises(GrammarError, match=f"at most {MAX_SOURCE_BYTES}"):
+        check_source(StructuredOutput("regex", "é" * (MAX_SOURCE_BYTES // 2), "start: @form"))

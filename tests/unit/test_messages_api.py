@@ -181,10 +181,13 @@ async def test_thinking_is_turned_on_and_off(tmp_path: Path) -> None:
 async def test_thinking_that_cannot_be_turned(tokenizer: Tokenizer) -> None:
     ring = ring_of(tokenizer, ANSWER)
     settings = ApiSettings(reasoning_parser="none")
-    body = {**ASK, "thinking": {"type": "adaptive"}}
+    body = {**ASK, "max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    adaptive = {**ASK, "thinking": {"type": "adaptive"}}
     async with serving(ring, tokenizer, settings) as url, httpx.AsyncClient(base_url=url) as client:
         refused = await client.post("/v1/messages", json=body)
+        as_it_likes = await client.post("/v1/messages", json=adaptive)
     assert refused.status_code == 400 and "--reasoning-parser" in refused.json()["error"]["message"]
+    assert as_it_likes.status_code == 200, "a model that cannot reason has chosen not to"
 
 
 async def test_thinking_goes_back_to_the_template(tokenizer: Tokenizer) -> None:
@@ -204,6 +207,59 @@ async def test_a_schema_is_followed(tokenizer: Tokenizer) -> None:
     assert response.status_code == 200
     output = ring.calls[0].params.structured_output
     assert output is not None and json.loads(output.text) == {"type": "object"}
+
+
+async def test_what_claude_code_sends(tokenizer: Tokenizer) -> None:
+    """Wishes that no server has to grant, and what asks for nothing."""
+    ring = ring_of(tokenizer, ANSWER)
+    long_name = "mcp__" + "x" * 123
+    async with serving(ring, tokenizer) as url, client_of(url) as client:
+        message = await client.messages.create(
+            model="tiny",
+            max_tokens=100,
+            system="Be brief.",
+            messages=[
+                {"role": "user", "content": "x"},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "redacted_thinking", "data": "?"}, {"type": "text", "text": "y"}],
+                },
+                {"role": "system", "content": [{"type": "text", "text": "Hurry."}]},  # type: ignore[typeddict-item]
+                {"role": "user", "content": "z"},
+            ],
+            tools=[{"name": long_name, "input_schema": {"type": "object"}}],
+            thinking={"type": "adaptive"},
+            output_config={"effort": "high"},
+            cache_control={"type": "ephemeral"},
+            extra_body={
+                "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+            },
+        )
+    assert message.content[0].type == "text" and message._request_id
+    shown = prompt_of(tokenizer, ring)
+    assert long_name in shown
+    assert "<|start|>assistant\ny<|end|>\n<|start|>system\nHurry.<|end|>\n<|start|>user\nz" in shown
+
+
+async def test_an_effort_goes_to_a_template_that_knows_grades(tmp_path: Path) -> None:
+    graded = SWITCHED.replace("<|start|>assistant\n{% if", "<|start|>assistant {{ reasoning_effort }}\n{% if")
+    assert graded != SWITCHED
+    tokenizer = byte_level_tokenizer(tmp_path, template=graded)
+    ring = ring_of(tokenizer, ANSWER)
+    async with serving(ring, tokenizer) as url, httpx.AsyncClient(base_url=url) as client:
+        body = {**ASK, "thinking": {"type": "adaptive"}, "output_config": {"effort": "max"}}
+        assert (await client.post("/v1/messages", json=body)).status_code == 200
+        assert prompt_of(tokenizer, ring).endswith("<|start|>assistant max\n<think>\n")
+        chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "low"}
+        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+        assert prompt_of(tokenizer, ring).endswith("<|start|>assistant low\n<think>\n")
+        none = await client.post("/v1/chat/completions", json={**chat, "reasoning_effort": "none"})
+        assert none.status_code == 200 and not prompt_of(tokenizer, ring).endswith("<think>\n")
+        own = {**chat, "chat_template_kwargs": {"reasoning_effort": "my own"}}
+        assert (await client.post("/v1/chat/completions", json=own)).status_code == 200
+        assert prompt_of(tokenizer, ring).endswith("<|start|>assistant my own\n<think>\n")
+        wrong = await client.post("/v1/chat/completions", json={**chat, "reasoning_effort": "huge"})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "reasoning_effort"
 
 
 async def test_counting(tokenizer: Tokenizer) -> None:
@@ -293,7 +349,11 @@ def turns(*blocks: dict[str, object], role: str = "user") -> dict[str, object]:
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages is empty"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be user or assistant"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].role must be user, assistant or system",
+        ),
+        (turns({"type": "image"}, role="system"), "messages[0].content[0].type must be text"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "begun answer"),
         (turns({"type": "image"}), "messages[0].content[0].type must be text or tool_result"),
         (turns({"type": "text"}), "messages[0].content[0].text is required"),
@@ -316,7 +376,12 @@ def turns(*blocks: dict[str, object], role: str = "user") -> dict[str, object]:
         ({"thinking": {"type": "disabled"}}, "cannot turn it off"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is required"),
         ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "at least 1024"),
-        ({"output_config": {"effort": "high"}}, "output_config.effort"),
+        ({"output_config": {"effort": "huge"}}, "output_config.effort must be one of low"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits[0].keep must be",
+        ),
+        ({"tools": [{"name": "f" * 129, "input_schema": {}}]}, "tools[0].name must be 1 to 128"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema is required"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not supported"),
         ({"modell": "x"}, "Did you mean model"),

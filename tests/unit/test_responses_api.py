@@ -249,7 +249,7 @@ async def api(tokenizer: Tokenizer) -> AsyncIterator[httpx.AsyncClient]:
         ({"instructions": "i", "input": [{"role": "user", "content": None}]}, "input[0].content", "required"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be at least 1"),
         ({"temperature": 9}, "temperature", "between 0 and 2"),
-        ({"top_logprobs": 2}, "top_logprobs", "only allowed when"),
+        ({"top_logprobs": 2}, "top_logprobs", "only allowed when include has"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "runs no tools"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "1 to 64"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "only allowed with tools"),

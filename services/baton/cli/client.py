@@ -116,11 +116,14 @@ def read_events(answer: Answer) -> Iterator[Piece]:
 
 
 def _piece(event: dict[str, Any]) -> Piece:
-    text = "".join(
-        choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-        for choice in event.get("choices", ())
-    )
+    text = "".join(map(_text, event.get("choices", ())))
     return Piece(text, (event.get("usage") or {}).get("completion_tokens"))
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """Of a completion, or of a chat, reasoning included: without it nothing would come for long."""
+    delta = choice.get("delta") or {}
+    return choice.get("text") or (delta.get("reasoning_content") or "") + (delta.get("content") or "")
 
 
 def _body(question: Question, model: str) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from msgspec import Meta
 from baton.request.errors import invalid, shown
 from baton.text.config import Json
 
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+NAME_CHARS = 64
+"""Of a function's name, at most, in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +75,13 @@ def tool_use(
     choice: str | NamedTool | None,
     parallel: bool | None,
     limits: ToolLimits,
+    name_chars: int = NAME_CHARS,
 ) -> ToolUse | None:
-    """Check the fields of a request; None if nothing may be called.
+    """Check the fields of a request; None if nothing may be called. ``name_chars``: of a name, at most.
 
     Raises RequestError that names the field, its value and what is allowed.
     """
-    definitions = _definitions(tools or [], limits)
+    definitions = _definitions(tools or [], limits, name_chars)
     names = frozenset(tool.function.name for tool in tools or [])
     mode, chosen = _choice(choice, names)
     if mode == "none" or (not names and mode == "auto"):
@@ -117,7 +120,7 @@ def _choice(
     )
 
 
-def _definitions(tools: Sequence[Tool], limits: ToolLimits) -> list[dict[str, Json]]:
+def _definitions(tools: Sequence[Tool], limits: ToolLimits, name_chars: int) -> list[dict[str, Json]]:
     if len(tools) > limits.max_tools:
         raise invalid("tools", f"tools has {len(tools)} entries; at most {limits.max_tools} are allowed.")
     seen: set[str] = set()
@@ -127,10 +130,10 @@ def _definitions(tools: Sequence[Tool], limits: ToolLimits) -> list[dict[str, Js
         name = tool.function.name
         if tool.type != "function":
             raise invalid(f"{at}.type", f'{at}.type must be "function", not {shown(tool.type)}.')
-        if not NAME.fullmatch(name):
+        if not NAME.fullmatch(name) or len(name) > name_chars:
             raise invalid(
                 f"{at}.function.name",
-                f"{at}.function.name must be 1 to 64 of A-Z, a-z, 0-9, _ and -, not {shown(name)}.",
+                f"{at}.function.name must be 1 to {name_chars} of A-Z, a-z, 0-9, _ and -, not {shown(name)}.",
             )
         if name in seen:
             raise invalid(f"{at}.function.name", f"{at}.function.name is {shown(name)} a second time.")

@@ -28,9 +28,11 @@ FALLBACK = "hermes"
 class CallPolicy:
     """The formats of the served model."""
 
-    def __init__(self, settings: ApiSettings, tokenizer: Tokenizer) -> None:
+    def __init__(self, settings: ApiSettings, tokenizer: Tokenizer, name_chars: int) -> None:
+        """``name_chars``: of a function's name, at most."""
         template = None if tokenizer.chat_template is None else tokenizer.chat_template.source
         self._limits = settings.tools
+        self._name_chars = name_chars
         self._tokenizer = tokenizer
         self._tools = tool_format(settings.tool_call_parser, template)
         self._reasoning = reasoning_format(settings.reasoning_parser, template)
@@ -42,7 +44,7 @@ class CallPolicy:
 
     def use_of(self, body: ChatRequest) -> ToolUse | None:
         """The tools of a request. Raises RequestError for any that cannot be used."""
-        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, self._limits)
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, self._limits, self._name_chars)
         if use is None:
             return None
         if body.echo:
@@ -86,8 +88,8 @@ class CallPolicy:
         if form is not None and use is not None and not self._format_for(use).spelling.opening:
             raise invalid(
                 "tools",
-                "tools cannot be given together with a form of the answer: this model writes its calls without "
-                "a marker before them, so neither could be told from the other.",
+                "tools cannot be given together with a form of the answer: this model writes its calls "
+                "without a marker before them, so neither could be told from the other.",
                 "unsupported",
             )
         thinks = format_.reasoning is not None and not format_.closed

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from baton.request.messages import template_messages
 from baton.request.sampling import resolve
+from baton.request.tools import NAME_CHARS as TOOL_NAME_CHARS
 from baton.request.tools import ToolUse
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid
@@ -19,10 +20,12 @@ from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.envelope import origin_of, record_of, request_id_of
 from baton.router.api.http.schemas import ChatRequest, template_arguments
 from baton.router.api.http.structured import form_asked
+from baton.router.api.http.thinking import Thinking
 from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
 from baton.router.api.prompts import Echo
 from baton.router.api.service import CompletionService, Job
 from baton.router.api.urgency import resolve_urgency
+from baton.text.config import Json
 
 
 class ChatCompletions:
@@ -52,9 +55,10 @@ class ChatJobs:
     Every protocol that has chats makes a `ChatRequest` of them, so that all can do the same.
     """
 
-    def __init__(self, service: CompletionService) -> None:
+    def __init__(self, service: CompletionService, tool_name_chars: int = TOOL_NAME_CHARS) -> None:
         self.service = service
-        self.calls = CallPolicy(service.settings, service.tokenizer)
+        self.calls = CallPolicy(service.settings, service.tokenizer, tool_name_chars)
+        self._thinking = Thinking(service, self.calls)
 
     async def job(
         self, request: Request, body: ChatRequest, *, request_id: str, endpoint: str, started: float
@@ -132,8 +136,14 @@ class ChatJobs:
             template_messages(body.messages),
             add_generation_prompt=body.add_generation_prompt is not False,
             tools=None if use is None else use.definitions,
-            arguments=template_arguments(body.chat_template_kwargs),
+            arguments=self._arguments(body),
         )
+
+    def _arguments(self, body: ChatRequest) -> dict[str, Json] | None:
+        given = template_arguments(body.chat_template_kwargs)
+        if body.reasoning_effort is None:
+            return given
+        return {**self._thinking.graded(body.reasoning_effort, "reasoning_effort"), **(given or {})}
 
 
 def _top_logprobs(body: ChatRequest) -> int | None:

@@ -58,6 +58,9 @@ class ChatRequest(GenerationFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(description="With logprobs: how many likeliest tokens.")] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, object] | None = None
+    reasoning_effort: (
+        Annotated[str, Meta(description="none, or as much as the model's chat template knows grades.")] | None
+    ) = None
     max_completion_tokens: Annotated[int, Meta(description="Newer name of max_tokens.")] | None = None
     tools: Annotated[list[Tool], Meta(description="Functions that the model may call.")] | None = None
     tool_choice: (

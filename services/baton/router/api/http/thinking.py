@@ -48,6 +48,14 @@ class Thinking:
         """The variables for a protocol that has no reasoning unless it is asked for."""
         return {SWITCH: False} if self._has_switch else {}
 
+    def if_able(self) -> dict[str, Json]:
+        """The variables for a request in which the model chooses how much to reason, which may be nothing."""
+        return {SWITCH: True} if self._reasons and self._has_switch else {}
+
+    def wished(self, effort: str) -> dict[str, Json]:
+        """The variables for an effort that is a wish: nothing is promised of it."""
+        return {EFFORT: effort} if self._has_grades else {}
+
     def graded(self, effort: str, param: str) -> dict[str, Json]:
         """The variables for one of ``EFFORTS``. Raises RequestError where the model knows no such grade."""
         if effort not in EFFORTS:

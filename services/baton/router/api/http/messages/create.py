@@ -30,6 +30,8 @@ from baton.router.api.service import CompletionService, Job
 from baton.text.config import Json
 
 LEAST_BUDGET = 1024
+TOOL_NAME_CHARS = 128
+"""Of a tool's name, at most. Tools of MCP servers have long ones."""
 
 
 class Messages:
@@ -63,11 +65,11 @@ class _MessageJobs:
 
     def __init__(self, service: CompletionService) -> None:
         self.service = service
-        self._chats = ChatJobs(service)
+        self._chats = ChatJobs(service, TOOL_NAME_CHARS)
         self._thinking = Thinking(service, self._chats.calls)
 
     async def job(self, request: Request, body: MessageRequest, started: float) -> Job:
-        chat = chat_of(body, self._template(body.thinking))
+        chat = chat_of(body, self._template(body))
         _check_budget(body)
         with renaming(chat.names):
             return await self._chats.job(
@@ -79,16 +81,23 @@ class _MessageJobs:
             )
 
     async def count(self, request: Request, body: CountRequest) -> int:
-        chat = chat_of(body, self._template(body.thinking))
+        chat = chat_of(body, self._template(body))
         with renaming(chat.names):
             self.service.model(body.model, client_of(request))
             return await self._chats.count(chat.body)
 
-    def _template(self, thinking: ThinkingOptions | None) -> dict[str, Json]:
+    def _template(self, body: CountRequest) -> dict[str, Json]:
+        switch = self._switch(body.thinking)
+        effort = None if body.output_config is None else body.output_config.effort
+        return switch if effort is None else {**switch, **self._thinking.wished(effort)}
+
+    def _switch(self, thinking: ThinkingOptions | None) -> dict[str, Json]:
         if thinking is None:
             return self._thinking.usually_off()
         match thinking.type:
-            case "enabled" | "adaptive":
+            case "adaptive":
+                return self._thinking.if_able()
+            case "enabled":
                 return self._thinking.switched(True, "thinking.type")
             case "disabled":
                 return self._thinking.switched(False, "thinking.type")

@@ -13,7 +13,7 @@ from baton.router.api.errors import invalid, shown
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """A part of a message: text, tool_use, tool_result or thinking."""
+    """A part of a message: text, tool_use, tool_result, thinking or redacted_thinking."""
 
     type: str
     text: str | None = None
@@ -29,7 +29,7 @@ class Block(msgspec.Struct, kw_only=True):
 class Turn(msgspec.Struct, kw_only=True):
     """One message of the conversation."""
 
-    role: Annotated[str, Meta(description="user or assistant.")]
+    role: Annotated[str, Meta(description="user, assistant or system.")]
     content: str | list[Block]
 
 
@@ -73,6 +73,19 @@ class OutputOptions(msgspec.Struct, kw_only=True):
     effort: str | None = None
 
 
+class ContextEdit(msgspec.Struct, kw_only=True):
+    """What is to be left out of a long conversation."""
+
+    type: str
+    keep: str | dict[str, object] | None = None
+
+
+class ContextManagement(msgspec.Struct, kw_only=True):
+    """Only edits that keep everything."""
+
+    edits: list[ContextEdit] | None = None
+
+
 class CountRequest(msgspec.Struct, kw_only=True):
     """Count the tokens of a conversation."""
 
@@ -84,7 +97,8 @@ class CountRequest(msgspec.Struct, kw_only=True):
     thinking: ThinkingOptions | None = None
     output_config: OutputOptions | None = None
     container: str | dict[str, object] | None = None
-    context_management: dict[str, object] | None = None
+    context_management: ContextManagement | None = None
+    cache_control: Annotated[dict[str, object], Meta(description="All prompts are cached.")] | None = None
     mcp_servers: list[dict[str, object]] | None = None
 
 
@@ -100,10 +114,11 @@ class MessageRequest(CountRequest, kw_only=True):
     inference_geo: str | None = None
 
 
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "container": "this server runs nothing for a model",
-        "context_management": "this server never edits a conversation",
         "mcp_servers": "this server calls no tools itself",
         "inference_geo": "this server is where it is",
     }
@@ -116,12 +131,19 @@ def check_refused(body: CountRequest) -> None:
         value = getattr(body, name, None)
         if value:
             raise invalid(name, f"{name} is not supported (got {shown(value)}): {why}.", "unsupported")
+    for index, edit in enumerate((body.context_management or ContextManagement()).edits or ()):
+        if edit.keep != "all":
+            param = f"context_management.edits[{index}].keep"
+            raise invalid(
+                param,
+                f'{param} must be "all", not {shown(edit.keep)}: this server never edits a conversation.',
+                "unsupported",
+            )
     options = body.output_config
-    if options is not None and options.effort is not None:
+    if options is not None and options.effort not in (None, *EFFORTS):
         raise invalid(
             "output_config.effort",
-            f"output_config.effort is not supported (got {shown(options.effort)}).",
-            "unsupported",
+            f"output_config.effort must be one of {', '.join(EFFORTS)}, not {shown(options.effort)}.",
         )
     if options is not None and options.format is not None and options.format.type != "json_schema":
         raise invalid(

@@ -93,10 +93,14 @@ class _Messages:
         self.places.append(at)
 
     def add_turn(self, turn: Turn, at: str) -> None:
-        if turn.role not in ("user", "assistant"):
-            raise invalid(f"{at}.role", f"{at}.role must be user or assistant, not {shown(turn.role)}.")
+        if turn.role not in ("user", "assistant", "system"):
+            raise invalid(
+                f"{at}.role", f"{at}.role must be user, assistant or system, not {shown(turn.role)}."
+            )
         if isinstance(turn.content, str):
             self.add(Message(role=turn.role, content=turn.content), at)
+        elif turn.role == "system":
+            self.add(Message(role="system", content=_texts(turn.content, f"{at}.content")), at)
         elif turn.role == "user":
             self._add_user(turn.content, f"{at}.content")
         else:
@@ -127,13 +131,15 @@ class _Messages:
                 case "thinking":
                     thought = _need(block.thinking, f"{where}.thinking")
                     turn.reasoning_content = (turn.reasoning_content or "") + thought
+                case "redacted_thinking":
+                    pass  # sealed: only its writer could read it
                 case "tool_use":
                     name = _need(block.name, f"{where}.name")
                     arguments = orjson.dumps(_need(block.input, f"{where}.input")).decode()
                     call = ToolCall(CalledFunction(name, arguments), _need(block.id, f"{where}.id"))
                     turn.tool_calls = [*(turn.tool_calls or []), call]
                 case _:
-                    texts.append(_text_part(block, where, "text, thinking or tool_use"))
+                    texts.append(_text_part(block, where, "text, thinking, redacted_thinking or tool_use"))
         if texts:
             turn.content = texts
         self.add(turn, at)

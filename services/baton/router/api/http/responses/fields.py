@@ -140,6 +140,8 @@ def check_refused(body: ResponseRequest) -> None:
                 f"include[{index}]",
                 f"include[{index}] must be {LOGPROBS} or {ENCRYPTED}, not {shown(wanted)}.",
             )
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        raise invalid("top_logprobs", f"top_logprobs is only allowed when include has {LOGPROBS}.")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise invalid(
             "text.verbosity",
