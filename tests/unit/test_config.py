@@ -256,6 +256,7 @@ def test_router_options_survive_the_command_line(
         queue_timeout=0.5,
         tool_call_parser="hermes",
         reasoning_parser="none",
+        generation_config="none",
         disaggregation="never",
         ui=False,
         trace_requests=7,

@@ -224,7 +224,7 @@ async def test_what_claude_code_sends(tokenizer: Tokenizer) -> None:
                     "role": "assistant",
                     "content": [{"type": "redacted_thinking", "data": "?"}, {"type": "text", "text": "y"}],
                 },
-                {"role": "system", "content": [{"type": "text", "text": "Hurry."}]},  # type: ignore[typeddict-item]
+                {"role": "system", "content": [{"type": "text", "text": "Hurry."}]},
                 {"role": "user", "content": "z"},
             ],
             tools=[{"name": long_name, "input_schema": {"type": "object"}}],

@@ -361,7 +361,7 @@ PLACE: dict[str, object] = {
     "additionalProperties": False,
 }
 IN_ULM = '{"city": "Ulm"}'
-FORMS = [
+FORMS: list[tuple[dict[str, object], str]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": PLACE}}}, IN_ULM),
     ({"response_format": {"type": "json_object"}}, IN_ULM),
     ({"structured_outputs": {"regex": r"[a-z/]+\d"}}, "a/b7"),
@@ -434,10 +434,10 @@ async def test_calls_without_a_marker_are_refused_beside_a_form(tmp_path: Path) 
     """Both are JSON, and begin alike."""
     tokenizer = byte_level_tokenizer(tmp_path, markers=["<|python_tag|>"])
     settings = ApiSettings(tool_call_parser="llama3_json")
-    ring = ring_of(tokenizer, IN_ULM)
-    refused = await post(ring, tokenizer, settings, tools=[NOW], **FORMS[0][0])
+    ring, (form, _) = ring_of(tokenizer, IN_ULM), FORMS[0]
+    refused = await post(ring, tokenizer, settings, tools=[NOW], **form)
     assert refused["error"]["param"] == "tools" and "without a marker" in refused["error"]["message"]
-    body = await post(ring, tokenizer, settings, tools=[NOW], tool_choice="none", **FORMS[0][0])
+    body = await post(ring, tokenizer, settings, tools=[NOW], tool_choice="none", **form)
     assert message_of(body)["content"] == IN_ULM
 
 

@@ -128,6 +128,14 @@ ReasoningParser = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        help="Sampling fields that requests do not give: auto, as the model's generation_config.json says, "
+        "or none, OpenAI's defaults.",
+        rich_help_panel=_MODEL,
+    ),
+]
 
 BlockSize = Annotated[int, typer.Option(help="Tokens per KV block.", rich_help_panel=_MEMORY)]
 NumBlocks = Annotated[

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar, Unpack
+from typing import Literal, TypedDict, TypeVar, Unpack
 
 import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,6 +25,7 @@ from baton.logprobs import Logprobs
 from baton.models.loader import LoadFormat
 from baton.models.quantization import Quantization
 from baton.options import served_name
+from baton.request.defaults import SamplingDefaults
 from baton.request.errors import RequestError, invalid, shown
 from baton.request.limits import MAX_ANSWERS, ModelInfo, SamplingLimits
 from baton.request.messages import Message, template_messages
@@ -93,11 +94,19 @@ class LLM:
     One thread at a time.
     """
 
-    def __init__(self, model: str = "demo", **options: Unpack[EngineOptions]) -> None:
-        """``model``: "demo", a Hugging Face directory, or a hub id.
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        generation_config: Literal["auto", "none"] = "auto",
+        **options: Unpack[EngineOptions],
+    ) -> None:
+        """``model``: "demo", a Hugging Face directory, or a hub id. ``generation_config``: auto, and sampling
+        fields that are not given are those of the model's ``generation_config.json``; none, and OpenAI's.
 
-        Raises ModelError or TokenizerError when the model cannot be had, ValueError for options that cannot
-        work (which it names), TypeError for one that there is not, and RankError when a rank cannot start.
+        Raises ModelError, TokenizerError or StartError when the model cannot be had, ValueError for options
+        that cannot work (which it names), TypeError for one that there is not, and RankError when a rank
+        cannot start.
         """
         clock = StartClock()
         with clock.phase("config"):
@@ -117,6 +126,7 @@ class LLM:
             eos_token_ids=self.engine.eos_token_ids,
         )
         self._limits = SamplingLimits()
+        self._defaults = SamplingDefaults.of(path, generation_config)
         self._numbers = itertools.count()
         self.start_times = clock.times()
         log.info("%s ready after %s", self.model.name, self.start_times)
@@ -193,6 +203,7 @@ class LLM:
                 choices=params.n,
                 structured_output=self._form(params.structured_outputs),
                 n=params.n,
+                defaults=self._defaults,
             )
             if not 1 <= params.n <= MAX_ANSWERS:
                 raise invalid("n", f"n must be between 1 and {MAX_ANSWERS}, not {shown(params.n)}.")

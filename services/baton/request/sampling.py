@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from baton.request.beams import MAX_LENGTH_PENALTY, beam_params, check_alone
+from baton.request.defaults import SamplingDefaults
 from baton.request.errors import invalid, shown
 from baton.request.limits import MAX_BEAMS, ModelInfo, SamplingLimits
 from baton.request.prompts import check_ids
@@ -30,6 +31,7 @@ MAX_REPETITION = 100.0
 """Of the repetition penalty; its inverse is the least. Both keep logits finite."""
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 _SEED_MASK = 2**64 - 1
+OPENAI = SamplingDefaults()
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -110,14 +112,17 @@ def resolve(
     n: int = 1,
     bad_word_ids: Iterable[tuple[int, ...]] = (),
     structured_output: StructuredOutput | None = None,
+    defaults: SamplingDefaults = OPENAI,
 ) -> SamplingParams:
     """Check ``fields`` and fill in what is not given; a seed is drawn. ``default_max_tokens`` None is all
     there is room for. ``logprobs`` has another type in each API; with an ``echo``, it asks for those of the
     prompt as well. ``choices`` are those of all prompts, ``n`` those of each. ``bad_word_ids`` are
-    given as tokens. ``structured_output`` is checked already.
+    given as tokens. ``structured_output`` is checked already. ``defaults`` do not hold for beam searches.
 
     Raises RequestError that names the field, its value and what is allowed.
     """
+    if fields.use_beam_search:
+        defaults = OPENAI
     max_tokens = _max_tokens(
         fields.max_tokens, model.max_model_len, prompt_tokens, default_max_tokens, max_tokens_param
     )
@@ -130,15 +135,19 @@ def resolve(
     params = SamplingParams(
         max_tokens=max_tokens,
         seed=_seed(fields.seed),
-        temperature=_number("temperature", fields.temperature, 1.0, 0.0, MAX_TEMPERATURE),
-        top_k=min(_top_k(fields.top_k), model.vocab_size),
-        top_p=_top_p(fields.top_p),
-        min_p=_number("min_p", fields.min_p, 0.0, 0.0, 1.0),
+        temperature=_number("temperature", fields.temperature, defaults.temperature, 0.0, MAX_TEMPERATURE),
+        top_k=min(_top_k(fields.top_k, defaults.top_k), model.vocab_size),
+        top_p=_top_p(fields.top_p, defaults.top_p),
+        min_p=_number("min_p", fields.min_p, defaults.min_p, 0.0, 1.0),
         stop=_stop_strings(fields.stop, settings),
         stop_token_ids=_stop_token_ids(fields.stop_token_ids, model.vocab_size, settings),
         ignore_eos=bool(fields.ignore_eos),
         repetition_penalty=_number(
-            "repetition_penalty", fields.repetition_penalty, 1.0, 1 / MAX_REPETITION, MAX_REPETITION
+            "repetition_penalty",
+            fields.repetition_penalty,
+            defaults.repetition_penalty,
+            1 / MAX_REPETITION,
+            MAX_REPETITION,
         ),
         presence_penalty=_penalty("presence_penalty", fields.presence_penalty),
         frequency_penalty=_penalty("frequency_penalty", fields.frequency_penalty),
@@ -213,16 +222,18 @@ def _number(param: str, value: float | None, default: float, low: float, high: f
     return value
 
 
-def _top_p(value: float | None) -> float:
+def _top_p(value: float | None, default: float) -> float:
     if value is None:
-        return 1.0
+        return default
     if math.isnan(value) or not 0 < value <= 1:
         raise invalid("top_p", f"top_p must be above 0 and at most 1, not {value!r}.")
     return value
 
 
-def _top_k(value: int | None) -> int:
-    if value is None or value in (-1, 0):
+def _top_k(value: int | None, default: int) -> int:
+    if value is None:
+        return default
+    if value in (-1, 0):
         return 0
     if not 1 <= value <= MAX_TOP_K:
         raise invalid("top_k", f"top_k must be -1 or 0 (off), or 1 to {MAX_TOP_K}, not {shown(value)}.")

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from baton import options
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.request.defaults import GENERATION_CONFIGS
 from baton.request.limits import MAX_ANSWERS
 from baton.router.discovery.slices import ROLE_LABEL
 from baton.router.placement import (
@@ -96,6 +97,7 @@ class RouterConfig:
     vllm_metric_names: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    generation_config: str = "auto"
     disaggregation: Disaggregation = "conditional"
     itl_target_ms: float | None = None
     no_prefill: NoPrefill = "local"
@@ -132,6 +134,7 @@ class RouterConfig:
         check_range("queue_timeout", self.queue_timeout, 0, 3600)
         check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
+        check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
         check_choice("disaggregation", self.disaggregation, DISAGGREGATIONS)
         check_choice("no_prefill", self.no_prefill, NO_PREFILL)
         check_choice("no_decode", self.no_decode, NO_DECODE)

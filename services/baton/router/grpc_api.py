@@ -178,6 +178,7 @@ class _Calls:
             logprobs=asked.logprobs if asked.HasField("logprobs") else None,
             bad_word_ids=self._bad_word_ids(asked, model),
             structured_output=structured,
+            defaults=self._service.settings.defaults,
         )
         return Job(
             request_id=request_id,
@@ -293,8 +294,8 @@ def _sampling_fields(params: pb.SamplingParams) -> SamplingFields:
         max_tokens=params.max_tokens or None,
         temperature=params.temperature if params.HasField("temperature") else None,
         top_p=params.top_p if params.HasField("top_p") else None,
-        top_k=params.top_k,
-        min_p=params.min_p,
+        top_k=params.top_k if params.HasField("top_k") else None,
+        min_p=params.min_p if params.HasField("min_p") else None,
         seed=params.seed if params.HasField("seed") else None,
         stop=list(params.stop),
         stop_token_ids=list(params.stop_token_ids),

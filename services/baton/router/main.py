@@ -9,7 +9,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import grpc
 import uvicorn
@@ -22,6 +22,7 @@ from baton.decoding import DecodingInterceptor
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
+from baton.request.defaults import SamplingDefaults
 from baton.router.admission.capacity import Capacity, capacity_of
 from baton.router.admission.gate import Gate
 from baton.router.admission.queue import Bounds
@@ -88,26 +89,36 @@ def run(config: RouterConfig) -> int:
 
 def _serve_place(config: RouterConfig, place: Place | None) -> int:
     """``place``: among several processes."""
-    models = [(each, _tokenizer(each)) for each in each_model(config)]
+    models = [_load(each) for each in each_model(config)]
     return uvloop.run(_serve(config, models, place))
 
 
-def _tokenizer(config: RouterConfig) -> Tokenizer:
+class _Model(NamedTuple):
+    """What the router itself has of a model."""
+
+    config: RouterConfig
+    tokenizer: Tokenizer
+    defaults: SamplingDefaults
+
+
+def _load(config: RouterConfig) -> _Model:
     try:
-        return Tokenizer.from_dir(hub.resolve_model(config.model, weights=False))
+        path = hub.resolve_model(config.model, weights=False)
     except ModelError as error:
         raise StartError(str(error)) from error
+    defaults = SamplingDefaults.of(path, config.generation_config)
+    if defaults != SamplingDefaults():
+        log.info("%s: requests are taken to ask for %s", config.model_names[0], defaults)
+    return _Model(config, Tokenizer.from_dir(path), defaults)
 
 
-async def _serve(
-    config: RouterConfig, models: Sequence[tuple[RouterConfig, Tokenizer]], place: Place | None
-) -> int:
+async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | None) -> int:
     wakeups.take_all()
     siblings = Siblings(place)
     metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
     _count_tasks(metrics.registry)
     _count_restarts(metrics.registry, place)
-    configs = [each for each, _ in models]
+    configs = [model.config for model in models]
     rings = await _rings(configs, metrics.registry)
     shared = _shared_state(config, rings, metrics.registry)
     key_file = None if config.api_keys is None else KeyFile(config.api_keys, config.limits)
@@ -118,17 +129,17 @@ async def _serve(
     services = [
         CompletionService(
             ring,
-            tokenizer,
-            _settings(each),
+            model.tokenizer,
+            _settings(model),
             metrics,
             shared,
-            names=each.model_names,
+            names=model.config.model_names,
             authentication=authentication,
             gate=_gate(config, ring, shared, admission),
             audit=audit,
             traces=traces,
         )
-        for ring, (each, tokenizer) in zip(rings, models, strict=True)
+        for ring, model in zip(rings, models, strict=True)
     ]
     metrics.registry.register(GrammarCollector(CountedByRole("router"), lambda: _grammar_stats(services)))
     export_identity(metrics.registry, lambda: [_identity(service) for service in services])
@@ -291,8 +302,10 @@ def _identity(service: CompletionService) -> Identity:
     return Identity("router", service.names[0], "" if model is None else model.revision)
 
 
-def _settings(config: RouterConfig) -> ApiSettings:
+def _settings(model: _Model) -> ApiSettings:
+    config = model.config
     return ApiSettings(
+        defaults=model.defaults,
         max_body_bytes=config.max_body_bytes,
         max_n=config.max_n,
         max_choices=max(config.max_n, ApiSettings().max_choices),

@@ -1,9 +1,10 @@
-"""The limits of the client-facing APIs."""
+"""The limits of the client-facing APIs, and what they take for granted."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from baton.request.defaults import SamplingDefaults
 from baton.request.limits import MAX_ANSWERS, SamplingLimits
 from baton.request.tools import ToolLimits
 from baton.tools.formats import AUTO
@@ -30,6 +31,8 @@ class ApiSettings(SamplingLimits):
     ignore_unknown_fields: bool = False
     """Ignore request fields that no version of the API knows. By default they are refused, as OpenAI does: a
     misspelled setting that is silently ignored gives a wrong answer."""
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """The model's."""
     tools: ToolLimits = field(default_factory=ToolLimits)
     tool_call_parser: str = AUTO
     """A name in `baton.tools.formats.TOOL_PARSERS`; auto: what the chat template shows."""

@@ -92,6 +92,7 @@ class ChatJobs:
             choices=n,
             n=n,
             structured_output=None if form is None else form.output,
+            defaults=service.settings.defaults,
         )
         params = self.calls.constrained(params, use, format_)
         if form is not None:

@@ -77,6 +77,7 @@ class _CompletionJobs:
             choices=n * len(prompts),
             n=n,
             structured_output=None if form is None else form.output,
+            defaults=self._service.settings.defaults,
         )
         return Job(
             request_id=f"cmpl-{request_id_of(request)}",
