@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton.ready import RouterReady
 from baton.telemetry.vllm import ALIASES, STAGE_ALIASES
+from tests.support.chart import MONITORING, of_kind, render
 from tests.support.metric_docs import described, exported, vllm_names
 from tests.support.planner_process import running_planner
 from tests.support.pressure import pressure
@@ -23,7 +28,7 @@ from tests.support.prometheus import (
     selectors_of_rules,
 )
 from tests.support.release import free_ports
-from tests.support.ring import Ring, running_ring
+from tests.support.ring import Ring, Service, running, running_ring
 
 LOOK_BACK = "6s"
 QUIET = {"Pause of a resumed answer", "What asking Redis takes"}
@@ -35,6 +40,22 @@ UNTIL_IT_HAPPENS = {
     "baton_shared_state_calls_total",
 }
 """What rules look at that is not there while nothing fails and there is no Redis."""
+
+BY_OPERATOR = {"namespace": "serving", "pod": "one", "container": "baton", "endpoint": "metrics"}
+"""Labels that Prometheus' operator gives to every target of a monitor. ``endpoint`` is its port, and the name
+of a label that metrics have."""
+
+
+@pytest.fixture(scope="module")
+def of_monitors() -> dict[str, Any]:
+    """How a Prometheus scrapes what the chart's monitors name."""
+    monitors = of_kind(render(apis=[MONITORING]), "PodMonitor").values()
+    [relabelings] = {
+        json.dumps(endpoint["metricRelabelings"])
+        for monitor in monitors
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]
+    }
+    return {"labels": BY_OPERATOR, "metric_relabelings": json.loads(relabelings)}
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +136,14 @@ def test_stages_account_for_the_first_token(ring: Ring) -> None:
 
 
 @needs_prometheus
-def test_every_panel_and_rule_has_data_under_load(ring: Ring, tmp_path: Path) -> None:
+def test_every_panel_and_rule_has_data_under_load(
+    ring: Ring, of_monitors: dict[str, Any], tmp_path: Path
+) -> None:
     targets = list(_addresses(ring).values())
     [port] = free_ports(1)
     targets.append(f"127.0.0.1:{port}")
     with (
-        running_prometheus(tmp_path, targets, every="500ms") as server,
+        running_prometheus(tmp_path, targets, every="500ms", **of_monitors) as server,
         running_planner(tmp_path, ring, server.url, port, 'job="baton"'),
         pressure(ring.url) as load,
     ):
@@ -132,6 +155,41 @@ def test_every_panel_and_rule_has_data_under_load(ring: Ring, tmp_path: Path) ->
         told = server.value("sum(baton_choices_total)")
     assert set(load.statuses) == {200}
     assert told > 0
+
+
+@needs_prometheus
+def test_errors_of_a_router_are_seen_by_the_alert(of_monitors: dict[str, Any], tmp_path: Path) -> None:
+    [expression] = [rule["expr"] for rule in rules() if rule.get("alert") == "BatonServerErrors"]
+    worker = ("--worker", "127.0.0.1:9")  # that is not there
+    argv = ("router", "--model", "demo", "--port", "0", "--grpc-port", "-1", *worker)
+    router = Service("router", argv, tmp_path / "router.log")
+    with running([router]):
+        assert isinstance(router.ready, RouterReady)
+        address = router.ready.http
+        with running_prometheus(tmp_path, [address], every="500ms", **of_monitors) as server:
+            deadline = time.monotonic() + 30
+            while not (found := server.query(expression)) and time.monotonic() < deadline:
+                assert _asked(address) == 503
+                time.sleep(0.2)
+            assert server.value(expression) == 1
+            assert [each["metric"] for each in found] == [{"namespace": "serving"}]
+            assert server.query('baton_requests_total{endpoint="/v1/completions"}')
+            assert not server.query('{exported_endpoint!=""}')
+            assert server.query('baton_router_tasks{endpoint="metrics"}'), "what has none keeps the port's"
+
+
+def _asked(address: str) -> int:
+    """The status."""
+    body = json.dumps({"model": "demo", "prompt": "a", "max_tokens": 1}).encode()
+    request = urllib.request.Request(
+        f"http://{address}/v1/completions", body, {"Content-Type": "application/json"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=20) as response:
+            status: int = response.status
+    except urllib.error.HTTPError as error:
+        status = error.code
+    return status
 
 
 def _problems(server: Server) -> list[str]:

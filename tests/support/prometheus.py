@@ -125,15 +125,28 @@ class Server:
         return document
 
 
+def as_configured(relabelings: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Relabelings of a monitor as the operator writes them into Prometheus' configuration."""
+    names = {"sourceLabels": "source_labels", "targetLabel": "target_label"}
+    return [{names.get(name, name): value for name, value in each.items()} for each in relabelings]
+
+
 @contextmanager
 def running_prometheus(
-    tmp: Path, targets: Sequence[str], *, every: str = "1s", labels: Mapping[str, str] | None = None
+    tmp: Path,
+    targets: Sequence[str],
+    *,
+    every: str = "1s",
+    labels: Mapping[str, str] | None = None,
+    metric_relabelings: Sequence[Mapping[str, object]] = (),
 ) -> Iterator[Server]:
-    """A server that scrapes ``targets`` and evaluates the rules that Baton comes with."""
+    """A server that scrapes ``targets`` and evaluates the rules that Baton comes with.
+    ``metric_relabelings``: as monitors have them."""
     assert PROMETHEUS is not None
     scraped = {
         "job_name": "baton",
         "static_configs": [{"targets": list(targets), "labels": dict(labels or {})}],
+        "metric_relabel_configs": as_configured(metric_relabelings),
     }
     config = {
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},

@@ -38,6 +38,8 @@ from tests.support.chart import (
 )
 from tests.support.chart_values import REFUSED, VALUE_SETS, Values
 
+MONITORS = ("PodMonitor", "ServiceMonitor")
+
 
 @functools.cache
 def rendered(name: str) -> list[Object]:
@@ -569,6 +571,20 @@ class TestMetrics:
         }  # fmt: skip
         assert len(of_kind(render(VALUE_SETS["monitors always"]), "PodMonitor")) == 3
         assert not of_kind(rendered("monitors never"), "PodMonitor")
+
+    @pytest.mark.parametrize("name", ["monitors always", "service monitor"])
+    def test_monitors_keep_the_label_that_the_operator_gives_to_targets(self, name: str) -> None:
+        """tests/e2e/test_observed.py shows that Prometheus does with it what it should."""
+        own = [
+            {"sourceLabels": ["exported_endpoint"], "regex": "(.+)", "targetLabel": "endpoint"},
+            {"action": "labeldrop", "regex": "exported_endpoint"},
+        ]
+        given = VALUE_SETS[name]["metrics"]["podMonitor"].get("metricRelabelings", [])
+        monitors = [one for kind in MONITORS for one in of_kind(rendered(name), kind).values()]
+        for spec in (monitor["spec"] for monitor in monitors):
+            [endpoint] = spec.get("endpoints") or spec["podMetricsEndpoints"]
+            assert endpoint["metricRelabelings"] == own + given
+        assert len(monitors) == 3
 
     @pytest.fixture
     def chart(self, tmp_path: Path) -> Path:
