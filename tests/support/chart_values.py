@@ -493,6 +493,14 @@ REFUSED: dict[str, tuple[Values, str]] = {
         {"decode": {"autoscaling": {"enabled": True, "minReplicas": 9}}},
         "decode.autoscaling.minReplicas: 9 is more than maxReplicas, 4",
     ),
+    "an HPA that ends all": (
+        {"decode": {"autoscaling": {"enabled": True, "type": "hpa", "minReplicas": 0, "query": "sum(up)"}}},
+        "decode.autoscaling.minReplicas: 0 needs type keda and a query of your own",
+    ),
+    "nobody left to ask for one": (
+        {"prefill": {"autoscaling": {"enabled": True, "minReplicas": 0}}},
+        "prefill.autoscaling.minReplicas: 0 needs type keda and a query of your own",
+    ),
     "a planner without a budget": ({"planner": {"enabled": True}}, "planner.gpuBudget: say how many GPUs"),
     "a planner of one role": (
         {"prefill": {"enabled": False}, "planner": {"enabled": True, "gpuBudget": 8}},
