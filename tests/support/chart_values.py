@@ -148,7 +148,11 @@ VALUE_SETS: dict[str, Values] = {
         "decode": {"pdb": {"minAvailable": 1}},
         "prefill": {"pdb": {"enabled": False}},
     },
-    "recreate": {"decode": {"strategy": {"type": "Recreate", "rollingUpdate": None}}},
+    "recreate": {
+        "router": {"strategy": {"type": "Recreate"}},
+        "prefill": {"strategy": {"type": "Recreate"}},
+        "decode": {"strategy": {"type": "Recreate", "rollingUpdate": None}},
+    },
     "KEDA": {
         **_roles(autoscaling={"enabled": True}),
         "router": {"autoscaling": {"enabled": True, "behavior": {"scaleDown": {"selectPolicy": "Min"}}}},

@@ -234,6 +234,16 @@ class TestLifecycle:
         assert router["readinessProbe"]["tcpSocket"] == {"port": "http"}
         assert container(rendered("client TLS"), "router")["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
 
+    def test_what_is_recreated_has_no_rolling_update(self) -> None:
+        """Kubernetes refuses both together, which its schemas do not say."""
+        for component in ("router", "prefill", "decode"):
+            strategy = deployment(rendered("recreate"), component)["spec"]["strategy"]
+            assert strategy == {"type": "Recreate"}
+            assert deployment(rendered("defaults"), component)["spec"]["strategy"] == {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+            }
+
     def test_what_an_autoscaler_decides_is_not_rendered(self) -> None:
         for component in ("router", "prefill", "decode"):
             assert "replicas" not in deployment(rendered("KEDA"), component)["spec"]

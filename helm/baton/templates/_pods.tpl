@@ -193,6 +193,13 @@ initContainers:
 {{- end }}
 {{- end }}
 
+{{/* A Deployment's strategy. Kubernetes refuses `rollingUpdate`, which has defaults, beside another type. */}}
+{{- define "baton.strategy" -}}
+{{- $kept := . }}
+{{- if ne .type "RollingUpdate" }}{{ $kept = omit . "rollingUpdate" }}{{ end }}
+{{- toYaml $kept }}
+{{- end }}
+
 {{/* (values, startup, readiness, liveness): the startup budget is a number of seconds. */}}
 {{- define "baton.probes" -}}
 startupProbe:
