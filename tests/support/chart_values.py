@@ -301,6 +301,12 @@ VALUE_SETS: dict[str, Values] = {
             "prometheusRule": {"enabled": True},
         }
     },
+    "monitors that look often": {
+        "metrics": {"podMonitor": {"enabled": True, "interval": "5s"}},
+    },
+    "monitors that give up": {
+        "metrics": {"podMonitor": {"enabled": True, "interval": "5s", "scrapeTimeout": "4999ms"}},
+    },
     "monitors never": {
         "metrics": {"podMonitor": {"enabled": False}, "prometheusRule": {"enabled": False}},
     },
@@ -446,6 +452,10 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "TLS without a certificate": (
         {"tls": {"clients": {"enabled": True}}},
         "tls.clients: name an existingSecret",
+    ),
+    "a scrape that outlasts the interval": (
+        {"metrics": {"podMonitor": {"interval": "1m", "scrapeTimeout": "61s"}}},
+        "metrics.podMonitor.scrapeTimeout: 61s is longer than the interval, 1m",
     ),
     "routers that cannot be scraped": (
         {

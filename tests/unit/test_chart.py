@@ -596,6 +596,16 @@ class TestMetrics:
             assert endpoint["metricRelabelings"] == own + given
         assert len(monitors) == 3
 
+    @pytest.mark.parametrize(
+        ("name", "timeout"),
+        [("defaults", None), ("monitors that look often", None), ("monitors that give up", "4999ms")],
+    )
+    def test_a_scrape_may_not_take_longer_than_the_interval(self, name: str, timeout: str | None) -> None:
+        """The operator refuses a monitor that lets it; without a timeout it has none to compare."""
+        for monitor in of_kind(rendered(name), "PodMonitor").values():
+            [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+            assert endpoint.get("scrapeTimeout") == timeout
+
     @pytest.fixture
     def chart(self, tmp_path: Path) -> Path:
         """With files of rules and dashboards, whatever there are besides."""

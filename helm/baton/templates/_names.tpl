@@ -121,6 +121,12 @@ annotations:
 {{- default (printf "%s-worker" (include "baton.fullname" .)) .Values.tls.workers.serverName }}
 {{- end }}
 
+{{/* Of a duration with one unit, such as 15s. */}}
+{{- define "baton.milliseconds" -}}
+{{- $unit := regexFind "[a-z]+$" . }}
+{{- mul (trimSuffix $unit . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) }}
+{{- end }}
+
 {{/* (root, enabled, api): "yes" if what needs a cluster to know `api` is to be rendered. */}}
 {{- define "baton.wanted" -}}
 {{- if eq (toString .enabled) "auto" }}{{ if .root.Capabilities.APIVersions.Has .api }}yes{{ end }}
