@@ -176,6 +176,14 @@ VALUE_SETS: dict[str, Values] = {
         "networkPolicy": {"enabled": True, "egress": {"enabled": True}, "metricsFrom": [{"podSelector": {}}]},
         "tls": {"workers": {"enabled": True, "existingSecret": "workers-tls"}},
     },
+    "planner with just enough scrapes": {
+        "planner": {"enabled": True, "gpuBudget": 8},
+        "metrics": {"podMonitor": {"enabled": True, "interval": "30s"}},
+    },
+    "planner of another's scrapes": {
+        "planner": {"enabled": True, "gpuBudget": 8},
+        "metrics": {"podMonitor": {"enabled": False, "interval": "1m"}},
+    },
     "planner beside autoscalers": {
         **_roles(autoscaling={"enabled": True}),
         "planner": {"enabled": True, "gpuBudget": 8, "dryRun": True, "prometheusUrl": "https://prom"},
@@ -516,6 +524,13 @@ REFUSED: dict[str, tuple[Values, str]] = {
         "prefill.autoscaling.minReplicas: 0 needs type keda and a query of your own",
     ),
     "a planner without a budget": ({"planner": {"enabled": True}}, "planner.gpuBudget: say how many GPUs"),
+    "a planner of too few scrapes": (
+        {
+            "planner": {"enabled": True, "gpuBudget": 8},
+            "metrics": {"podMonitor": {"enabled": True, "interval": "31s"}},
+        },
+        "metrics.podMonitor.interval: 31s, and the planner needs two scrapes a minute",
+    ),
     "a planner of one role": (
         {"prefill": {"enabled": False}, "planner": {"enabled": True, "gpuBudget": 8}},
         "planner.enabled: it needs prefill.enabled",
