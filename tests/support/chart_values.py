@@ -88,6 +88,18 @@ VALUE_SETS: dict[str, Values] = {
             "cache": {"type": "pvc", "storageClass": "fast"},
         }
     },
+    "download through a proxy": {
+        **_DOWNLOAD,
+        **{
+            component: {
+                "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+                "envFrom": [{"configMapRef": {"name": "hub"}}],
+                "extraVolumes": [{"name": "authority", "configMap": {"name": "authority"}}],
+                "extraVolumeMounts": [{"name": "authority", "mountPath": "/etc/authority"}],
+            }
+            for component in ("router", *_ROLES)
+        },
+    },
     "claim that is there": {
         "model": {
             "name": "/models/llama",

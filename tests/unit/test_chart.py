@@ -451,6 +451,16 @@ class TestWorkers:
         assert digest == "baton-router@sha256:" + "0" * 64
         assert container(rendered("simulated"), "decode")["image"].endswith("/baton-router:0.1.0")
 
+    @pytest.mark.parametrize("component", ["router", "prefill", "decode"])
+    def test_what_fetches_a_model_has_the_way_out_that_values_give(self, component: str) -> None:
+        values = VALUE_SETS["download through a proxy"][component]
+        [fetch] = deployment(rendered("download through a proxy"), component)["spec"]["template"]["spec"][
+            "initContainers"
+        ]
+        assert fetch["env"][-1:] == values["extraEnv"]
+        assert fetch["envFrom"] == values["envFrom"]
+        assert fetch["volumeMounts"][-1:] == values["extraVolumeMounts"]
+
     def test_rdma_brings_its_resource_and_may_pin_memory(self) -> None:
         worker = container(rendered("RDMA"), "prefill")
         assert worker["resources"]["limits"]["rdma/ib"] == 2

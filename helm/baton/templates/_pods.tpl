@@ -176,6 +176,14 @@ initContainers:
       {{- if $root.Values.model.hubToken.existingSecret }}
       {{- include "baton.hubToken" $root | nindent 6 }}
       {{- end }}
+      {{- /* A way to the hub: proxies, another HF_ENDPOINT, an authority of one's own. */}}
+      {{- with .values.extraEnv }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+    {{- with .values.envFrom }}
+    envFrom:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
     {{- with $download.resources }}
     resources:
       {{- toYaml . | nindent 6 }}
@@ -186,6 +194,9 @@ initContainers:
       - {name: tmp, mountPath: /tmp}
       - {name: cache, mountPath: /var/cache/baton}
       - {name: models, mountPath: /models}
+      {{- with .values.extraVolumeMounts }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
   {{- end }}
   {{- with .values.initContainers }}
   {{- toYaml . | nindent 2 }}
