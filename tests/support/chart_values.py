@@ -188,6 +188,18 @@ VALUE_SETS: dict[str, Values] = {
         "networkPolicy": {"enabled": True, "egress": {"enabled": True}, "metricsFrom": [{"podSelector": {}}]},
         "tls": {"workers": {"enabled": True, "existingSecret": "workers-tls"}},
     },
+    "planner with an authority": {
+        "planner": {
+            "enabled": True,
+            "gpuBudget": 8,
+            "prometheusUrl": "https://prometheus.example",
+            "extraEnv": [{"name": "SSL_CERT_FILE", "value": "/etc/authority/ca.crt"}],
+            "envFrom": [{"configMapRef": {"name": "more"}}],
+            "extraVolumes": [{"name": "authority", "configMap": {"name": "authority"}}],
+            "extraVolumeMounts": [{"name": "authority", "mountPath": "/etc/authority"}],
+        },
+        "tls": {"workers": {"enabled": True, "existingSecret": "workers-tls"}},
+    },
     "planner with just enough scrapes": {
         "planner": {"enabled": True, "gpuBudget": 8},
         "metrics": {"podMonitor": {"enabled": True, "interval": "30s"}},

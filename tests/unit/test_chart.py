@@ -297,6 +297,15 @@ class TestLifecycle:
         of = [each["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for each in callers]
         assert of == ["router", "planner"]
 
+    def test_the_planner_has_what_its_way_to_prometheus_needs(self) -> None:
+        values = VALUE_SETS["planner with an authority"]["planner"]
+        spec = deployment(rendered("planner with an authority"), "planner")["spec"]["template"]["spec"]
+        [planner] = spec["containers"]
+        assert planner["env"][-1:] == values["extraEnv"]
+        assert planner["envFrom"] == values["envFrom"]
+        assert planner["volumeMounts"][-1:] == values["extraVolumeMounts"]
+        assert spec["volumes"][-1:] == values["extraVolumes"]
+
     def test_a_planner_that_does_nothing_may_do_nothing(self) -> None:
         objects = rendered("planner beside autoscalers")
         assert "--dry-run" in arguments(objects, "planner")
