@@ -306,6 +306,10 @@ VALUE_SETS: dict[str, Values] = {
         "tls": {"workers": {"enabled": True, "certManager": {"issuerName": "internal"}}}
     },
     "network policies": {"networkPolicy": {"enabled": True}},
+    "network policies of what nobody scrapes": {
+        "networkPolicy": {"enabled": True, "clientsFrom": [{"podSelector": {}}]},
+        "metrics": {"podMonitor": {"enabled": False}},
+    },
     "network policies with all": {
         "redis": {"mode": "bundled"},
         "networkPolicy": {
@@ -484,6 +488,20 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "TLS without a certificate": (
         {"tls": {"clients": {"enabled": True}}},
         "tls.clients: name an existingSecret",
+    ),
+    "monitors that may not scrape": (
+        {
+            "networkPolicy": {"enabled": True, "clientsFrom": [{"podSelector": {}}]},
+            "metrics": {"podMonitor": {"enabled": True}},
+        },
+        "networkPolicy.metricsFrom: name Prometheus",
+    ),
+    "annotations of what may not be scraped": (
+        {
+            "networkPolicy": {"enabled": True, "clientsFrom": [{"podSelector": {}}]},
+            "metrics": {"annotations": True},
+        },
+        "networkPolicy.metricsFrom: name Prometheus",
     ),
     "a scrape that outlasts the interval": (
         {"metrics": {"podMonitor": {"interval": "1m", "scrapeTimeout": "61s"}}},

@@ -368,6 +368,7 @@ class TestSecurity:
         policies = of_kind(rendered("network policies with all"), "NetworkPolicy")
         router, workers = policies["test-baton-router"]["spec"], policies["test-baton-workers"]["spec"]
         [clients] = router["ingress"]
+        assert {"namespaceSelector": {}} in clients["from"], "Prometheus"
         assert {port["port"] for port in clients["ports"]} == {"http", "grpc"}
         by_router, by_workers, metrics = workers["ingress"]
         assert by_router["ports"] == [{"port": "grpc"}]
