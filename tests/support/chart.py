@@ -70,15 +70,17 @@ def render(
     *,
     files: Sequence[Path] = (),
     chart: Path = CHART,
+    given: Sequence[str] = (),
     release: str = "test",
     namespace: str = "serving",
     version: str = "1.31",
     apis: Sequence[str] = (),
 ) -> list[Object]:
-    """The objects of a release. Raises RenderError."""
+    """The objects of a release. ``given``: values by ``--set``. Raises RenderError."""
     arguments = ["template", release, str(chart), "--namespace", namespace, "--kube-version", version]
     arguments += [part for file in files for part in ("-f", str(file))]
     arguments += [part for api in apis for part in ("--api-versions", api)]
+    arguments += [part for value in given for part in ("--set", value)]
     text = run_helm(*arguments, "-f", "-", given=json.dumps(values or {}))
     return _objects(text)
 

@@ -145,7 +145,7 @@ VALUE_SETS: dict[str, Values] = {
         "router": {"extraArgs": ["--log-level", "debug"]},
         "prefill": {"extraArgs": ["--log-level=debug"]},
     },
-    "no gRPC": {"router": {"ports": {"grpc": -1}}},
+    "no gRPC": {"router": {"ports": {"grpc": -1}}, "service": {"port": 8001}},
     "other ports": {
         "router": {"ports": {"http": 8080, "grpc": 8081}},
         "workers": {"ports": {"grpc": 7000, "metrics": 7001}},
@@ -199,6 +199,10 @@ VALUE_SETS: dict[str, Values] = {
             "extraVolumeMounts": [{"name": "authority", "mountPath": "/etc/authority"}],
         },
         "tls": {"workers": {"enabled": True, "existingSecret": "workers-tls"}},
+    },
+    "planner with scrapes at Prometheus' own pace": {
+        "planner": {"enabled": True, "gpuBudget": 8},
+        "metrics": {"podMonitor": {"enabled": True, "interval": None, "scrapeTimeout": "10s"}},
     },
     "planner with just enough scrapes": {
         "planner": {"enabled": True, "gpuBudget": 8},
@@ -470,6 +474,11 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "prefill alone": ({"decode": {"enabled": False}}, "prefill.enabled: nobody could answer"),
     "static without workers": ({"router": {"discovery": "static"}}, "router.workers: name at least one"),
     "one port for both": ({"router": {"ports": {"http": 8001}}}, "router.ports.grpc: 8001 is already"),
+    "one port of the Service for both": (
+        {"service": {"port": 8001}},
+        "service.grpcPort: 8001 is already the HTTP port",
+    ),
+    "any port for gRPC": ({"router": {"ports": {"grpc": 0}}}, "router.ports.grpc: Must not validate"),
     "external without a URL": ({"redis": {"mode": "external"}}, "redis.url: needed with redis.mode=external"),
     "a URL that nobody uses": (
         {"redis": {"url": "redis://r"}},

@@ -94,6 +94,16 @@ class TestRendering:
     def test_the_application_has_the_version_of_the_program(self) -> None:
         assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == baton.__version__
 
+    def test_what_is_empty_may_be_null(self) -> None:
+        """Maps and lists whose keys are the user's: null is how Helm takes a default away."""
+        values = yaml.safe_load((CHART / "values.yaml").read_text())
+        emptied = [f"{path}=null" for path in _user_maps(values)]
+        assert {"prefill.resources=null", "workers.options=null", "commonAnnotations=null"} < set(emptied)
+        planner = {"enabled": True, "gpuBudget": 8}
+        objects = render({"planner": planner, "redis": {"mode": "bundled"}}, given=emptied, apis=[MONITORING])
+        assert problems(objects, (VERSIONS[0], VERSIONS[-1])) == []
+        assert loose_ends(objects) == []
+
     def test_the_schema_is_in_the_package(self) -> None:
         """Helm enforces none that .helmignore leaves out."""
         assert "values.schema.json" not in (CHART / ".helmignore").read_text()
@@ -117,6 +127,22 @@ def _differences(root: Object, schema: Object, values: Object, path: str = "") -
             yield where
         elif isinstance(values[key], dict):
             yield from _differences(root, known[key], values[key], where)
+
+
+USERS = re.compile(
+    r".*([aA]nnotations|[lL]abels|esources|nodeSelector|affinity|[sS]ecurityContext|behavior|options|inline"
+    r"|readiness|liveness)"
+)
+
+
+def _user_maps(values: Object, path: str = "") -> Iterator[str]:
+    """Lists, and maps whose keys are the user's."""
+    for key, value in values.items():
+        where = f"{path}.{key}" if path else key
+        if isinstance(value, list) or (isinstance(value, dict) and USERS.fullmatch(where)):
+            yield where
+        elif isinstance(value, dict):
+            yield from _user_maps(value, where)
 
 
 class TestOptions:
@@ -569,6 +595,14 @@ class TestSeveralNodes:
         assert "test-baton-prefill-node" not in budgets
         budgets = of_kind(rendered("several nodes and KEDA"), "PodDisruptionBudget")
         assert budgets["test-baton-decode-node"]["spec"]["maxUnavailable"] == "25%"
+
+    def test_budgets_count_workers_however_their_number_is_given(self) -> None:
+        objects = render(VALUE_SETS["one role on several nodes"], given=["decode.pdb.minAvailable=1"])
+        budgets = of_kind(objects, "PodDisruptionBudget")
+        assert budgets["test-baton-decode-node"]["spec"]["minAvailable"] == 1 * 3
+        objects = render(VALUE_SETS["one role on several nodes"], given=["decode.pdb.minAvailable=50%"])
+        budgets = of_kind(objects, "PodDisruptionBudget")
+        assert budgets["test-baton-decode-node"]["spec"]["minAvailable"] == "50%"
 
     @pytest.mark.parametrize(
         ("name", "kind"),

@@ -44,7 +44,7 @@ labels:
   {{- with .labels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-{{- with merge (dict) (default (dict) .annotations) .root.Values.commonAnnotations }}
+{{- with merge (dict) (default (dict) .annotations) (default (dict) .root.Values.commonAnnotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -121,10 +121,11 @@ annotations:
 {{- default (printf "%s-worker" (include "baton.fullname" .)) .Values.tls.workers.serverName }}
 {{- end }}
 
-{{/* Of a duration with one unit, such as 15s. */}}
+{{/* Of a duration with one unit, such as 15s. None: 0. */}}
 {{- define "baton.milliseconds" -}}
-{{- $unit := regexFind "[a-z]+$" . }}
-{{- mul (trimSuffix $unit . | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) }}
+{{- $text := default "" . }}
+{{- $unit := regexFind "[a-z]+$" $text }}
+{{- mul (trimSuffix $unit $text | int64) (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) }}
 {{- end }}
 
 {{/* (root, enabled, api): "yes" if what needs a cluster to know `api` is to be rendered. */}}

@@ -59,7 +59,7 @@
 
 {{/* (root, role): a role's own go before those of all workers; false is a value too, which `merge` would lose. */}}
 {{- define "baton.workerOptions" -}}
-{{- $options := deepCopy .root.Values.workers.options }}
+{{- $options := deepCopy (default (dict) .root.Values.workers.options) }}
 {{- range $name, $value := (index .root.Values .role).options }}{{ $_ := set $options $name $value }}{{ end }}
 {{- toJson $options }}
 {{- end }}
@@ -219,7 +219,7 @@
 - $(POD_IP)
 - --metrics-port
 - {{ $planner.metricsPort | toString | quote }}
-{{- if not (hasKey $planner.options "prometheusSelector") }}
+{{- if not (hasKey (default (dict) $planner.options) "prometheusSelector") }}
 - --prometheus-selector
 - {{ include "baton.seriesLabels" . | trim | squote }}
 {{- end }}

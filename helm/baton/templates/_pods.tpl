@@ -53,7 +53,7 @@ topologySpreadConstraints:
 {{- $scrape = dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .metricsPort) "prometheus.io/path" "/metrics" }}
 {{- if .https }}{{ $_ := set $scrape "prometheus.io/scheme" "https" }}{{ end }}
 {{- end }}
-{{- with merge (dict) .values.podAnnotations $scrape .root.Values.commonAnnotations }}
+{{- with merge (dict) (default (dict) .values.podAnnotations) $scrape (default (dict) .root.Values.commonAnnotations) }}
 annotations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -220,10 +220,14 @@ startupProbe:
   failureThreshold: {{ ceil (divf .values.startupSeconds 5.0) }}
 readinessProbe:
   {{- .readiness | nindent 2 }}
-  {{- toYaml .values.probes.readiness | nindent 2 }}
+  {{- with .values.probes.readiness }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 livenessProbe:
   {{- .liveness | nindent 2 }}
-  {{- toYaml .values.probes.liveness | nindent 2 }}
+  {{- with .values.probes.liveness }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/* `sleep` as a command, not as an action: that one is younger than Kubernetes 1.28. */}}
