@@ -68,6 +68,10 @@ VALUE_SETS: dict[str, Values] = {
     "several nodes and HPA": _roles(
         tensorParallelSize=2, nodesPerWorker=2, autoscaling={"enabled": True, "type": "hpa"}
     ),
+    "several nodes and a name of just that length": {
+        "fullnameOverride": "a" * 40,
+        **_roles(tensorParallelSize=2, nodesPerWorker=2),
+    },
     "RDMA": _roles(**_GPU, rdma={"enabled": True, "resource": "rdma/ib", "count": 2}),
     "RDMA without capabilities": _roles(
         rdma={"enabled": True, "resource": "rdma/roce_gdr", "capabilities": []}
@@ -436,6 +440,10 @@ REFUSED: dict[str, tuple[Values, str]] = {
             }
         },
         "decode.strategy.type: a LeaderWorkerSet (nodesPerWorker 2) has only RollingUpdate, not Recreate",
+    ),
+    "a name that is too long for nodes": (
+        {"fullnameOverride": "a" * 41, "prefill": {"tensorParallelSize": 2, "nodesPerWorker": 2}},
+        "-prefill is too long for a LeaderWorkerSet (prefill.nodesPerWorker 2)",
     ),
     "simulated nodes": (
         {**_SIMULATED, "decode": {"tensorParallelSize": 2, "nodesPerWorker": 2}},

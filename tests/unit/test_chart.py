@@ -604,6 +604,11 @@ class TestSeveralNodes:
         budgets = of_kind(objects, "PodDisruptionBudget")
         assert budgets["test-baton-decode-node"]["spec"]["minAvailable"] == "50%"
 
+    def test_labels_that_kubernetes_makes_of_names_fit(self) -> None:
+        """``controller-revision-hash``: the StatefulSet's name, of the thousandth group, and ten characters."""
+        for name in of_kind(rendered("several nodes and a name of just that length"), "LeaderWorkerSet"):
+            assert len(f"{name}-999-{'f' * 10}") <= 63
+
     @pytest.mark.parametrize(
         ("name", "kind"),
         [("several nodes and KEDA", "ScaledObject"), ("several nodes and HPA", "HorizontalPodAutoscaler")],
