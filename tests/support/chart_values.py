@@ -335,6 +335,14 @@ VALUE_SETS: dict[str, Values] = {
         },
         "networkPolicy": {"enabled": True, "egress": {"enabled": True}},
     },
+    "egress to a collector": {
+        "router": {"options": {"otlpEndpoint": "http://collector.observability:4317"}},
+        "networkPolicy": {"enabled": True, "egress": {"enabled": True, "hub": False}},
+    },
+    "egress to a collector at gRPC's own port": {
+        "router": {"options": {"otlpEndpoint": "https://[fd00::1]/"}},
+        "networkPolicy": {"enabled": True, "egress": {"enabled": True, "hub": False}},
+    },
     "egress to an external Redis": {
         "redis": {"mode": "external", "url": "redis://redis.data:7000/0"},
         "networkPolicy": {"enabled": True, "egress": {"enabled": True, "hub": False}},

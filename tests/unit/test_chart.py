@@ -411,6 +411,15 @@ class TestSecurity:
         ]["spec"]["egress"]
         assert redis == {"ports": [{"port": 7000}]}
 
+    @pytest.mark.parametrize(
+        ("name", "port"),
+        [("egress to a collector", 4317), ("egress to a collector at gRPC's own port", 443)],
+    )
+    def test_egress_of_routers_leads_to_the_collector(self, name: str, port: int) -> None:
+        policies = of_kind(rendered(name), "NetworkPolicy")
+        assert {"ports": [{"port": port}]} in policies["test-baton-router"]["spec"]["egress"]
+        assert {"ports": [{"port": port}]} not in policies["test-baton-workers"]["spec"]["egress"]
+
     def test_egress_leads_to_workers_that_are_named(self) -> None:
         policies = of_kind(rendered("egress to workers by name and address"), "NetworkPolicy")
         named = [
