@@ -614,7 +614,7 @@ class TestSeveralNodes:
         assert budgets["test-baton-decode-node"]["spec"]["minAvailable"] == "50%"
 
     def test_labels_that_kubernetes_makes_of_names_fit(self) -> None:
-        """``controller-revision-hash``: the StatefulSet's name, of the thousandth group, and ten characters."""
+        """``controller-revision-hash``: the thousandth group's StatefulSet, and ten characters."""
         for name in of_kind(rendered("several nodes and a name of just that length"), "LeaderWorkerSet"):
             assert len(f"{name}-999-{'f' * 10}") <= 63
 
@@ -733,6 +733,19 @@ def test_a_problem_is_found() -> None:
     assert "no schema for example.org/v1 Thing" in problems([unknown])[0]
 
 
+def _secrets(objects: list[Object]) -> Iterator[tuple[str, str]]:
+    """Names of Secrets that pods ask for, with a key of each; a file's is that of API keys."""
+    for pod in pods_of(objects).values():
+        spec = pod["spec"]
+        for each in [*spec["containers"], *spec.get("initContainers", [])]:
+            for variable in each.get("env", []):
+                if reference := variable.get("valueFrom", {}).get("secretKeyRef"):
+                    yield reference["name"], reference["key"]
+        for volume in spec["volumes"]:
+            if "secret" in volume:
+                yield volume["secret"]["secretName"], "keys.yaml"
+
+
 class TestWithoutHelm:
     """``k8s/``: what the chart renders for those who do not use Helm."""
 
@@ -750,6 +763,40 @@ class TestWithoutHelm:
         assert len(written) >= 11
         stale = [str(path) for path, text in written.items() if _text(self.FOLDER / path) != text]
         assert stale == [], "run scripts/k8s"
+
+    def test_the_overlays_name_the_images_of_their_bases(self) -> None:
+        """They are in nobody's registry but the user's."""
+        overlays = list((self.FOLDER / "overlays").glob("*/kustomization.yaml"))
+        assert len(overlays) == 2
+        for file in overlays:
+            overlay = yaml.safe_load(file.read_text())
+            [base] = [file.parent / path for path in overlay["resources"] if "base" in path]
+            containers = [
+                container
+                for pod in pods_of(read(base / "baton.yaml")).values()
+                for container in [*pod["spec"]["containers"], *pod["spec"].get("initContainers", [])]
+            ]
+            images = {container["image"].rpartition(":")[0] for container in containers}
+            ours = {image for image in images if "baton-" in image}
+            assert {image["name"] for image in overlay["images"]} == ours
+            for image in overlay["images"]:
+                assert image["newName"] == f"registry.example/{image['name'].rpartition('/')[2]}"
+
+    def test_the_secrets_to_make_are_those_that_pods_ask_for(self) -> None:
+        asked: dict[tuple[str, str], set[str]] = {}
+        for file in (self.FOLDER / "base").glob("*/baton.yaml"):
+            objects = read(file)
+            made = {one["spec"]["secretName"] for one in of_kind(objects, "Certificate").values()}
+            for name, key in _secrets(objects):
+                if name not in made:
+                    asked.setdefault((name, key), set()).add(file.parent.name)
+        everywhere = ", ".join(folder.name for folder in (self.FOLDER / "base").iterdir())
+        told = {}
+        for line in (self.FOLDER / "README.md").read_text().splitlines():
+            if made_by := re.search(r"create secret generic (\S+) --from-\w+=([\w.-]+)", line):
+                _, _, folders = line.partition("  # ")
+                told[made_by[1], made_by[2]] = set((folders or everywhere).split(", "))
+        assert told == asked
 
     def test_of_the_trial_is_right_for_every_version(self) -> None:
         """The others are renderings of the examples."""
