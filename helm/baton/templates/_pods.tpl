@@ -206,8 +206,8 @@ initContainers:
 
 {{/* A Deployment's strategy. Kubernetes refuses `rollingUpdate`, which has defaults, beside another type. */}}
 {{- define "baton.strategy" -}}
-{{- $kept := . }}
-{{- if ne .type "RollingUpdate" }}{{ $kept = omit . "rollingUpdate" }}{{ end }}
+{{- $kept := default (dict) . }}
+{{- if eq (default "" $kept.type) "Recreate" }}{{ $kept = omit $kept "rollingUpdate" }}{{ end }}
 {{- toYaml $kept }}
 {{- end }}
 
