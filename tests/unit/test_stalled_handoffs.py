@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
+from baton.connector.decode import State
 from baton.connector.messages import (
     REPEAT_S,
     AbortReason,
@@ -23,6 +26,8 @@ from baton.connector.messages import (
 from baton.connector.prefill import PrefillHandoffs
 from baton.decode.role import IN_LINE
 from baton.prefill.role import PrefillRole
+from baton.router.answers import Group
+from baton.router.workers import WorkerClient
 from baton.sampling_params import SamplingParams
 from tests.support.fake_engine import run_alone
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
@@ -54,6 +59,52 @@ async def test_it_is_given_up_and_done_again(forgotten: str, monkeypatch: pytest
         assert set(names) == {Name("r", 0)}
         if forgotten == "_compute":  # pages that a send should have left are not given up by anybody's word
             await until(lambda: not (prefill.held or decode.held))
+
+
+async def _without_pages(decode: LocalWorker, until_over: Callable[[], Awaitable[None]]) -> None:
+    """Running requests grow into all that was promised to the handoff, for as long as that takes."""
+    machine = decode.decode._machine
+    await until(lambda: State.RESERVED in [machine.state_of(name) for name in machine._handoffs])
+    with decode.engine.lock:
+        taken = decode.engine.pool.allocate(decode.engine.pool.num_allocatable)
+    assert taken is not None
+    await until_over()
+    with decode.engine.lock:
+        decode.engine.pool.free(taken)
+
+
+async def test_that_decode_has_no_pages_is_not_held_against_prefill() -> None:
+    """Such a handoff may wait for longer than one of which nothing comes."""
+    prefill, decode = LocalWorker("prefill", step_s=0.2), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        decode.decode._wiring = replace(decode.decode._wiring, patience_s=0.5)
+        asked = asyncio.create_task(answer(ring, "r", PROMPT, LENGTH))
+        await _without_pages(decode, lambda: asyncio.sleep(1.5))
+        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        assert await asked == run_alone(PROMPT, params)
+        assert not decode.decode.counters.aborted
+
+
+async def test_decode_that_has_no_pages_for_too_long_is_avoided() -> None:
+    """Two full workers may wait for each other: one refuses, and another decode worker is asked."""
+    prefill, full = LocalWorker("prefill", step_s=0.2), LocalWorker("decode")
+    async with local_ring([prefill, full]) as ring:
+        full.decode._wiring = replace(full.decode._wiring, patience_s=1.0 / IN_LINE)
+        refused: list[tuple[str, str, set[str]]] = []
+        place_again = ring.attempts.place_again
+
+        def note(group: Group, refused_by: WorkerClient, reason: str) -> None:
+            place_again(group, refused_by, reason)
+            refused.append((refused_by.address, reason, set(group.avoided)))
+
+        ring.attempts.place_again = note  # type: ignore[method-assign]
+        asked = asyncio.create_task(answer(ring, "r", PROMPT, LENGTH))
+        await _without_pages(full, lambda: until(lambda: refused))
+        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        assert await asked == run_alone(PROMPT, params)
+        assert refused == [(full.address, "no pages came free here for 1 s", {full.address})]
+        assert full.decode.counters.aborted == {AbortReason.STALLED: 1}
+        await until(lambda: not (prefill.held or full.held))
 
 
 class NoPages:

@@ -394,16 +394,23 @@ class DecodeHandoffs:
         an older one, whose own cancel is still to come."""
         return self._give_up(name, AbortReason.CANCELLED, now)
 
-    def stalled(self, name: Name, reason: str, now: float) -> list[Action]:
+    def stalled(self, name: Name, reason: str, now: float, failure: Failure = Failure.LOST) -> list[Action]:
         """Nothing has come of the handoff for too long, though its link is healthy. That is no proof of
         anything, only a reason to ask for it."""
         handoff = self._handoffs.get(name)
         if handoff is None or handoff.state is State.DRAINING:
             return []
-        return self._fail(handoff, reason, AbortReason.STALLED, now)
+        return self._fail(handoff, reason, AbortReason.STALLED, now, failure)
 
-    def _fail(self, handoff: Handoff, text: str, reason: AbortReason, now: float) -> list[Action]:
-        return [Fail(handoff.name, text, Failure.LOST), *self._abort(handoff, reason, now)]
+    def _fail(
+        self,
+        handoff: Handoff,
+        text: str,
+        reason: AbortReason,
+        now: float,
+        failure: Failure = Failure.LOST,
+    ) -> list[Action]:
+        return [Fail(handoff.name, text, failure), *self._abort(handoff, reason, now)]
 
     def _give_up(self, name: Name, reason: AbortReason, now: float) -> list[Action]:
         handoff = self._handoffs.get(name)

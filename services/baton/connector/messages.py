@@ -38,7 +38,7 @@ class Failure(Enum):
     """What the router may do about an attempt that failed."""
 
     REFUSED = "refused"
-    """Nothing was begun: ask another worker."""
+    """Nothing was begun in decode: ask another worker there."""
     LOST = "lost"
     """The handoff broke: go on from the tokens delivered, with another attempt."""
     FINAL = "final"

@@ -22,6 +22,7 @@ from baton.connector.messages import (
     CancelReceive,
     Commit,
     Fail,
+    Failure,
     Fence,
     First,
     LinkId,
@@ -53,7 +54,8 @@ from baton.v1 import inference_pb2, worker_pb2
 log = logging.getLogger(__name__)
 
 IN_LINE = 10
-"""Times as long a handoff may show no life before prefill has begun to compute it."""
+"""Times as long a handoff may show no life while it stands in line: before prefill has begun to compute it,
+or until decode has pages for it."""
 
 _STAGES = (
     ("room", Stage.ASKED, Stage.CREDITED),
@@ -178,16 +180,25 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
     def _give_up_stalled(self, now: float) -> None:
         """A handoff of which nothing has come for too long, though its link is healthy: prefill may have
-        forgotten it. Waiting for room is decode's own affair and does not count; before its first blocks it
-        may have to stand in prefill's line, and has ten times as long."""
+        forgotten it. Before its first blocks it may have to stand in prefill's line, and has ten times as
+        long.
+
+        Waiting for a promise of room is decode's own affair and does not count. Nor is it prefill's fault if
+        running requests have grown into what was promised. But two full workers may wait for each other's
+        blocks, so that ends as well: refused here, for the router to try another decode worker.
+        """
         for name, timeline in list(self._timelines.items()):
-            begun = timeline.reached(Stage.READY) is not None
-            patience = self._wiring.patience_s * (1 if begun else IN_LINE)
-            waits = timeline.reached(Stage.CREDITED) is not None
-            if waits and now - timeline.moved_at >= patience:
+            ready, granted = (timeline.reached(s) is not None for s in (Stage.READY, Stage.GRANTED))
+            patience = self._wiring.patience_s * (1 if granted else IN_LINE)
+            if timeline.reached(Stage.CREDITED) is None or now - timeline.moved_at < patience:
+                continue
+            if ready and not granted:
+                reason, failure = f"no pages came free here for {patience:g} s", Failure.REFUSED
+            else:
                 last = timeline.last.value
                 reason = f"nothing has come from prefill for {patience:g} s; the handoff is {last}"
-                self._do(partial(self._machine.stalled, name, reason))
+                failure = Failure.LOST
+            self._do(partial(self._machine.stalled, name, reason, failure=failure))
 
     def room_changed(self) -> None:
         """Blocks may have come free since the last step."""
@@ -379,8 +390,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
                 self._commit(action)
             case Stop(name=name):
                 self._forget(name)
-            case Fail(name=name, reason=reason):
-                self._lose(name, reason)
+            case Fail():
+                self._fail(action)
             case Fence(link=link):
                 self._spawn(self._fence(link))
             case Retire(link=link):
@@ -524,11 +535,12 @@ class DecodeRole(pb_grpc.HandoffServicer):
             delta.details.ParseFromString(first.details)
         self._outlet.deliver(answer.owner, delta)
 
-    def _lose(self, name: Name, reason: str) -> None:
-        log.warning("handoff of %s (attempt %d) failed: %s", name.request_id, name.attempt, reason)
-        owner = self._room.owner(name)
+    def _fail(self, fail: Fail) -> None:
+        log.warning("handoff of %s (attempt %d) failed: %s", *fail.name, fail.reason)
+        owner = self._room.owner(fail.name)
         if owner is not None:
-            self._outlet.lose(owner, name.request_id, name.attempt, reason)
+            tell = self._outlet.refuse if fail.failure is Failure.REFUSED else self._outlet.lose
+            tell(owner, *fail.name, fail.reason)
 
     async def _fence(self, link: LinkId) -> None:
         peer = self._peers.get(link)
