@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import re
 import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from baton.beam_search import BeamParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Sequence, Status
 from baton.engine.step import StepTensors
+from baton.request.limits import MAX_PROMPT_LOGPROBS
 from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
@@ -186,11 +190,66 @@ class TestOutputs:
             (replace(GREEDY, logit_bias=((VOCAB_SIZE, 1.0),)), f"allowed: 0 to {VOCAB_SIZE - 1}"),
             (replace(GREEDY, min_tokens=1, stop_token_ids=frozenset(beyond)), "allowed: 0 to"),
             (replace(GREEDY, min_tokens=1, allowed_token_ids=(3,)), "leave no token"),
+            (replace(GREEDY, bad_word_ids=((1,), ())), "a run of bad_word_ids is empty"),
         ):
             for accept in (engine.check, engine.add):
                 with pytest.raises(ValueError, match=message):
                     accept(Sequence("r", 1, [5], params))
         assert not engine.has_work
+
+    @pytest.mark.parametrize(
+        ("name", "wrong"),
+        [
+            ("temperature", (math.nan, math.inf, -0.1, 1e30)),
+            ("top_k", (-1,)),
+            ("top_p", (math.nan, math.inf, -0.1, 1.1)),
+            ("min_p", (math.nan, math.inf, -0.1, 1.1)),
+            ("repetition_penalty", (math.nan, math.inf, 0.0, -1.0, 1e-30, 1e30)),
+            ("presence_penalty", (math.nan, -math.inf, 2.1)),
+            ("frequency_penalty", (math.nan, -math.inf, 2.1)),
+            ("min_tokens", (-1,)),
+            ("logprobs", (-1,)),
+            ("prompt_logprobs", (-1,)),
+        ],
+    )
+    def test_numbers_must_be_within_their_bounds(self, name: str, wrong: tuple[float, ...]) -> None:
+        """A step that cannot choose, or makes something of NaN, would end the worker."""
+        engine = fake_engine()
+        for value in wrong:
+            params: dict[str, Any] = {name: value}
+            with pytest.raises(ValueError, match=re.escape(f"{name} is {value}; allowed: ")):
+                engine.add(Sequence("r", 1, [5], replace(GREEDY, **params)))
+        assert not engine.has_work
+
+    @pytest.mark.parametrize("bias", [math.nan, math.inf, -math.inf, 101.0])
+    def test_a_bias_must_be_finite_and_small(self, bias: float) -> None:
+        with pytest.raises(ValueError, match=r"logit_bias\[3\] is .*; allowed: -100 to 100"):
+            fake_engine().add(Sequence("r", 1, [5], replace(GREEDY, logit_bias=((3, bias),))))
+
+    @pytest.mark.parametrize("penalty", [math.nan, math.inf, 5000.0, -5000.0])
+    def test_a_length_penalty_must_keep_scores_finite(self, penalty: float) -> None:
+        params = SamplingParams(max_tokens=8, beam_search=BeamParams(2, penalty))
+        with pytest.raises(ValueError, match=r"length_penalty is .*; allowed: -10 to 10"):
+            fake_engine().add(Sequence("r", 1, [5], params))
+
+    def test_a_prompt_has_no_more_log_probabilities_told_than_a_message_holds(self) -> None:
+        engine, most = fake_engine(2048, max_model_len=8192), MAX_PROMPT_LOGPROBS // (VOCAB_SIZE + 1)
+        params = replace(GREEDY, prompt_logprobs=2**31)
+        engine.check(Sequence("r", 1, prompt(most), params))
+        with pytest.raises(
+            ValueError, match=f"log-probabilities of a prompt; allowed: {MAX_PROMPT_LOGPROBS}"
+        ):
+            engine.check(Sequence("r", 1, prompt(most + 1), params))
+
+    def test_numbers_at_their_bounds_are_taken_as_the_wire_rounds_them(self) -> None:
+        engine = fake_engine()
+        for params in (
+            SamplingParams(2, temperature=2.0, top_p=1.0, min_p=1.0, repetition_penalty=0.01),
+            SamplingParams(2, presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=100.0),
+            SamplingParams(2, top_k=2**31 - 1, logit_bias=((3, -100.0), (4, 100.0)), logprobs=20),
+            SamplingParams(2, beam_search=BeamParams(2, -10.0)),
+        ):
+            engine.check(Sequence("r", 1, [5], SamplingParams.from_proto(params.to_proto())))
 
 
 class TestHolding:

@@ -7,10 +7,7 @@ from typing import Protocol
 
 from baton.beam_search import BeamParams, EarlyStopping
 from baton.request.errors import invalid, shown
-from baton.request.limits import MAX_BEAMS
-
-MAX_LENGTH_PENALTY = 10.0
-"""Either way. It keeps length ** penalty finite for any context."""
+from baton.request.limits import MAX_BEAMS, MAX_LENGTH_PENALTY
 
 
 class BeamFields(Protocol):

@@ -10,6 +10,18 @@ MAX_ANSWERS = 128
 MAX_BEAMS = 16
 """Of one search."""
 
+MAX_TEMPERATURE = 2.0
+MAX_PENALTY = 2.0
+MAX_BIAS = 100.0
+MAX_REPETITION = 100.0
+"""Of the repetition penalty; its inverse is the least. Both keep logits finite."""
+
+MAX_LENGTH_PENALTY = 10.0
+"""Either way. It keeps length ** penalty finite for any context."""
+
+MAX_PROMPT_LOGPROBS = 2**18
+"""Prompt tokens times log-probabilities told for each, the token's own included."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -34,8 +46,7 @@ class SamplingLimits:
     max_stop_token_ids: int = 1024
     max_logprobs: int = 20
     """Likeliest tokens that can be told for one place."""
-    max_prompt_logprobs: int = 2**18
-    """Prompt tokens times log-probabilities told for each, the token's own included."""
+    max_prompt_logprobs: int = MAX_PROMPT_LOGPROBS
     max_logit_bias: int = 1024
     max_bad_words: int = 500
     max_bad_word_chars: int = 128

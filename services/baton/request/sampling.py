@@ -14,21 +14,25 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from baton.request.beams import MAX_LENGTH_PENALTY, beam_params, check_alone
+from baton.request.beams import beam_params, check_alone
 from baton.request.defaults import SamplingDefaults
 from baton.request.errors import invalid, shown
-from baton.request.limits import MAX_BEAMS, ModelInfo, SamplingLimits
+from baton.request.limits import (
+    MAX_BEAMS,
+    MAX_BIAS,
+    MAX_LENGTH_PENALTY,
+    MAX_PENALTY,
+    MAX_REPETITION,
+    MAX_TEMPERATURE,
+    ModelInfo,
+    SamplingLimits,
+)
 from baton.request.prompts import check_ids
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput
 from baton.text.tokenizer import Tokenizer
 
-MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 2**31 - 1
-MAX_PENALTY = 2.0
-MAX_BIAS = 100.0
-MAX_REPETITION = 100.0
-"""Of the repetition penalty; its inverse is the least. Both keep logits finite."""
 SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 _SEED_MASK = 2**64 - 1
 OPENAI = SamplingDefaults()
