@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from baton.beam_search import BeamParams, EarlyStopping
+from baton.engine.beams import Candidates
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import Fork, Sequence
@@ -295,6 +297,30 @@ class TestRefused:
         request = beam_request("a", prompt(9), beams(4, stops=stops))
         self.refused(fake_engine(), request, "as many tokens", ValueError)
         assert search(fake_engine(), beam_request("a", prompt(9), beams(3, stops=stops)))
+
+    @pytest.mark.parametrize(
+        ("token_ids", "logprobs", "why"),
+        [
+            ([5, 6], [-1.0, -2.0], "2 candidates came of 3"),
+            ([5, 6, VOCAB_SIZE], [-1.0, -2.0, -3.0], f"allowed: 0 to {VOCAB_SIZE - 1}"),
+            ([5, 6, 6], [-1.0, -2.0, -2.0], "a candidate came twice"),
+            ([5, 6, 7], [-1.0, -2.0, math.nan], "finite log-probability"),
+            ([5, 6, 7], [-1.0, -2.0, -math.inf], "finite log-probability"),
+            ([5, 6, 7], [-1.0, -2.0], "finite log-probability"),
+        ],
+    )
+    def test_candidates_of_another_worker_that_cannot_be(
+        self, token_ids: list[int], logprobs: list[float], why: str
+    ) -> None:
+        """They would fail a step, and the worker with it."""
+        engine = fake_engine()
+        request = beam_request("a", prompt(9), beams(3, stops=frozenset()))
+        blocks = engine.pool.allocate(3)
+        assert blocks is not None
+        with pytest.raises(ValueError, match=why):
+            engine.admit_beams(request, Candidates(token_ids, logprobs), blocks)
+        assert not engine.has_work
+        assert engine.load().blocks_held == 0
 
     def test_what_would_change_the_distribution(self) -> None:
         params = replace(beams(2), frequency_penalty=1.0)

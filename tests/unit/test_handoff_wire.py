@@ -34,17 +34,19 @@ from baton.connector.messages import (
     ToPrefill,
     Withdraw,
 )
+from baton.logprobs import Logprobs, TokenDetails
 from baton.v1 import handoff_pb2 as pb
 
 NAME = Name("01J0-Ünïcode", 2**32 - 1)
 LINK = LinkId("p" * 32, "d" * 32, 7)
+DETAILS = TokenDetails(Logprobs(0, [-0.5], [1])).to_proto().SerializeToString()
 
 TO_DECODE: list[wire.FromPrefill] = [
     Ready(NAME),
     SendComplete(
         NAME,
         Manifest(131_072, bytes(range(32)), 300, 2),
-        (First(151_935, b"\0details"), First(0)),
+        (First(151_935, DETAILS), First(0)),
         cached_tokens=64,
         checksums=(0, 2**32 - 1),
     ),
@@ -73,6 +75,14 @@ def test_prefills_messages_survive(message: wire.FromPrefill) -> None:
 def test_decodes_messages_survive(message: ToPrefill) -> None:
     data = wire.to_prefill(message).SerializeToString()
     assert wire.from_decode(pb.DecodeMessage.FromString(data)) == message
+
+
+def test_a_first_token_whose_details_cannot_be_read_is_no_answer() -> None:
+    told = pb.FirstToken(token=7, details=b"\xff")
+    message = pb.PrefillMessage(send_complete=pb.SendComplete(firsts=[pb.FirstToken(token=5), told]))
+    read = wire.from_prefill(message, LINK)
+    assert isinstance(read, SendComplete)
+    assert (read.firsts, read.manifest.num_answers) == ((First(5),), 1)
 
 
 def test_every_kind_is_tried() -> None:

@@ -13,10 +13,12 @@ import grpc
 import pytest
 
 from baton.connector.liveness import Tempo
+from baton.connector.messages import AbortReason, First
 from baton.connector.ranks.end import LocalLink
 from baton.connector.tcp import SendingLink
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
+from baton.prefill import role
 from baton.prefill.links import DecodePeer
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
@@ -125,6 +127,19 @@ async def test_prefill_hears_of_no_receive_before_it_is_posted(monkeypatch: pyte
         assert prefill.prefill.holds().blocks == decode.engine.generated_tokens == 0
         posted.set_result(None)
         assert await asked == await expected()
+
+
+async def test_details_that_cannot_be_read_break_the_handoff_and_not_decode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right, firsts = role._first, [First(1, b"\xff")]
+    monkeypatch.setattr(role, "_first", lambda answer: firsts.pop() if firsts else right(answer))
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        assert await answer(ring, "r", PROMPT, TOKENS) == await expected()
+        assert decode.decode.counters.aborted == {AbortReason.MANIFEST: 1}
+        assert not (firsts or decode.crashed.is_set())
+        await until(lambda: not (prefill.held or decode.held))
 
 
 # --- drains

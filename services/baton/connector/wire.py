@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from google.protobuf.message import DecodeError
+
 from baton.connector.messages import (
     Cancel,
     Credit,
@@ -25,6 +27,7 @@ from baton.connector.messages import (
 from baton.connector.ranks.ends import Strand
 from baton.connector.ranks.share import Share, Tie
 from baton.v1 import handoff_pb2 as pb
+from baton.v1.worker_pb2 import TokenDetails
 
 FromPrefill = Ready | SendComplete | Drained | Withdraw
 """What prefill says after it has asked; Ask is built by the service, which alone has the tokens."""
@@ -66,15 +69,7 @@ def from_prefill(message: pb.PrefillMessage, link: LinkId) -> ToDecode | None:
         case "ready":
             return Ready(name_of(message.ready.name))
         case "send_complete":
-            body = message.send_complete
-            manifest = Manifest(body.num_tokens, body.tokens_digest, body.num_segments, len(body.firsts))
-            return SendComplete(
-                name_of(body.name),
-                manifest,
-                tuple(First(first.token, first.details) for first in body.firsts),
-                body.cached_tokens,
-                tuple(body.checksums),
-            )
+            return _send_complete(message.send_complete)
         case "drained":
             of = LinkId(link.prefill, link.decode, message.drained.epoch)
             return Drained(name_of(message.drained.name), of)
@@ -82,6 +77,22 @@ def from_prefill(message: pb.PrefillMessage, link: LinkId) -> ToDecode | None:
             return Withdraw(name_of(message.withdraw.name), message.withdraw.reason)
         case _:
             return None
+
+
+def _send_complete(body: pb.SendComplete) -> SendComplete:
+    """A first token whose details cannot be read is none: the manifest counts too few, and matches no
+    request. Later, at the commit, there would be nobody to tell."""
+    firsts = tuple(First(first.token, first.details) for first in body.firsts if _readable(first.details))
+    manifest = Manifest(body.num_tokens, body.tokens_digest, body.num_segments, len(firsts))
+    return SendComplete(name_of(body.name), manifest, firsts, body.cached_tokens, tuple(body.checksums))
+
+
+def _readable(details: bytes) -> bool:
+    try:
+        TokenDetails.FromString(details)
+    except DecodeError:
+        return False
+    return True
 
 
 def to_prefill(message: ToPrefill) -> pb.DecodeMessage:

@@ -492,8 +492,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
             for answer, first in zip(answers, commit.firsts, strict=True):
                 answer.append(first.token)
             refused = self._engine.admit_forked(answers, commit.pages)
-        for answer, reason in refused.items():  # a newer attempt of the request is here already
-            log.warning("a committed handoff came too late: %s", reason)
+        for answer, reason in refused.items():  # a newer attempt of the request is here, or the token is none
+            log.warning("a committed handoff was refused: %s", reason)
             self._outlet.fail(answer.owner, answer.request_id, answer.attempt, reason)
         joined = [answer for answer in answers if answer.block_ids]
         if joined:
@@ -510,8 +510,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         candidates = Candidates.of(Logprobs.from_proto(details.logprobs))
         try:
             self._engine.admit_beams(sequence, candidates, commit.pages)
-        except ValueError as error:  # a newer attempt of the request is here already
-            log.warning("a committed handoff came too late: %s", error)
+        except ValueError as error:  # a newer attempt is here already, or these candidates cannot be
+            log.warning("a committed handoff was refused: %s", error)
             self._outlet.fail(sequence.owner, sequence.request_id, sequence.attempt, str(error))
         else:
             self._join(sequence, timeline)

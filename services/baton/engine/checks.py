@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from baton.engine.beams import Candidates
 from baton.engine.sequence import Sequence
 from baton.engine.stop import stop_ids
 from baton.request.limits import (
@@ -97,6 +99,17 @@ class RequestChecks:
         given = [seq.first_token, *(fork.first_token for fork in seq.forks), *seq.output_ids]
         if any(token is not None for token in given):
             raise ValueError("outputs were given of a beam search, which tells none before its end")
+
+    def check_candidates(self, candidates: Candidates, needed: int) -> None:
+        """ValueError, saying why, if a beam search of so many candidates cannot begin with these."""
+        token_ids, logprobs = candidates
+        if len(token_ids) < min(needed, self.vocab_size):
+            raise ValueError(f"{len(token_ids)} candidates came of {needed}")
+        if len(set(token_ids)) < len(token_ids):
+            raise ValueError("a candidate came twice")
+        if len(logprobs) != len(token_ids) or not all(map(math.isfinite, logprobs)):
+            raise ValueError("each candidate needs a finite log-probability")
+        self._check_ids(token_ids)
 
     def _check_ids(self, token_ids: Collection[int]) -> None:
         """One bad id would fail the whole batch it is computed in."""

@@ -558,8 +558,7 @@ class Engine:
             try:
                 self._prepare(seq)
                 self._check_attempt(seq)
-                if len(candidates.token_ids) < min(seq.num_candidates, self.vocab_size):
-                    raise ValueError(f"{len(candidates.token_ids)} candidates came of {seq.num_candidates}")
+                self._checks.check_candidates(candidates, seq.num_candidates)
                 self.scheduler.accept(seq)
                 group = self._group(seq)
                 members = group.begin(candidates)
