@@ -20,6 +20,7 @@ from baton.connector.prefill import PrefillHandoffs
 from baton.router.ledger import Entry
 from tests.support.handoff_mutants import (
     BelieveAnyDrained,
+    BelieveAnyGrant,
     BindWhileFencing,
     CommitOnLocalCompletion,
     CommitUnverified,
@@ -145,6 +146,7 @@ MUTANTS: list[tuple[WorldConfig, str]] = [
     (replace(TWO_SIDED, decode_machine=BelieveAnyDrained), "touch"),
     (replace(TWO_SIDED, decode_machine=BindWhileFencing), "being fenced"),
     (replace(TWO_SIDED, prefill_machine=UnpinAtStop), "touch"),
+    (replace(TWO_SIDED, prefill_machine=BelieveAnyGrant), "is sent twice"),
     (replace(TWO_SIDED, prefill_machine=NeverRepeatAtPrefill), r"P\d+ has \d+ open handoffs"),
     (replace(TWO_SIDED, entry=NoAttemptCheck), "follows tokens it was not sampled after"),
     (replace(TWO_SIDED, entry=NoSequenceCheck), r"'s token for position \d+ is delivered at \d+"),

@@ -24,6 +24,7 @@ from baton.connector.messages import (
     Manifest,
     Name,
     Retire,
+    Segment,
     Send,
     SendComplete,
     ToDecode,
@@ -171,6 +172,13 @@ class DrainedAtOnce(PrefillHandoffs):
         self, link: LinkId, name: Name, handoff: PrefillHandoff | None, now: float
     ) -> list[Action]:
         return [*super()._on_cancel(link, name, handoff, now), Send(link, Drained(name, link))]
+
+
+class BelieveAnyGrant(PrefillHandoffs):
+    """Sends whatever is granted, under whatever tags."""
+
+    def _wrong(self, handoff: PrefillHandoff, segments: tuple[Segment, ...]) -> str | None:
+        return None
 
 
 class NeverRepeatAtPrefill(PrefillHandoffs):

@@ -28,6 +28,7 @@ from baton.connector.messages import (
     Fail,
     Fence,
     First,
+    Grant,
     LinkId,
     Name,
     PostReceive,
@@ -413,6 +414,7 @@ class World:
         "repeat": 4,
         "replay": 2,
         "lose": 1,
+        "garble_grant": 1,
         "compute": 40,
         "publish": 25,
         "preempt": 2,
@@ -937,6 +939,33 @@ class World:
             return False
         queue = self._streams[pick.of(options)].queue
         del queue[pick.below(len(queue))]
+        return True
+
+    def garble_grant(self, pick: Picker) -> bool:
+        """A grant arrives with segments that could not be told apart, or hold nothing."""
+        options = [
+            (key, message)
+            for key, stream in self._streams.items()
+            if stream.queue and isinstance(message := stream.queue[0], Grant) and message.segments
+        ]
+        if not options:
+            return False
+        (link, way), grant = pick.of(options)
+        first = grant.segments[0]
+        wrong = [
+            replace(grant, segments=(*grant.segments, first)),
+            replace(grant, segments=(*grant.segments, replace(first, tag=-1, num_blocks=0))),
+        ]
+        prefill = self._prefill_of(link)
+        taken = [
+            tag
+            for of, tag in self._transfers
+            if of == link and prefill and prefill.machine.name_of(link, tag) not in (None, grant.name)
+        ]
+        if taken:
+            wrong.append(replace(grant, segments=(replace(first, tag=pick.of(taken)), *grant.segments[1:])))
+        self._streams[link, way].queue.popleft()
+        self._arrive(link, way, pick.of(wrong))
         return True
 
     def _arrive(self, link: LinkId, way: str, message: ToDecode | ToPrefill) -> None:

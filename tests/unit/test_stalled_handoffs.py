@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from baton.connector.decode import State
 from baton.connector.messages import (
     REPEAT_S,
     AbortReason,
+    Action,
+    Cancel,
     Credit,
     Fail,
     Failure,
@@ -20,6 +23,7 @@ from baton.connector.messages import (
     Name,
     Segment,
     Send,
+    SendBlocks,
     Stop,
     Withdraw,
 )
@@ -128,10 +132,59 @@ def test_prefill_does_not_begin_what_it_could_never_end(segments: list[tuple[int
     machine.receive(link, Credit(name), 0.0)
     granted = Grant(name, tuple(Segment(tag, *run) for tag, run in enumerate(segments)))
     reason = "decode granted more than the 3 KV blocks of the request"
-    assert machine.receive(link, granted, 0.0) == [
-        Fail(name, reason, Failure.LOST),
-        Send(link, Withdraw(name, reason)),
-        Stop(name),
-    ]
+    assert machine.receive(link, granted, 0.0) == withdrawn(link, name, reason)
     assert machine.counters.aborted == {AbortReason.MANIFEST: 1}
     assert machine.open_handoffs == 0
+
+
+def withdrawn(link: LinkId, name: Name, reason: str) -> list[Action]:
+    return [Fail(name, reason, Failure.LOST), Send(link, Withdraw(name, reason)), Stop(name)]
+
+
+@pytest.mark.parametrize(
+    ("segments", "reason"),
+    [
+        ([Segment(1, 0, 2), Segment(1, 2, 2)], "decode granted a tag twice"),
+        ([Segment(2, 0, 2), Segment(8, 2, 2)], "decode granted a tag twice"),
+        ([Segment(2, 0, 2), Segment(9, 2, 2)], "decode granted a tag twice"),
+        ([Segment(1, 0, 4), Segment(2, 4, 0)], "decode granted a segment without blocks"),
+    ],
+    ids=["twice in one grant", "being sent", "to be sent", "empty"],
+)
+def test_prefill_does_not_begin_sends_that_it_could_not_tell_apart(
+    segments: list[Segment], reason: str
+) -> None:
+    """The end of one would be taken for the other's, and its pages would stay pinned."""
+    source = Pages()
+    machine, link = PrefillHandoffs(source), LinkId("p", "d", 1)
+    machine.link_opened(link)
+    other, name = Name("other", 0), Name("r", 0)
+    for each in (other, name):
+        machine.ask(each, link, 4, 0.0)
+        machine.receive(link, Credit(each), 0.0)
+    machine.receive(link, Grant(other, (Segment(8, 0, 2), Segment(9, 2, 2))), 0.0)
+    assert source.pinned == Counter((0, 1)), "two blocks are computed, and two are not"
+    assert machine.receive(link, Grant(name, tuple(segments)), 0.0) == withdrawn(link, name, reason)
+    machine.sent(link, 8, True, 0.0)
+    machine.receive(link, Cancel(other), 0.0)
+    assert machine.open_handoffs == source.pinned.total() == 0
+    machine.ask(again := Name("r", 1), link, 4, 0.0)
+    machine.receive(link, Credit(again), 0.0)
+    taken = machine.receive(link, Grant(again, (Segment(9, 0, 2),)), 0.0)
+    assert taken == [SendBlocks(link, 9, (0, 1))], "what is not to be sent any more uses no tag"
+
+
+class Pages:
+    """Likewise, of requests of which the first two blocks are computed."""
+
+    def __init__(self) -> None:
+        self.pinned: Counter[int] = Counter()
+
+    def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
+        return (0, 1)
+
+    def pin(self, pages: tuple[int, ...]) -> None:
+        self.pinned.update(pages)
+
+    def unpin(self, pages: tuple[int, ...]) -> None:
+        self.pinned.subtract(pages)

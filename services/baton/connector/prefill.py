@@ -120,6 +120,7 @@ class PrefillHandoffs:
         self._tombstones = tombstones or Tombstones()
         self._handoffs: dict[Name, Handoff] = {}
         self._by_tag: dict[tuple[LinkId, int], Name] = {}
+        """Of what is granted, until its send is over or will never be."""
         self._links: dict[str, LinkId] = {}
         self._blocks_per_page: dict[LinkId, int] = {}
 
@@ -214,7 +215,6 @@ class PrefillHandoffs:
             pages = tuple(dict.fromkeys(block // handoff.blocks_per_page for block in blocks))
             self._source.pin(pages)
             handoff.sending[segment.tag] = pages
-            self._by_tag[handoff.link, segment.tag] = handoff.name
             actions.append(SendBlocks(handoff.link, segment.tag, blocks))
         handoff.unsent = waiting
         return actions
@@ -300,14 +300,27 @@ class PrefillHandoffs:
     def _on_grant(self, handoff: Handoff, grant: Grant, now: float) -> list[Action]:
         if handoff.granted is not None or handoff.state is not State.COMPUTING:
             return []
-        if any(segment.first_block + segment.num_blocks > handoff.num_blocks for segment in grant.segments):
-            # Decode would wait for ever for what is never computed.
-            reason = f"decode granted more than the {handoff.num_blocks} KV blocks of the request"
-            withdrawn = self._withdraw(handoff.name, reason, AbortReason.MANIFEST, now)
-            return [Fail(handoff.name, reason, Failure.LOST), *withdrawn]
+        wrong = self._wrong(handoff, grant.segments)
+        if wrong is not None:
+            withdrawn = self._withdraw(handoff.name, wrong, AbortReason.MANIFEST, now)
+            return [Fail(handoff.name, wrong, Failure.LOST), *withdrawn]
         handoff.granted = grant.segments
         handoff.unsent = list(grant.segments)
+        for segment in grant.segments:
+            self._by_tag[handoff.link, segment.tag] = handoff.name
         return self._push(handoff) + self._complete_if_sent(handoff)
+
+    def _wrong(self, handoff: Handoff, segments: tuple[Segment, ...]) -> str | None:
+        """Why these cannot be sent, or None. Decode would wait for ever for what is never computed; and of
+        two sends with one tag, the end of the first would be taken for that of both."""
+        if any(segment.first_block + segment.num_blocks > handoff.num_blocks for segment in segments):
+            return f"decode granted more than the {handoff.num_blocks} KV blocks of the request"
+        if any(segment.num_blocks < 1 for segment in segments):
+            return "decode granted a segment without blocks"
+        tags = {segment.tag for segment in segments}
+        if len(tags) < len(segments) or any((handoff.link, tag) in self._by_tag for tag in tags):
+            return "decode granted a tag twice"
+        return None
 
     def _on_cancel(self, link: LinkId, name: Name, handoff: Handoff | None, now: float) -> list[Action]:
         """Answered even for an attempt never heard of: it is buried, so nothing of it will ever be posted."""
@@ -343,6 +356,8 @@ class PrefillHandoffs:
             if handoff.state is not State.SENT:
                 self.counters.aborted[reason] += 1
             handoff.state = State.STOPPED
+            for segment in handoff.unsent:
+                self._by_tag.pop((handoff.link, segment.tag), None)
             handoff.unsent = []
             actions.append(Stop(handoff.name))
         return actions + self._drained_if_quiet(handoff, now)
