@@ -28,6 +28,7 @@ from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.v1.handoff_pb2 import LinkOpen
+from baton.worker import routers
 from baton.worker.config import RoleName
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.main import end_process_after
@@ -140,6 +141,33 @@ async def test_details_that_cannot_be_read_break_the_handoff_and_not_decode(
         assert decode.decode.counters.aborted == {AbortReason.MANIFEST: 1}
         assert not (firsts or decode.crashed.is_set())
         await until(lambda: not (prefill.held or decode.held))
+
+
+# --- routers that do not read
+
+
+async def test_a_router_that_does_not_read_is_cut_off_and_its_requests_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once: nothing is kept for it from then on."""
+    monkeypatch.setattr(routers, "MAX_QUEUED_FRAMES", 8)
+    worker = LocalWorker("both", step_s=0.01)
+    async with local_ring([worker]) as ring:
+        stream = worker.service._welcome("deaf")
+        params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+        submit = pb.Submit(request_id="r", attempt=0, prompt_ids=PROMPT, params=params.to_proto())
+        worker.service._take("deaf", pb.RouterMessage(submit=submit))
+        await until(lambda: worker.engine.has_any_of("deaf"))
+        await until(lambda: not worker.routers.connected("deaf"))
+        assert not worker.engine.has_any_of("deaf")
+        for turn in range(20):
+            stream.deliver(pb.TokenDelta(request_id="r", first_seq=turn, token_ids=[1]))
+            await asyncio.sleep(0)
+        stream.end()
+        assert [stream.frames.get_nowait()] == [None]
+        assert stream.frames.empty()
+        await until(lambda: not worker.held)
+        assert await answer(ring, "r2", PROMPT, TOKENS) == await expected()
 
 
 # --- drains

@@ -29,8 +29,10 @@ class RouterStream:
         load: Callable[[], worker_pb2.Load],
         tempo: Tempo = TEMPO,
         blocks: BlockFeed | None = None,
+        on_cut_off: Callable[[RouterStream], None] = lambda stream: None,
     ) -> None:
-        """``blocks``: what the router is told of the prefix cache; None: nothing."""
+        """``blocks``: what the router is told of the prefix cache; None: nothing. ``on_cut_off`` hears when
+        the router is given up, as it does not read."""
         self.router_id = router_id
         self.frames: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
         self.pulse = Pulse(tempo)
@@ -41,6 +43,7 @@ class RouterStream:
         """When its stream has ended, and so may be told whatever has changed by a new greeting."""
         self.blocks = blocks
         self._load = load
+        self._on_cut_off = on_cut_off
         self._ended = False
         self._again: asyncio.TimerHandle | None = None
         self._pending: list[worker_pb2.TokenDelta] = []
@@ -61,15 +64,24 @@ class RouterStream:
         """Queue a frame with what is pending, or only the load report."""
         deltas, self._pending = self._pending, []
         phases, self._phases = self._phases, []
+        if self._ended:
+            return
         if self.frames.qsize() >= MAX_QUEUED_FRAMES:
-            log.warning("router %s does not read its frames: cut off", self.router_id)
-            self.end()
+            self._cut_off()
             return
         frame = worker_pb2.Frame(deltas=deltas, load=self._load(), phases=phases)
         frame.load.submits_taken = self.submits_taken
         if self.blocks is not None:
             self._tell_blocks(frame, self.blocks)
         self.frames.put_nowait(worker_pb2.WorkerMessage(frame=frame))
+
+    def _cut_off(self) -> None:
+        """What is queued goes too: the stream ends as soon as it is read again."""
+        log.warning("router %s does not read its frames: cut off", self.router_id)
+        while not self.frames.empty():
+            self.frames.get_nowait()
+        self.end()
+        self._on_cut_off(self)
 
     def _tell_blocks(self, frame: worker_pb2.Frame, blocks: BlockFeed) -> None:
         """As much as a frame takes; the rest goes in frames of its own, so that a long account does not hold
@@ -91,8 +103,9 @@ class RouterStream:
 
     def end(self) -> None:
         """Close the stream behind what is queued."""
-        self._ended = True
-        self.frames.put_nowait(None)
+        if not self._ended:
+            self._ended = True
+            self.frames.put_nowait(None)
 
 
 class Routers:
@@ -152,7 +165,7 @@ class Routers:
 
     def report_loads(self) -> None:
         """Tell every router how the worker is; to them it is the worker's heartbeat."""
-        for stream in self._streams.values():
+        for stream in list(self._streams.values()):  # some may be cut off, and are gone then
             stream.flush()
 
     def silent(self, elapsed: float, busy: Callable[[str], bool]) -> list[RouterStream]:

@@ -125,7 +125,7 @@ class WorkerService(pb_grpc.WorkerServicer):
 
     def _welcome(self, router_id: str) -> RouterStream:
         """A router has connected. If it was connected before, it has given up what it had submitted then."""
-        stream = RouterStream(router_id, self.load, self._tempo, self._feed())
+        stream = RouterStream(router_id, self.load, self._tempo, self._feed(), self._part)
         previous = self._routers.add(stream)
         if previous is not None:
             previous.end()
