@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,6 +13,8 @@ from functools import partial
 
 import pytest
 
+from baton.connector.liveness import TICK_S
+from baton.connector.tcp import Receive, ReceivingLink
 from baton.decode.role import DecodeRole
 from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.router.ring import WorkerRing
@@ -167,6 +171,27 @@ async def test_a_deadline_follows_a_request_to_decode() -> None:
         await until(lambda: decode.service.stats().deadlines_exceeded == 1)
         await until(lambda: prefill.held == decode.held == 0)
         assert decode.engine.generated_tokens > 0
+
+
+async def test_a_deadline_is_told_once_though_pages_are_written_to_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    take, may_end = ReceivingLink._take, threading.Event()
+
+    def slowly(link: ReceivingLink, sock: socket.socket, receive: Receive) -> None:
+        may_end.wait(10)
+        take(link, sock, receive)
+
+    monkeypatch.setattr(ReceivingLink, "_take", slowly)
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        with pytest.raises(RingError, match="deadline passed"):
+            await answer(ring, "r", PROMPT, 4, urgency(timeout=0.4))
+        await until(lambda: decode.service.stats().deadlines_exceeded)
+        await asyncio.sleep(5 * TICK_S)
+        assert decode.decode.open_handoffs == decode.service.stats().deadlines_exceeded == 1
+        may_end.set()
+        await until(lambda: prefill.held == decode.held == 0)
 
 
 # --- deadlines of several answers to one prompt

@@ -13,7 +13,7 @@ from functools import partial
 import grpc
 
 from baton.connector import wire
-from baton.connector.decode import Counters, DecodeHandoffs
+from baton.connector.decode import Counters, DecodeHandoffs, State
 from baton.connector.identity import handle_is_valid, tokens_digest
 from baton.connector.liveness import TEMPO, TICK_S, Pulse, Tempo
 from baton.connector.messages import (
@@ -209,8 +209,13 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._do(lambda now: self._machine.cancel(name, now))
 
     def overdue(self, now: float) -> list[Sequence]:
-        """Requests under way here whose deadline has passed."""
-        return [seq for seq in self._room.expected() if seq.urgency.overdue(now)]
+        """Requests under way here whose deadline has passed. Those given up whose pages are still written to
+        are over."""
+        return [
+            seq
+            for name, seq in self._room.expected()
+            if seq.urgency.overdue(now) and self._machine.state_of(name) is not State.DRAINING
+        ]
 
     def has_any_of(self, owner: str) -> bool:
         return bool(self._room.owned_by(owner))

@@ -35,8 +35,8 @@ class PoolRoom:
         sequence = self._expected.get(name)
         return sequence.owner if sequence else None
 
-    def expected(self) -> list[Sequence]:
-        return list(self._expected.values())
+    def expected(self) -> list[tuple[Name, Sequence]]:
+        return list(self._expected.items())
 
     def owned_by(self, owner: str) -> list[Name]:
         return [name for name, sequence in self._expected.items() if sequence.owner == owner]
