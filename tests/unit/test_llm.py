@@ -207,6 +207,25 @@ def test_a_form_that_cannot_be_is_refused(llm: LLM, form: StructuredOutputs, mes
     assert str(refused.value.param).startswith("params[1].structured_outputs")
 
 
+def test_an_answer_that_cannot_go_on_ends_alone(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    [whole] = llm.generate("Baton", plain, progress=False)
+    [a] = llm.tokenizer.encode("a", add_special_tokens=False)
+    at_once, later = (
+        SamplingParams(n=n, seed=1, structured_outputs=StructuredOutputs(regex=form), allowed_token_ids=[a])
+        for n, form in ((2, "b"), (1, "ab"))
+    )
+    before, none, some, after = llm.generate(["Baton"] * 4, [plain, at_once, later, plain], progress=False)
+    assert before.outputs == after.outputs == whole.outputs
+    for answer in (*none.outputs, *some.outputs):
+        assert answer.finish_reason == "error"
+        assert "together leave no token" in str(answer.error)
+    assert [(answer.text, answer.token_ids) for answer in none.outputs] == [("", ())] * 2
+    assert (some.outputs[0].text, some.outputs[0].token_ids) == ("a", (a,))
+    load = llm.engine.load()
+    assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
+
+
 def test_bad_messages_are_named(llm: LLM) -> None:
     with pytest.raises(RequestError, match="role"):
         llm.chat([{"role": "nobody", "content": "x"}], progress=False)

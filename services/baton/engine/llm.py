@@ -147,7 +147,8 @@ class LLM:
         ``params`` are for all prompts, or one for each; without any, 16 tokens are sampled. ``progress``
         shows a bar on a terminal.
 
-        Raises RequestError, a ValueError, that names the prompt or field at fault, before anything runs.
+        Raises RequestError, a ValueError, that names the prompt or field at fault, before anything runs. An
+        answer that cannot go on later ends with the finish reason "error" and says why; the others go on.
         """
         given = _separate(prompts)
         requests = [
@@ -215,13 +216,13 @@ class LLM:
         first, *others = [
             Fork(f"offline-{next(self._numbers)}", for_choice(resolved, index)) for index in range(params.n)
         ]
-        choices = []
+        choices: list[_Choice] = []
         for index, answer in enumerate((first, *others)):
             detokenizer = self.tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens, after=ids
             )
             text = ChoiceText(answer.params, detokenizer, StopMatcher(stops) if stops else None)
-            choices.append(_Choice(index, answer.request_id, text))
+            choices.append(_Choice(index, answer.request_id, text, choices))
         seq = EngineSequence(first.request_id, 0, ids, first.params, forks=tuple(others))
         return _Request(prompt if isinstance(prompt, str) else None, seq, choices)
 
@@ -272,8 +273,9 @@ class LLM:
             for output in self.engine.step():
                 name = output.seq.request_id
                 choice = open_choices.get(name)
-                if output.error is not None:
-                    raise RuntimeError(f"{name}: {output.error}")
+                if choice is not None and output.error is not None:
+                    for failed in choice.fail(output.error):
+                        del open_choices[failed.request_id]
                 if choice is None or not output.new_tokens:
                     continue
                 tokens += len(output.new_tokens)
@@ -300,7 +302,18 @@ class _Choice:
     index: int
     request_id: str
     text: ChoiceText
+    of_prompt: list[_Choice] = field(repr=False)
+    """All answers to its prompt."""
     deltas: list[Delta] = field(default_factory=list)
+    error: str | None = None
+
+    def fail(self, error: str) -> list[_Choice]:
+        """It cannot go on. Which answers end with that: before the first token, all of its prompt."""
+        ended = [self] if self.deltas else self.of_prompt
+        for choice in ended:
+            choice.error = error
+        log.warning("prompt %s: %d answers end with an error: %s", self.request_id, len(ended), error)
+        return ended
 
     def add(self, output: SequenceOutput) -> None:
         chunk = TokenChunk(
@@ -316,17 +329,18 @@ class _Choice:
         return self.deltas[-1].finish_reason if self.deltas else None
 
     def output(self) -> CompletionOutput:
-        last = self.deltas[-1]
-        assert last.finish_reason is not None
+        finish_reason = "error" if self.error is not None else self.finish_reason
+        assert finish_reason is not None
         told = [delta.details.logprobs for delta in self.deltas if delta.details is not None]
         logprobs = [part for part in told if part is not None]
         return CompletionOutput(
             index=self.index,
             text="".join(delta.text for delta in self.deltas),
             token_ids=tuple(id_ for delta in self.deltas for id_ in delta.token_ids),
-            finish_reason=last.finish_reason,
-            stop_reason=last.stop_reason,
+            finish_reason=finish_reason,
+            stop_reason=self.deltas[-1].stop_reason if self.deltas else None,
             logprobs=Logprobs.join(logprobs) if logprobs else None,
+            error=self.error,
         )
 
 
@@ -339,13 +353,14 @@ class _Request:
     choices: list[_Choice]
 
     def output(self) -> RequestOutput:
-        first = self.choices[0].deltas[0]
+        deltas = self.choices[0].deltas
+        details = deltas[0].details if deltas else None
         return RequestOutput(
             prompt=self.prompt,
             prompt_token_ids=tuple(self.seq.prompt_ids),
             outputs=tuple(choice.output() for choice in self.choices),
-            prompt_logprobs=None if first.details is None else first.details.prompt_logprobs,
-            cached_tokens=first.cached_tokens,
+            prompt_logprobs=None if details is None else details.prompt_logprobs,
+            cached_tokens=deltas[0].cached_tokens if deltas else 0,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from baton.logprobs import Logprobs
 from baton.text.choice import FinishReason
@@ -18,11 +19,13 @@ class CompletionOutput:
     """Without the stop string that ended it."""
     token_ids: tuple[int, ...]
     """All that was generated, the token that ended it included."""
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["error"]
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it; None for the model's own end."""
     logprobs: Logprobs | None = None
     """Of the tokens, when the parameters asked."""
+    error: str | None = None
+    """Why it could not go on, with the finish reason "error"; what came before is here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,10 @@ def params_for(items: Sequence[Item]) -> list[SamplingParams]:
 
 
 def generated(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], *, progress: bool) -> int:
-    """Answer all prompts; how many tokens there were."""
+    """Answer all prompts; how many tokens there were. RuntimeError if an answer could not go on."""
     results = llm.generate(prompts, params, progress=progress)
-    return sum(len(output.token_ids) for result in results for output in result.outputs)
+    outputs = [output for result in results for output in result.outputs]
+    for output in outputs:
+        if output.error is not None:
+            raise RuntimeError(output.error)
+    return sum(len(output.token_ids) for output in outputs)
