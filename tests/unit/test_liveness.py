@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from baton.connector.liveness import BUSY_SILENCE_S, HEARTBEAT_S, IDLE_SILENCE_S, Pulse
+from typing import cast
+
+import pytest
+
+from baton.connector.decode import RETIRE_AFTER_S, DecodeHandoffs, Room
+from baton.connector.liveness import (
+    BUSY_SILENCE_S,
+    HEARTBEAT_S,
+    IDLE_SILENCE_S,
+    MOST_PER_TICK_S,
+    OwnTime,
+    Pulse,
+)
+from baton.connector.messages import Retire
 
 TICK_S = 0.1
 
@@ -39,3 +52,27 @@ def test_a_minute_in_which_we_were_stopped_is_no_silence_of_the_peer() -> None:
     pulse = Pulse()
     pulse.tick(60.0)
     assert not pulse.lost(lambda: True)
+
+
+def test_own_time_goes_on_by_its_ticks_and_never_back() -> None:
+    own = OwnTime(50.0)
+    assert (own.at(50.0), own.at(50.25), own.at(99.0)) == (0.0, 0.25, MOST_PER_TICK_S)
+    assert own.tick(50.25) == 0.0
+    assert own.tick(60.25) == pytest.approx(10.0 - MOST_PER_TICK_S)
+    assert own.at(60.25) == pytest.approx(0.25 + MOST_PER_TICK_S)
+
+
+@pytest.mark.parametrize("stopped_s", [0.0, 60.0])
+def test_a_worker_that_stood_still_does_not_retire_for_that(stopped_s: float) -> None:
+    """The end of the fence may be there, and only not heard yet."""
+    machine, own, now = DecodeHandoffs("d", cast(Room, None), drained_is_proof=False), OwnTime(100.0), 100.0
+    link = machine.open_link("p")
+    assert link is not None
+    machine.link_lost(link, own.at(now))
+    now += stopped_s
+    ticks = 0
+    while Retire(link) not in machine.tick(own.at(now)):
+        now, ticks = now + TICK_S, ticks + 1
+        own.tick(now)
+        assert ticks * TICK_S < 2 * RETIRE_AFTER_S
+    assert ticks * TICK_S > RETIRE_AFTER_S / 2

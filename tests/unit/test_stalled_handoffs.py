@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -63,6 +64,30 @@ async def test_it_is_given_up_and_done_again(forgotten: str, monkeypatch: pytest
         assert set(names) == {Name("r", 0)}
         if forgotten == "_compute":  # pages that a send should have left are not given up by anybody's word
             await until(lambda: not (prefill.held or decode.held))
+
+
+async def test_seconds_in_which_decode_stood_still_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come meanwhile is only not heard yet."""
+    send, held = PrefillRole._send_blocks, asyncio.Event()
+    kept: list[tuple[PrefillRole, SendBlocks]] = []
+
+    def keep(role: PrefillRole, action: SendBlocks) -> None:
+        kept.append((role, action))
+        held.set()
+
+    monkeypatch.setattr(PrefillRole, "_send_blocks", keep)
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        decode.decode._wiring = replace(decode.decode._wiring, patience_s=0.6)
+        asked = asyncio.create_task(answer(ring, "r", PROMPT, LENGTH))
+        await held.wait()
+        monkeypatch.undo()
+        time.sleep(1.0)  # noqa: ASYNC251 (nobody's turn comes)
+        for role, action in kept:
+            send(role, action)
+        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        assert await asked == run_alone(PROMPT, params)
+        assert not decode.decode.counters.aborted
 
 
 async def _without_pages(decode: LocalWorker, until_over: Callable[[], Awaitable[None]]) -> None:

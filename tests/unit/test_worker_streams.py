@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from baton.connector.decode import RETIRE_AFTER_S
 from baton.connector.liveness import Tempo
 from baton.connector.messages import AbortReason, First
 from baton.connector.ranks.end import LocalLink
@@ -113,6 +114,31 @@ async def test_a_link_that_cannot_be_closed_ends_the_worker(monkeypatch: pytest.
             fault.setattr(SendingLink, "close", fail)
             await decode.stop()
             await asyncio.wait_for(prefill.crashed.wait(), 5)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_worker_that_stood_still_fences_before_it_retires(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = LocalLink.close
+
+    async def slow_close(link: LocalLink) -> None:
+        await asyncio.sleep(60.0 if hangs else 0.1)
+        await close(link)
+
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]):
+        await until(lambda: decode.decode.open_links)
+        [peer] = decode.decode._peers.values()
+        with monkeypatch.context() as fault:
+            fault.setattr(LocalLink, "close", slow_close)
+            decode.decode.fence_all()
+            time.sleep(1.5 * RETIRE_AFTER_S)  # noqa: ASYNC251 (nobody's turn comes)
+            if hangs:
+                await asyncio.wait_for(decode.crashed.wait(), 5)
+            else:
+                await asyncio.wait_for(peer.fenced.wait(), 5)
+                assert not decode.crashed.is_set()
 
 
 async def test_prefill_hears_of_no_receive_before_it_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,26 @@ class Tempo:
 TEMPO = Tempo()
 
 
+class OwnTime:
+    """Seconds in which this process could act, by the ticks of its own timer. Time in which it was stopped,
+    starved or suspended does not count: what is due by then may be here, and only not heard yet."""
+
+    def __init__(self, now: float) -> None:
+        self._ticked_at = now
+        self._passed = 0.0
+
+    def tick(self, now: float) -> float:
+        """Returns how many of the seconds since the last tick do not count."""
+        elapsed = now - self._ticked_at
+        counted = min(elapsed, MOST_PER_TICK_S)
+        self._ticked_at = now
+        self._passed += counted
+        return elapsed - counted
+
+    def at(self, now: float) -> float:
+        return self._passed + min(now - self._ticked_at, MOST_PER_TICK_S)
+
+
 class Pulse:
     """One peer's heartbeat, ours and its own."""
 

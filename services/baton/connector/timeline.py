@@ -59,7 +59,8 @@ class Timeline:
         """At decode: what prefill told of its last sends, on its own clock."""
         self._at = {Stage.ASKED: now}
         self.moved_at = now
-        """When anything happened last that was not said before."""
+        """When anything happened last that was not said before, or later: what this process missed does not
+        count."""
 
     def reach(self, stage: Stage, now: float) -> None:
         """The last time counts for what comes piecemeal (sends, receives), the first for what is repeated."""

@@ -15,7 +15,7 @@ import grpc
 from baton.connector import wire
 from baton.connector.decode import Counters, DecodeHandoffs, State
 from baton.connector.identity import handle_is_valid, tokens_digest
-from baton.connector.liveness import TEMPO, TICK_S, Pulse, Tempo
+from baton.connector.liveness import TEMPO, TICK_S, OwnTime, Pulse, Tempo
 from baton.connector.messages import (
     Action,
     Ask,
@@ -118,6 +118,8 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self._machine = DecodeHandoffs(
             wiring.incarnation, self._room, drained_is_proof=wiring.ends.drained_is_proof
         )
+        self._time = OwnTime(time.monotonic())
+        """The machine's: whatever is overdue after a pause of this process gets its turn before it is."""
         self._timelines: dict[Name, Timeline] = {}
         self._joined: dict[Sequence, Timeline] = {}
         """Of requests that no step has computed anything for since they were committed."""
@@ -168,6 +170,9 @@ class DecodeRole(pb_grpc.HandoffServicer):
             for peer in list(self._peers.values()):
                 self._check_pulse(peer, now - before)
             before = now
+            missed = self._time.tick(now)
+            for timeline in self._timelines.values():
+                timeline.moved_at += missed
             self._do(self._machine.tick)
             self._give_up_stalled(now)
 
@@ -348,7 +353,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
 
         def receive(now: float) -> list[Action]:
             self._room.expect(name, sequence, manifest)
-            self._timelines[name] = Timeline(now, peer.pair.connector)
+            self._timelines[name] = Timeline(time.monotonic(), peer.pair.connector)
             turn = self._engine.scheduler.turn_of(sequence)
             actions = self._machine.receive(link, Ask(name, num_blocks, turn), now)
             if self._machine.state_of(name) is None:
@@ -372,7 +377,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         ever, so an unexpected exception ends the worker."""
         try:
             with self._engine.lock:
-                actions = step(time.monotonic())
+                actions = step(self._time.at(time.monotonic()))
             for action in actions:
                 self._execute(action)
         except Exception:
