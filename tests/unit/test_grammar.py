@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,15 @@ def refused_in(compiler: GrammarCompiler, output: StructuredOutput) -> float:
 def test_a_hostile_grammar_is_refused_in_time_and_others_go_on(compiler: GrammarCompiler, name: str) -> None:
     assert any(refused_in(compiler, output) < 1.0 for output in variants(name))
     assert matches(compiled(compiler, StructuredOutput("regex", f"{name} a+")), f"{name} aa")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_form_is_found_behind_reasoning_too(compiler: GrammarCompiler, name: str) -> None:
+    """Which a trial's walk would not come to the end of."""
+    around = 'start: thinking @form\nthinking[suffix="</think>"]: /(.|\\n)*/\n'
+    compiled(compiler, StructuredOutput("regex", "a", around))
+    hidden = (replace(output, around=around) for output in variants(name))
+    assert any(refused_in(compiler, output) < 1.0 for output in hidden)
 
 
 class TestAHostThatGivesOthersItsTime:

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from typing import BinaryIO
 
 import msgspec
@@ -53,7 +54,10 @@ class Outcome(msgspec.Struct, frozen=True):
 def try_out(tokens: LLTokenizer, attempt: Attempt) -> Outcome:
     """Converts and compiles a grammar, and walks some of the way that a sequence would go through it."""
     try:
-        grammar = to_llguidance(StructuredOutput(attempt.kind, attempt.text, attempt.around))
+        form = StructuredOutput(attempt.kind, attempt.text)
+        if attempt.around:  # a walk might not come to the form
+            _rehearse(compiled(tokens, to_llguidance(form)))
+        grammar = to_llguidance(replace(form, around=attempt.around))
         _rehearse(compiled(tokens, grammar))
     except RecursionError:
         return Outcome(error="it is nested too deeply")
