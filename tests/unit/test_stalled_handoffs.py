@@ -29,7 +29,7 @@ from baton.connector.messages import (
     Withdraw,
 )
 from baton.connector.prefill import PrefillHandoffs
-from baton.decode.role import IN_LINE
+from baton.decode.role import FOR_PAGES, IN_LINE
 from baton.prefill.role import PrefillRole
 from baton.router.answers import Group
 from baton.router.workers import WorkerClient
@@ -106,7 +106,7 @@ async def test_that_decode_has_no_pages_is_not_held_against_prefill() -> None:
     """Such a handoff may wait for longer than one of which nothing comes."""
     prefill, decode = LocalWorker("prefill", step_s=0.2), LocalWorker("decode")
     async with local_ring([prefill, decode]) as ring:
-        decode.decode._wiring = replace(decode.decode._wiring, patience_s=0.5)
+        decode.decode._wiring = replace(decode.decode._wiring, patience_s=1.0)
         asked = asyncio.create_task(answer(ring, "r", PROMPT, LENGTH))
         await _without_pages(decode, lambda: asyncio.sleep(1.5))
         params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
@@ -118,7 +118,7 @@ async def test_decode_that_has_no_pages_for_too_long_is_avoided() -> None:
     """Two full workers may wait for each other: one refuses, and another decode worker is asked."""
     prefill, full = LocalWorker("prefill", step_s=0.2), LocalWorker("decode")
     async with local_ring([prefill, full]) as ring:
-        full.decode._wiring = replace(full.decode._wiring, patience_s=1.0 / IN_LINE)
+        full.decode._wiring = replace(full.decode._wiring, patience_s=1.0 / FOR_PAGES)
         refused: list[tuple[str, str, set[str]]] = []
         place_again = ring.attempts.place_again
 

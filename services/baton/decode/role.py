@@ -54,8 +54,11 @@ from baton.v1 import inference_pb2, worker_pb2
 log = logging.getLogger(__name__)
 
 IN_LINE = 10
-"""Times as long a handoff may show no life while it stands in line: before prefill has begun to compute it,
-or until decode has pages for it."""
+"""Times as long a handoff may show no life before prefill has begun to compute it."""
+
+FOR_PAGES = 2
+"""Times as long it may wait for pages of decode's. Not much longer: of two full workers that wait for each
+other's, one has to give in."""
 
 _STAGES = (
     ("room", Stage.ASKED, Stage.CREDITED),
@@ -194,7 +197,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         """
         for name, timeline in list(self._timelines.items()):
             ready, granted = (timeline.reached(s) is not None for s in (Stage.READY, Stage.GRANTED))
-            patience = self._wiring.patience_s * (1 if granted else IN_LINE)
+            patience = self._wiring.patience_s * (1 if granted else FOR_PAGES if ready else IN_LINE)
             if timeline.reached(Stage.CREDITED) is None or now - timeline.moved_at < patience:
                 continue
             if ready and not granted:
