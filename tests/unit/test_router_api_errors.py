@@ -209,7 +209,7 @@ BAD_CHATS: list[tuple[dict[str, object], str, str]] = [
         "only text",
     ),
     ({"messages": [{"role": "function", "content": "a"}]}, "messages[0].role", "must be one of"),
-    ({"messages": [{"role": "developer", "content": "a"}]}, "messages", "unknown role"),
+    ({"messages": [{"role": "tool", "content": "a"}]}, "messages", "unknown role"),
     ({"messages": [{"role": "user", "content": "fox zebra " * 300}]}, "messages", "256 tokens"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     ({"max_completion_tokens": 256}, "max_completion_tokens", "at most"),
