@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 import pytest
@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry
 from baton.connector.identity import compatibility_digest
 from baton.connector.liveness import TICK_S
 from baton.router.compatibility import by_group
-from baton.router.discovery.endpoint import Discovery
+from baton.router.discovery.endpoint import Discovery, Endpoint
 from baton.router.discovery.kubernetes import KubernetesDiscovery
 from baton.router.discovery.pace import Pace
 from baton.router.discovery.static import StaticDiscovery
-from baton.router.members import BEATS_AT_ONCE
+from baton.router.members import BEATS_AT_ONCE, Members
 from baton.router.outliers import EjectionRules
 from baton.router.ring import WorkerRing
 from baton.router.types import RingError
@@ -51,6 +51,42 @@ def discovery(server: FakeKubernetes) -> Discovery:
 
 def served_by(workers: list[LocalWorker]) -> list[int]:
     return [worker.engine.generated_tokens for worker in workers]
+
+
+class BriefClient(WorkerClient):
+    """Its stream ends when it is told to, and in the very moment something else is to happen."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "router", watcher=None)  # type: ignore[arg-type]
+        self.ends = asyncio.Event()
+        self.then: Callable[[], None] = lambda: None
+
+    @property
+    def idle(self) -> bool:
+        return False
+
+    async def run(self) -> None:
+        await self.ends.wait()
+        asyncio.get_running_loop().call_soon(self.then)
+
+
+async def test_a_worker_that_is_back_as_its_stream_ends_is_dialled_again() -> None:
+    made: list[BriefClient] = []
+
+    def make(address: str) -> WorkerClient:
+        made.append(BriefClient(address))
+        return made[-1]
+
+    members, back = Members(make), [Endpoint(address="127.0.0.1:1", uid="a")]
+    members.set(back)
+    members.start()
+    members.set([])
+    [leaving] = made
+    leaving.then = lambda: members.set(back)
+    leaving.ends.set()
+    await until(lambda: len(made) == 2)
+    assert members.workers == made[1:]
+    await members.close()
 
 
 @pytest.mark.parametrize("how", ["deleted", "terminating", "not ready"])

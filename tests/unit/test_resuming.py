@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.router.placement import Role
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
+from baton.router.trail import Trail
 from baton.router.types import Request, RingError, TokenChunk
 from baton.sampling_params import SamplingParams
 from baton.telemetry.resumes import ResumeMetrics
@@ -414,6 +415,23 @@ async def hear(ring: WorkerRing, worker: PretendWorker) -> None:
     said, worker.wire = worker.wire, []
     ring.on_frame(worker, worker_pb2.Frame(deltas=said))  # type: ignore[arg-type]
     await asyncio.sleep(0)
+
+
+async def test_one_that_waits_too_long_to_be_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.attempts.SUSPECT_WAITS_S", 0.05)
+    async with pretended("both", "both") as (ring, workers):
+        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+            asked = asyncio.create_task(anext(chunks))
+            await asyncio.sleep(0)
+            [group] = ring.attempts.groups.values()
+            group.trail.watched = True
+            assert ring.attempts._suspects.enter(Trail())
+            [its] = [worker for worker in workers if worker.jobs]
+            its.end()
+            ring.on_lost(its)  # type: ignore[arg-type]
+            with pytest.raises(RingError, match="others whose did were before it") as caught:
+                await asked
+            assert caught.value.code == "worker_lost" and not group.search
 
 
 @pytest.mark.parametrize("heard_first", ["the handoff", "the death"])

@@ -75,9 +75,8 @@ class Attempts:
     async def _search(self, group: Group, pause: float) -> None:
         try:
             await asyncio.sleep(pause)
-            if group.trail.watched:
-                enter = partial(self._suspects.enter, group.trail)
-                await self._suspects_waiting.wait(enter, time.monotonic() + SUSPECT_WAITS_S, group.turn)
+            if group.trail.watched and not await self._until_alone(group):
+                return
             until = time.monotonic() + self._retries.policy.queue_timeout
             await self.waiting.wait(partial(self._begin, group), until, group.turn)
         except TimeoutError:
@@ -94,6 +93,17 @@ class Attempts:
         finally:
             if group.search is asyncio.current_task():
                 group.search = None
+
+    async def _until_alone(self, group: Group) -> bool:
+        """Wait until no others run that may be why workers died. False: that took too long."""
+        enter = partial(self._suspects.enter, group.trail)
+        try:
+            await self._suspects_waiting.wait(enter, time.monotonic() + SUSPECT_WAITS_S, group.turn)
+        except TimeoutError:
+            message = f"its workers died, and others whose did were before it for {SUSPECT_WAITS_S:g} s"
+            self._give_up(group, "worker_lost", RingError(503, "worker_lost", message))
+            return False
+        return True
 
     def _not_placed(self, group: Group) -> None:
         self.end(group, RingError(500, "internal_error", "the router could not place this request"))

@@ -166,7 +166,8 @@ class Members:
         """The one of that name that was leaving, if it still can stay: a second stream to the same process
         would end what is open on the first."""
         for worker in self._leaving:
-            if worker.name == name and not self._tasks[worker].cancelling():
+            task = self._tasks[worker]
+            if worker.name == name and not (task.cancelling() or task.done()):
                 self._leaving.remove(worker)
                 worker.retired = False
                 log.info("worker %s is known again", name)
