@@ -77,6 +77,20 @@ template <> inline vf step<bf16>(vf acc, vi a, vi b) {
 #endif
 }
 
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// Half a vector, and the same with it.
+typedef float half __attribute__((vector_size(32)));
+typedef uint32_t half_words __attribute__((vector_size(32)));
+
+inline half load_half(const void* from) { half v; std::memcpy(&v, from, sizeof v); return v; }
+inline half splat_half(int32_t word) { return (half)(half_words{} + uint32_t(word)); }
+template <class T> inline half step_half(half acc, half a, half b) {
+    if constexpr (std::is_same_v<T, float>) return acc + a * b;
+    const half_words x = (half_words)a, y = (half_words)b;
+    return acc + (half)(x << 16) * (half)(y << 16) + (half)(x & 0xffff0000u) * (half)(y & 0xffff0000u);
+}
+#endif
+
 inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
 
 // Two floats, each rounded to the nearest bfloat16 (ties to even), as one word.
@@ -157,8 +171,9 @@ inline float sum_of(vf v) {
 // A panel as a tile reads it: vector j of step s, as words; and ``ahead`` of these it asks for memory to come.
 struct Words {
     const int32_t* panel;
-    vi operator()(int64_t s, int j) const { return load(panel + s * PANEL + j * LANES); }
-    void ahead(int64_t s, int j) const { __builtin_prefetch(panel + s * PANEL + j * LANES + BYTES_AHEAD / 4); }
+    const int32_t* at(int64_t s, int j) const { return panel + s * PANEL + j * LANES; }
+    vi operator()(int64_t s, int j) const { return load(at(s, j)); }
+    void ahead(int64_t s, int j) const { __builtin_prefetch(at(s, j) + BYTES_AHEAD / 4); }
 };
 
 // Int8 become words in registers. They lie in streams of one vector a step, whose lanes hold four bytes each: of
@@ -217,6 +232,40 @@ struct Cached : Words {
 };
 
 // acc[r] += row r of a (its words lie lda apart from the next row's) times V vectors of a panel from the first.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+// In halves, which fit into the registers: a whole vector the compiler would take apart in memory, at every step.
+template <class T, int R, int V, class B>
+inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&sums)[R][V]) {
+    float* const at = reinterpret_cast<float*>(&sums);
+    half acc[R][2 * V];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int j = 0; j < 2 * V; ++j) acc[r][j] = load_half(at + (r * 2 * V + j) * LANES / 2);
+    for (int64_t s = 0; s < steps; ++s) {
+        half column[2 * V];
+#pragma GCC unroll 4
+        for (int j = 0; j < V; ++j) {
+            b.ahead(s, first + j);
+            const int32_t* from;
+            alignas(64) int32_t made[LANES];
+            if constexpr (std::is_base_of_v<Words, B>) from = b.at(s, first + j);
+            else store(made, b(s, first + j)), from = made;
+            column[2 * j] = load_half(from), column[2 * j + 1] = load_half(from + LANES / 2);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+            const half row = splat_half(a[r * lda + s]);
+#pragma GCC unroll 8
+            for (int j = 0; j < 2 * V; ++j) acc[r][j] = step_half<T>(acc[r][j], column[j], row);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int j = 0; j < 2 * V; ++j) std::memcpy(at + (r * 2 * V + j) * LANES / 2, &acc[r][j], sizeof(half));
+}
+#else
 template <class T, int R, int V, class B>
 inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&acc)[R][V]) {
     for (int64_t s = 0; s < steps; ++s) {
@@ -234,6 +283,7 @@ inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, v
         }
     }
 }
+#endif
 
 #if defined(BF16_AS_FLOATS)
 // The same where two multiplications of floats take less time than one of pairs: rows are made floats once, in L1,
