@@ -2,10 +2,12 @@
 
     python -m loadtest.cpu_kernels [--threads N] [--block-sizes 16,64]
 
-Matmul: bfloat16, weights packed, against oneDNN's (torch's library) with weights packed for that number of
+All in the numbers that a worker computes in here: bfloat16, or float32 where the processor has no
+instructions for it. Matmul: weights packed, against oneDNN's (torch's library) with weights packed for that number of
 rows, in turns; few rows are bound by reading the weight once, many by the multiplications. The same with int8
 weights, counted in their own bytes. Decode attention: pages lie anywhere in the pool; bytes of K and V read
-over time. Weights and pools are larger than the caches. Medians.
+over time. Prefill attention: a chunk behind its context, against torch's of contiguous K and V. Weights and
+pools are larger than the caches, but for prefill's. Medians.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
+from baton.engine.device import choose_dtype
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.int8 import quantize
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import Chunk, PagedBatch
 
 BEYOND_CACHES = 300 << 20
 SHAPES = ((768, 2304), (768, 4096), (2048, 768), (896, 9728), (4864, 896), (896, 151_936))
@@ -41,6 +45,8 @@ CONTEXTS = (
     (32, 8, 128, 8, 2048),
 )
 """(heads, KV heads, head size, sequences, tokens of each)."""
+CHUNKS = ((12, 4, 64, 256, 2048), (32, 8, 128, 256, 2048), (2, 2, 64, 64, 8000))
+"""(heads, KV heads, head size, tokens of the chunk, tokens that its last one sees)."""
 
 
 def timed(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
@@ -72,14 +78,14 @@ class Matmul:
     library: float
 
 
-def matmuls(inputs: int, outputs: int) -> Iterator[Matmul]:
+def matmuls(inputs: int, outputs: int, dtype: torch.dtype) -> Iterator[Matmul]:
     """One for each of ``ROWS``."""
-    count = max(1, BEYOND_CACHES // (inputs * outputs * 2))
-    weights = [torch.randn(outputs, inputs).bfloat16() for _ in range(count)]
+    count = max(1, BEYOND_CACHES // (inputs * outputs * dtype.itemsize))
+    weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
     ours = cycle(_there(PackedWeight.of(weight) for weight in weights))
-    int8 = cycle(_there(PackedWeight.of(quantize(weight), dtype=torch.bfloat16) for weight in weights))
+    int8 = cycle(_there(PackedWeight.of(quantize(weight), dtype=dtype) for weight in weights))
     for rows in ROWS:
-        x = torch.randn(rows, inputs).bfloat16()
+        x = torch.randn(rows, inputs).to(dtype)
         theirs = cycle([torch.ops.mkldnn._reorder_linear_weight(weight, rows) for weight in weights])
         calls: list[Callable[[], Tensor]] = [
             lambda: next(ours).multiply(x),  # noqa: B023 - called before x changes
@@ -93,7 +99,9 @@ def _there(weights: Iterable[PackedWeight | None]) -> list[PackedWeight]:
     return [weight for weight in weights if weight is not None]
 
 
-def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int, block_size: int) -> float:
+def decode(
+    heads: int, kv_heads: int, dim: int, rows: int, context: int, block_size: int, dtype: torch.dtype
+) -> float:
     """Bytes/s of K and V read."""
     layers = 12
     blocks = -(-context // block_size)
@@ -103,7 +111,7 @@ def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int, block_s
         layers,
         block_size,
         dim,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         device=torch.device("cpu"),
     )
     pool.normal_()
@@ -115,11 +123,39 @@ def decode(heads: int, kv_heads: int, dim: int, rows: int, context: int, block_s
     plan = CpuPlan.build(batch, pool)
     assert plan is not None
     whole, layer = AttentionPlan(plan), cycle(range(layers))
-    q = torch.randn(rows, heads, dim).bfloat16()
+    q = torch.randn(rows, heads, dim).to(dtype)
     [seconds] = timed(
         [lambda: paged_attention(pool, next(layer), q, whole, scale=dim**-0.5, window=None)], 4 * layers
     )
-    return rows * context * kv_heads * dim * 4 / seconds
+    return rows * context * kv_heads * dim * 2 * dtype.itemsize / seconds
+
+
+def prefill(
+    heads: int, kv_heads: int, dim: int, length: int, context: int, dtype: torch.dtype
+) -> list[float]:
+    """Operations/s, and torch's."""
+    size = 16
+    blocks = -(-context // size)
+    pool = new_pool(blocks, kv_heads, 1, size, dim, dtype=dtype, device=torch.device("cpu"))
+    pool.normal_()
+    table, positions = torch.randperm(blocks), torch.arange(context - length, context)
+    chunks = (Chunk(0, length, context, table),)
+    none = torch.empty(0, dtype=torch.int64)
+    slots = table[positions // size], positions % size
+    plan = CpuPlan.build(PagedBatch(positions, *slots, 0, none.view(0, 0), none, chunks), pool)
+    assert plan is not None
+    whole, q = AttentionPlan(plan), torch.randn(length, heads, dim).to(dtype)
+    k, v = (pool[table, :, 0, i].permute(1, 0, 2, 3).reshape(1, kv_heads, -1, dim) for i in range(2))
+    k, v, turned = k[:, :, :context], v[:, :, :context], q.permute(1, 0, 2)[None]
+    sees = positions[:, None] >= torch.arange(context)
+    seconds = timed(
+        [
+            lambda: paged_attention(pool, 0, q, whole, scale=dim**-0.5, window=None),
+            lambda: scaled_dot_product_attention(turned, k, v, attn_mask=sees, enable_gqa=True),
+        ],
+        9,
+    )
+    return [4 * int(sees.sum()) * heads * dim / each for each in seconds]
 
 
 def main() -> None:
@@ -130,19 +166,21 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     console = Console(width=120)
     console.print(f"memory read: {read_bandwidth() / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
-    table = Table(title="matmul, bfloat16", title_justify="left")
+    dtype = torch.float32 if choose_dtype("auto", "cpu") == "float32" else torch.bfloat16
+    numbers = str(dtype).removeprefix("torch.")
+    table = Table(title=f"matmul, {numbers}", title_justify="left")
     columns = ("inputs x outputs", "rows", "us", "GB/s", "GFLOP/s", "oneDNN us", "ratio")
     for column in (*columns, "int8 us", "GB/s", "speed-up"):
         table.add_column(column, justify="right")
     with torch.inference_mode():
         for inputs, outputs in SHAPES:
-            for found in matmuls(inputs, outputs):
+            for found in matmuls(inputs, outputs, dtype):
                 rows, size = found.rows, inputs * outputs
                 table.add_row(
                     f"{inputs} x {outputs}",
                     str(rows),
                     f"{found.ours * 1e6:.0f}",
-                    f"{size * 2 / found.ours / 1e9:.1f}",
+                    f"{size * dtype.itemsize / found.ours / 1e9:.1f}",
                     f"{2 * rows * size / found.ours / 1e9:.0f}",
                     f"{found.library * 1e6:.0f}",
                     f"{found.ours / found.library:.2f}",
@@ -152,13 +190,21 @@ def main() -> None:
                 )
     console.print(table)
     sizes = [int(size) for size in chosen.block_sizes.split(",")]
-    table = Table(title="decode attention, bfloat16: GB/s by tokens of a block", title_justify="left")
+    table = Table(title=f"decode attention, {numbers}: GB/s by tokens of a block", title_justify="left")
     for column in ("heads/KV heads/size", "sequences", "tokens of each", *map(str, sizes)):
         table.add_column(column, justify="right")
     for heads, kv_heads, dim, rows, context in CONTEXTS:
-        rates = [decode(heads, kv_heads, dim, rows, context, size) for size in sizes]
+        rates = [decode(heads, kv_heads, dim, rows, context, size, dtype) for size in sizes]
         shape = f"{heads}/{kv_heads}/{dim}"
         table.add_row(shape, str(rows), str(context), *(f"{rate / 1e9:.1f}" for rate in rates))
+    console.print(table)
+    table = Table(title=f"prefill attention, {numbers}", title_justify="left")
+    for column in ("heads/KV heads/size", "chunk", "context", "GFLOP/s", "torch's", "of it"):
+        table.add_column(column, justify="right")
+    for heads, kv_heads, dim, length, context in CHUNKS:
+        ours, theirs = prefill(heads, kv_heads, dim, length, context, dtype)
+        told = (f"{ours / 1e9:.0f}", f"{theirs / 1e9:.0f}", f"{ours / theirs:.2f}")
+        table.add_row(f"{heads}/{kv_heads}/{dim}", str(length), str(context), *told)
     console.print(table)
 
 
