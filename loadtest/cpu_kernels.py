@@ -4,10 +4,10 @@
 
 All in the numbers that a worker computes in here: bfloat16, or float32 where the processor has no
 instructions for it. Matmul: weights packed, against oneDNN's (torch's library) with weights packed for that
-number of rows, in turns; few rows are bound by reading the weight once, many by the multiplications. The same
-with int8 weights, counted in their own bytes. Decode attention: pages lie anywhere in the pool; bytes of K and V read
-over time. Prefill attention: a chunk behind its context, against torch's of contiguous K and V. Weights and
-pools are larger than the caches, but for prefill's. Medians.
+number of rows, in turns; few rows are bound by reading the weight once, many by the multiplications. The
+same with int8 weights, counted in their own bytes. Decode attention: pages lie anywhere in the pool; bytes
+of K and V read over time. Prefill attention: a chunk behind its context, against torch's of contiguous K
+and V. Weights and pools are larger than the caches, but for prefill's. Medians.
 """
 
 from __future__ import annotations
