@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -308,6 +311,30 @@ def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert {path.suffix for path in cache.iterdir()} == {".so", ".lock"}
     source.write_text('extern "C" int two() { return 2; }')
     assert build.library() != first
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for processors of x86-64")
+@pytest.mark.parametrize(("processor", "feature"), [("x86-64", "sse2"), ("x86-64-v3", "avx2")])
+def test_registers_of_other_widths(processor: str, feature: str, tmp_path: Path) -> None:
+    """What lies how in panels and pages follows from the lanes of a register: four, eight or sixteen."""
+    features = build._processor().split()
+    if feature not in features or (feature == "avx2" and "avx512f" not in features):
+        pytest.skip(f"a processor without {feature}, or whose own registers these are")
+    compiler, cache = tmp_path / "compiler", tmp_path / "cache"
+    compiler.write_text(f'#!/bin/bash\nexec g++ "${{@/#-march=native/-march={processor}}}"\n')
+    compiler.chmod(0o755)
+    ours = {"CXX": str(compiler), "BATON_CACHE_DIR": str(cache), library.SWITCH: "native"}
+    kernels = "matmul or native or norm or rotate"
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", kernels)
+    done = subprocess.run(
+        (*command, __file__, str(Path(__file__).with_name("test_attention.py"))),
+        env=os.environ | ours | {"PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert list(cache.glob("*.so")), "it has used other kernels"
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

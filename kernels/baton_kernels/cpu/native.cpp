@@ -1,6 +1,6 @@
 // Baton's kernels for CPUs: matmul with packed weights, attention over the paged pool, and what is done row by
-// row. Written once for every machine, in vectors of sixteen 32-bit lanes that the compiler maps to what the
-// machine has; only the dot product of two bfloat16 pairs has an instruction of its own where there is one.
+// row. Written once for every machine, in vectors of as many 32-bit lanes as its registers have; only the dot
+// product of two bfloat16 pairs has an instruction of its own where there is one.
 //
 // Numbers are float or bfloat16 (kinds 0 and 1). Both are handled as 32-bit *words*: one float, or two adjacent
 // bfloat16, the first in the lower half. A *step* multiplies one word of each row by one of each column and adds
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include <omp.h>
 #if defined(__AVX512F__)
@@ -33,25 +34,32 @@ struct bf16 {
     uint16_t bits;
 };
 
-constexpr int LANES = 16;
+// Lanes of a register (the compiler would take longer vectors apart, through memory), and how many of these a
+// register tile takes of a panel at once: with its rows they make 24 sums where there are 32 registers, 12 of 16.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, TILE_VECS = 4;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, TILE_VECS = 2;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, TILE_VECS = 4;
+#else
+constexpr int LANES = 4, TILE_VECS = 2;
+#endif
 constexpr int PANEL = 64;  // columns of a packed panel
 constexpr int VECS = PANEL / LANES;
-// Rows of a register tile, and the vectors of a panel it takes at once: 24 sums fit in 32 registers, 8 in 16.
-// WIDE_ROWS: most rows of one that takes half as many vectors.
-#if defined(__AVX512F__)
-constexpr int TILE_ROWS = 6, TILE_VECS = 4, WIDE_ROWS = 12;
-#else
-constexpr int TILE_ROWS = 4, TILE_VECS = 1, WIDE_ROWS = 4;
-#endif
+constexpr int STRIPE = TILE_VECS * LANES;  // columns that lie together, as a tile reads them
+// Rows of a register tile; and the most of one that takes half as many vectors.
+constexpr int TILE_ROWS = 6, WIDE_ROWS = 12;
 
+constexpr int LINE = 16;  // words that memory brings at once
 constexpr int BYTES_AHEAD = 3072;  // bytes of a panel, from what is multiplied to what is asked for
 // Most rows that share the words made of int8, and the steps of which they are kept: both stay in L2.
 constexpr int INT8_ROWS = 64 * TILE_ROWS, INT8_STEPS = 256;
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 
 inline vf load(const float* p) { vf v; std::memcpy(&v, p, sizeof v); return v; }
 inline vi load(const int32_t* p) { vi v; std::memcpy(&v, p, sizeof v); return v; }
@@ -77,21 +85,9 @@ template <> inline vf step<bf16>(vf acc, vi a, vi b) {
 #endif
 }
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// Half a vector, and the same with it.
-typedef float half __attribute__((vector_size(32)));
-typedef uint32_t half_words __attribute__((vector_size(32)));
-
-inline half load_half(const void* from) { half v; std::memcpy(&v, from, sizeof v); return v; }
-inline half splat_half(int32_t word) { return (half)(half_words{} + uint32_t(word)); }
-template <class T> inline half step_half(half acc, half a, half b) {
-    if constexpr (std::is_same_v<T, float>) return acc + a * b;
-    const half_words x = (half_words)a, y = (half_words)b;
-    return acc + (half)(x << 16) * (half)(y << 16) + (half)(x & 0xffff0000u) * (half)(y & 0xffff0000u);
-}
-#endif
-
-inline vi lanes() { return vi{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+// f(lane) in each lane.
+template <class F, int... I> constexpr vi in_lanes(F f, std::integer_sequence<int, I...>) { return vi{f(I)...}; }
+template <class F> constexpr vi in_lanes(F f) { return in_lanes(f, std::make_integer_sequence<int, LANES>{}); }
 
 // Two floats, each rounded to the nearest bfloat16 (ties to even), as one word.
 inline vi pair(vf first, vf second) {
@@ -113,7 +109,7 @@ inline uint16_t rounded(float x) {
     std::memcpy(&bits, &x, 4);
     return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-// Sixteen floats as bfloat16.
+// Floats as bfloat16.
 inline void put_halves(bf16* to, vf x) {
     const vu bits = (vu)x;
     const vh halves = __builtin_convertvector((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, vh);
@@ -168,10 +164,16 @@ inline float sum_of(vf v) {
 
 // ---- matmul ---------------------------------------------------------------------------------------------------
 
+// Where the word of a column and a step is among packed ones: stripe by stripe, in each step by step.
+inline int64_t place(int64_t column, int64_t step, int64_t steps) {
+    return column / STRIPE * STRIPE * steps + step * STRIPE + column % STRIPE;
+}
+
 // A panel as a tile reads it: vector j of step s, as words; and ``ahead`` of these it asks for memory to come.
 struct Words {
     const int32_t* panel;
-    const int32_t* at(int64_t s, int j) const { return panel + s * PANEL + j * LANES; }
+    int64_t steps;  // that were packed
+    const int32_t* at(int64_t s, int j) const { return panel + place(j * LANES, s, steps); }
     vi operator()(int64_t s, int j) const { return load(at(s, j)); }
     void ahead(int64_t s, int j) const { __builtin_prefetch(at(s, j) + BYTES_AHEAD / 4); }
 };
@@ -181,6 +183,7 @@ struct Words {
 template <class T> struct Int8 {
     // Of what their words are: each is taken where it is highest in a lane.
     static constexpr float ONE = 1 << 24;
+    static constexpr int STEP = 4 * LANES;  // bytes of a stream
 
     const int8_t* panel;
     int64_t apart;  // from a stream to the next
@@ -188,11 +191,11 @@ template <class T> struct Int8 {
     // Where number n of the word of column c of step s is.
     int64_t place(int64_t s, int c, int n) const {
         const int byte = c / LANES * PER_WORD<T> + n;
-        return byte / 4 * apart + s * PANEL + c % LANES * 4 + byte % 4;
+        return byte / 4 * apart + s * STEP + c % LANES * 4 + byte % 4;
     }
     vf bytes(int64_t s, int byte) const {
         vi lanes;
-        std::memcpy(&lanes, panel + byte / 4 * apart + s * PANEL, sizeof lanes);
+        std::memcpy(&lanes, panel + byte / 4 * apart + s * STEP, sizeof lanes);
         return __builtin_convertvector((lanes << (24 - byte % 4 * 8)) & int32_t(0xff000000), vf);
     }
     vi operator()(int64_t s, int j) const {
@@ -201,9 +204,9 @@ template <class T> struct Int8 {
     }
     void ahead(int64_t s, int j) const {
         const int byte = j * PER_WORD<T>;
-        if (byte % 4 == 0) __builtin_prefetch(panel + byte / 4 * apart + s * PANEL + BYTES_AHEAD / 2);
+        if (byte % 4 == 0) __builtin_prefetch(panel + byte / 4 * apart + s * STEP + BYTES_AHEAD / 2);
     }
-    Int8 from(int64_t step) const { return {panel + step * PANEL, apart}; }
+    Int8 from(int64_t step) const { return {panel + step * STEP, apart}; }
 };
 
 // Int8 whose words are kept, as a slice of a panel, for the rows to come.
@@ -211,7 +214,7 @@ template <class T> struct Kept : Int8<T> {
     int32_t* slice;
     vi operator()(int64_t s, int j) const {
         const vi word = Int8<T>::operator()(s, j);
-        store(slice + s * PANEL + j * LANES, word);
+        store(slice + place(j * LANES, s, INT8_STEPS), word);
         return word;
     }
 };
@@ -227,52 +230,19 @@ struct Cached : Words {
     const int32_t* others;
     int lines;
     void ahead(int64_t s, int j) const {
-        if (j < lines) __builtin_prefetch(others + (s * lines + j) * LANES);
+        const int line = j * LANES / LINE;
+        if (line < lines) __builtin_prefetch(others + (s * lines + line) * LINE);
     }
 };
 
 // acc[r] += row r of a (its words lie lda apart from the next row's) times V vectors of a panel from the first.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-// In halves, which fit into the registers: a whole vector the compiler would take apart in memory, at every step.
-template <class T, int R, int V, class B>
-inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&sums)[R][V]) {
-    float* const at = reinterpret_cast<float*>(&sums);
-    half acc[R][2 * V];
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int j = 0; j < 2 * V; ++j) acc[r][j] = load_half(at + (r * 2 * V + j) * LANES / 2);
-    for (int64_t s = 0; s < steps; ++s) {
-        half column[2 * V];
-#pragma GCC unroll 4
-        for (int j = 0; j < V; ++j) {
-            b.ahead(s, first + j);
-            const int32_t* from;
-            alignas(64) int32_t made[LANES];
-            if constexpr (std::is_base_of_v<Words, B>) from = b.at(s, first + j);
-            else store(made, b(s, first + j)), from = made;
-            column[2 * j] = load_half(from), column[2 * j + 1] = load_half(from + LANES / 2);
-        }
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-            const half row = splat_half(a[r * lda + s]);
-#pragma GCC unroll 8
-            for (int j = 0; j < 2 * V; ++j) acc[r][j] = step_half<T>(acc[r][j], column[j], row);
-        }
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int j = 0; j < 2 * V; ++j) std::memcpy(at + (r * 2 * V + j) * LANES / 2, &acc[r][j], sizeof(half));
-}
-#else
 template <class T, int R, int V, class B>
 inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, vf (&acc)[R][V]) {
     for (int64_t s = 0; s < steps; ++s) {
         vi column[V];
 #pragma GCC unroll 4
         for (int j = 0; j < V; ++j) {
-            b.ahead(s, first + j);
+            if (j * LANES % LINE == 0) b.ahead(s, first + j);
             column[j] = b(s, first + j);
         }
 #pragma GCC unroll 12
@@ -283,7 +253,6 @@ inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, v
         }
     }
 }
-#endif
 
 #if defined(BF16_AS_FLOATS)
 // The same where two multiplications of floats take less time than one of pairs: rows are made floats once, in L1,
@@ -360,27 +329,22 @@ inline void rows_by(int rows, const int32_t* a, int64_t lda, B b, int64_t steps,
         case 2: return tile_to<T, 2>(a, lda, b, steps, sums, stride, more);
         case 3: return tile_to<T, 3>(a, lda, b, steps, sums, stride, more);
         case 4: return tile_to<T, 4>(a, lda, b, steps, sums, stride, more);
-#if defined(__AVX512F__)
         case 5: return tile_to<T, 5>(a, lda, b, steps, sums, stride, more);
         case 6: return tile_to<T, 6>(a, lda, b, steps, sums, stride, more);
-#endif
     }
-#if defined(__AVX512F__)
-    // Half of a panel at a time, for int8: no word is made twice, and a half is one stream of memory.
+    // Half as many vectors at a time, for int8: no word is made twice.
     if constexpr (std::is_same_v<B, Int8<T>>) switch (rows) {
-        case 7: return tile_to<T, 7, 2>(a, lda, b, steps, sums, stride, more);
-        case 8: return tile_to<T, 8, 2>(a, lda, b, steps, sums, stride, more);
-        case 9: return tile_to<T, 9, 2>(a, lda, b, steps, sums, stride, more);
-        case 10: return tile_to<T, 10, 2>(a, lda, b, steps, sums, stride, more);
-        case 11: return tile_to<T, 11, 2>(a, lda, b, steps, sums, stride, more);
-        case 12: return tile_to<T, 12, 2>(a, lda, b, steps, sums, stride, more);
+        case 7: return tile_to<T, 7, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
+        case 8: return tile_to<T, 8, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
+        case 9: return tile_to<T, 9, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
+        case 10: return tile_to<T, 10, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
+        case 11: return tile_to<T, 11, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
+        case 12: return tile_to<T, 12, TILE_VECS / 2>(a, lda, b, steps, sums, stride, more);
     }
-#endif
 }
 template <class T>
-inline void rows_to(int rows, const int32_t* a, int64_t lda, const int32_t* b, int64_t steps, float* sums,
-                    int64_t stride) {
-    rows_by<T>(rows, a, lda, Words{b}, steps, sums, stride);
+inline void rows_to(int rows, const int32_t* a, int64_t lda, Words b, int64_t steps, float* sums, int64_t stride) {
+    rows_by<T>(rows, a, lda, b, steps, sums, stride);
 }
 
 // Rows in tiles of nearly equal height, the highest allowed: f(first, count).
@@ -414,11 +378,11 @@ inline void times_words(const int32_t* a, int64_t rows, const int32_t* panel, co
     in_tiles(rows, [&](int64_t first, int64_t count) {
         alignas(64) float sums[TILE_ROWS * PANEL];
         const int32_t* x = a + first * steps;
-        if (first == 0) rows_by<T>(int(count), x, steps, Words{panel}, steps, sums, PANEL);
+        if (first == 0) rows_by<T>(int(count), x, steps, Words{panel, steps}, steps, sums, PANEL);
         else {
-            const Cached b{{panel}, next, next < end ? lines : 0};
+            const Cached b{{panel, steps}, next, next < end ? lines : 0};
             rows_by<T>(int(count), x, steps, b, steps, sums, PANEL);
-            next += steps * lines * LANES;
+            next += steps * lines * LINE;
         }
         for (int64_t r = 0; r < count; ++r) done(first + r, sums + r * PANEL);
     });
@@ -447,7 +411,7 @@ inline void times_slices(const int32_t* a, int64_t rows, Int8<T> b, int64_t step
             const int32_t* x = a + first * steps + from;
             float* to = sums + first * PANEL;
             if (first == 0) rows_by<T>(int(n), x, steps, Kept<T>{{narrow}, slice}, count, to, PANEL, from > 0);
-            else rows_by<T>(int(n), x, steps, Slice<T>{{slice}, next}, count, to, PANEL, from > 0);
+            else rows_by<T>(int(n), x, steps, Slice<T>{{slice, INT8_STEPS}, next}, count, to, PANEL, from > 0);
         });
     }
     for (int64_t r = 0; r < rows; ++r) done(r, sums + r * PANEL);
@@ -488,7 +452,7 @@ template <class T, class Out> void linear(const Linear& l, int threads) {
         };
         const int32_t* x = a + start * steps;
         const int32_t* b = static_cast<const int32_t*>(l.packed) + panel * steps * PANEL;
-        const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * l.inputs * PANEL, steps * PANEL};
+        const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * l.inputs * PANEL, steps * Int8<T>::STEP};
         // This thread will probably have the panel next that lies as far on as there are threads.
         if (!l.scales) times_words<T>(x, rows, b, b + threads * steps * PANEL, steps, done);
         else if (rows <= WIDE_ROWS) times_int8<T>(x, rows, WIDE_ROWS, narrow, steps, done);
@@ -506,7 +470,7 @@ inline int64_t panels_of(int64_t outputs, int gated) {
     return gated ? (outputs / 2 + 31) / 32 : (outputs + PANEL - 1) / PANEL;
 }
 
-// weight [outputs, inputs] -> panels of words [steps, 64].
+// weight [outputs, inputs] -> words of columns, a panel's 64 after the other's.
 template <class T>
 void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* packed, int threads) {
     const int64_t steps = inputs / PER_WORD<T>, panels = panels_of(outputs, gated);
@@ -515,8 +479,8 @@ void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* 
     for (int64_t panel = 0; panel < panels; ++panel)
         for (int c = 0; c < PANEL; ++c) {
             const int64_t row = row_of(panel, c, outputs, gated);
-            int32_t* to = packed + panel * steps * PANEL + c;
-            for (int64_t s = 0; s < steps; ++s) to[s * PANEL] = row < 0 ? 0 : rows[row * steps + s];
+            int32_t* to = packed + place(panel * PANEL + c, 0, steps);
+            for (int64_t s = 0; s < steps; ++s) to[s * STRIPE] = row < 0 ? 0 : rows[row * steps + s];
         }
 }
 
@@ -529,7 +493,7 @@ void pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int gated,
         for (int c = 0; c < PANEL; ++c) {
             const int64_t row = row_of(panel, c, outputs, gated);
             int8_t* to = packed + panel * inputs * PANEL;
-            const Int8<T> layout{to, inputs / PER_WORD<T> * PANEL};
+            const Int8<T> layout{to, inputs / PER_WORD<T> * Int8<T>::STEP};
             for (int64_t i = 0; i < inputs; ++i)
                 to[layout.place(i / PER_WORD<T>, c, i % PER_WORD<T>)] = row < 0 ? 0 : weight[row * inputs + i];
         }
@@ -552,13 +516,14 @@ struct Scores {
     int64_t window;        // 0: none
 };
 
-// The sums of sixteen vectors, one in each lane.
+// The sums of as many vectors, one in each lane.
 inline vf sums_of(vf (&v)[LANES]) {
+    constexpr vi even = in_lanes([](int lane) { return 2 * lane; });
+    constexpr vi odd = in_lanes([](int lane) { return 2 * lane + 1; });
     for (int n = LANES; n > 1; n /= 2)
         for (int i = 0; i < n / 2; ++i) {
             vf a = v[2 * i], b = v[2 * i + 1];
-            vi even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
-            v[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
+            v[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
         }
     return v[0];
 }
@@ -614,19 +579,8 @@ constexpr int64_t STRIDE = SHARE + LANES;
 
 // Swaps, in each pair of rows N apart, what is off the diagonal of their 2 x 2 matrices of N-wide pieces.
 template <int N> inline void swap_pieces(vi (&m)[LANES]) {
-    vi first{}, second{};
-    if constexpr (N == 1)
-        first = vi{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
-        second = vi{1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31};
-    if constexpr (N == 2)
-        first = vi{0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
-        second = vi{2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31};
-    if constexpr (N == 4)
-        first = vi{0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
-        second = vi{4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31};
-    if constexpr (N == 8)
-        first = vi{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23},
-        second = vi{8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31};
+    constexpr vi first = in_lanes([](int lane) { return lane & N ? lane - N + LANES : lane; });
+    constexpr vi second = in_lanes([](int lane) { return lane & N ? lane + LANES : lane + N; });
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i)
         if (!(i & N)) {
@@ -636,15 +590,15 @@ template <int N> inline void swap_pieces(vi (&m)[LANES]) {
         }
 }
 
-// Row i of a 16 x 16 matrix of words becomes column i.
+// Row i of a square of words becomes column i.
 inline void transpose(vi (&m)[LANES]) {
     swap_pieces<1>(m);
     swap_pieces<2>(m);
-    swap_pieces<4>(m);
-    swap_pieces<8>(m);
+    if constexpr (LANES > 4) swap_pieces<4>(m);
+    if constexpr (LANES > 8) swap_pieces<8>(m);
 }
 
-// The products of H queries with up to sixteen keys, each key's words times a query's: scores [H, stride].
+// The products of H queries with up to a vector of keys, each key's words times a query's: scores [H, stride].
 template <class T, int H>
 inline void scores_of(const int32_t* query, int64_t row, const int32_t* columns, float scale, int64_t stride,
                       float* scores) {
@@ -878,22 +832,22 @@ template <class T> struct Workspace {
     float most[QUERIES], total[QUERIES];
 };
 
-// Sixteen words of the same place in one value and, where two go into a word, the next one (or none).
+// Words of the same place in one value and, where two go into a word, the next one (or none).
 inline vi in_words(const float* value, const float*) { return (vi)load(value); }
 inline vi in_words(const bf16* value, const bf16* next) {
     const vu first = (vu)widened(value) >> 16;
     return (vi)(next ? first | (vu)widened(next) : first);
 }
 
-// Keys and values of the tokens from first to stop as packed operands, in blocks of KEYS tokens: keys
-// [4 panels, dim in words, 64 keys], values [panels of dim, KEYS in words, 64].
+// Keys and values of the tokens from first to stop as packed operands, in blocks of KEYS tokens: each key is a column
+// of its words; a block's values are columns, one for each number of theirs, of as many words as their keys fill.
 template <class T>
 void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64_t first, int64_t stop,
                   Workspace<T>& work) {
     const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size;
     const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL;
-    const int64_t blocks = (stop - first + KEYS - 1) / KEYS;
-    const int64_t key_words = KEYS * row, value_words = KEYS / PER_WORD<T> * wide;
+    const int64_t blocks = (stop - first + KEYS - 1) / KEYS, steps = KEYS / PER_WORD<T>;
+    const int64_t key_words = KEYS * row, value_words = steps * wide;
     work.keys.reset(new int32_t[blocks * key_words]());
     work.values.reset(new int32_t[blocks * value_words]());
     for (int64_t t = first; t < stop; t += LANES) {
@@ -901,21 +855,21 @@ void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64
         const int32_t* k[LANES];
         for (int64_t i = 0; i < count; ++i)
             k[i] = words(pool.keys(table[(t + i) / size], head)) + (t + i) % size * row;
-        int32_t* key = work.keys.get() + block * key_words + at / PANEL * row * PANEL + at % PANEL;
+        int32_t* key = work.keys.get() + block * key_words + place(at, 0, row);
         for (int64_t w = 0; w < row; w += LANES) {
             vi words_of[LANES];
             for (int64_t i = 0; i < LANES; ++i) words_of[i] = i < count ? load(k[i] + w) : vi{};
             transpose(words_of);
-            for (int64_t i = 0; i < LANES; ++i) store(key + (w + i) * PANEL, words_of[i]);
+            for (int64_t i = 0; i < LANES; ++i) store(key + (w + i) * STRIPE, words_of[i]);
         }
-        int32_t* value = work.values.get() + block * value_words + at / PER_WORD<T> * PANEL;
-        for (int64_t i = 0; i < count; i += PER_WORD<T>, value += PANEL) {
+        int32_t* value = work.values.get() + block * value_words;
+        for (int64_t i = 0; i < count; i += PER_WORD<T>) {
             const T* v = pool.values(table[(t + i) / size], head) + (t + i) % size * pool.dim;
             const T* next = nullptr;
             if (PER_WORD<T> == 2 && i + 1 < count)
                 next = pool.values(table[(t + i + 1) / size], head) + (t + i + 1) % size * pool.dim;
             for (int64_t d = 0; d < pool.dim; d += LANES)
-                store(value + d / PANEL * PANEL * (KEYS / PER_WORD<T>) + d % PANEL, in_words(v + d, next ? next + d : nullptr));
+                store(value + place(d, (at + i) / PER_WORD<T>, steps), in_words(v + d, next ? next + d : nullptr));
         }
     }
 }
@@ -930,7 +884,7 @@ void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int
     for (int64_t p = 0; p < panels; ++p)
         in_tiles(rows, [&](int64_t r, int64_t n) {
             rows_to<T>(int(n), words(q + r * stride), stride / PER_WORD<T>,
-                       work.keys.get() + block * KEYS * row + p * row * PANEL, row,
+                       Words{work.keys.get() + block * KEYS * row + p * row * PANEL, row}, row,
                        work.scores + r * KEYS + p * PANEL, KEYS);
         });
     for (int64_t r = 0; r < rows; ++r) {
@@ -943,7 +897,8 @@ void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int
             vf v = load(s + i) * how.scale;
             if (how.softcap != 0) v = how.softcap * tanh_of(v * (1 / how.softcap));
             if (i < begin || i + LANES > stop) {
-                const vi key = lanes() + int32_t(i);
+                constexpr vi lanes = in_lanes([](int lane) { return lane; });
+                const vi key = lanes + int32_t(i);
                 v = (key >= int32_t(begin)) & (key < int32_t(stop)) ? v : splat(-1e30f);
             }
             store(s + i, v);
@@ -967,7 +922,8 @@ void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int
         work.most[r] = top;
     }
     for (int64_t d = 0; d < wide; d += PANEL) {
-        const int32_t* values = work.values.get() + block * (KEYS / PER_WORD<T>) * wide + d * (KEYS / PER_WORD<T>);
+        const int64_t steps = KEYS / PER_WORD<T>;
+        const Words values{work.values.get() + block * steps * wide + d * steps, steps};
         in_tiles(rows, [&](int64_t r, int64_t n) {
             rows_to<T>(int(n), words(work.weights + r * KEYS), KEYS / PER_WORD<T>, values, padded / PER_WORD<T>,
                        work.part, PANEL);
