@@ -1,13 +1,13 @@
 """The CPU's kernels against what bounds them, and against the library's.
 
-    python -m loadtest.cpu_kernels [--threads N] [--block-sizes 16,64]
+    python -m loadtest.cpu_kernels [--threads N] [--block-sizes 16,64] [--dtype float32]
 
-All in the numbers that a worker computes in here: bfloat16, or float32 where the processor has no
-instructions for it. Matmul: weights packed, against oneDNN's (torch's library) with weights packed for that
-number of rows, in turns; few rows are bound by reading the weight once, many by the multiplications. The
-same with int8 weights, counted in their own bytes. Decode attention: pages lie anywhere in the pool; bytes
-of K and V read over time. Prefill attention: a chunk behind its context, against torch's of contiguous K
-and V. Weights and pools are larger than the caches, but for prefill's. Medians.
+In bfloat16, or float32 where oneDNN (torch's library) has no instructions for it. Matmul: weights packed,
+against oneDNN's with weights packed for that number of rows, in turns; few rows are bound by reading the
+weight once, many by the multiplications. The same with int8 weights, counted in their own bytes. Decode
+attention: pages lie anywhere in the pool; bytes of K and V read over time. Prefill attention: a chunk behind
+its context, against torch's of contiguous K and V. Weights and pools are larger than the caches, but for
+prefill's. Medians.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from baton.engine.device import choose_dtype
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
@@ -158,16 +157,22 @@ def prefill(
     return [4 * int(sees.sum()) * heads * dim / each for each in seconds]
 
 
+def usual_dtype() -> str:
+    has = torch.cpu.get_capabilities()
+    return "bfloat16" if has.get("avx512_bf16") or has.get("amx_bf16") else "float32"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--block-sizes", default="16,64", help="of KV blocks, in tokens")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=usual_dtype())
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     console = Console(width=120)
     console.print(f"memory read: {read_bandwidth() / 1e9:.1f} GB/s, {torch.get_num_threads()} threads")
-    dtype = torch.float32 if choose_dtype("auto", "cpu") == "float32" else torch.bfloat16
-    numbers = str(dtype).removeprefix("torch.")
+    numbers: str = chosen.dtype
+    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[numbers]
     table = Table(title=f"matmul, {numbers}", title_justify="left")
     columns = ("inputs x outputs", "rows", "us", "GB/s", "GFLOP/s", "oneDNN us", "ratio")
     for column in (*columns, "int8 us", "GB/s", "speed-up"):

@@ -70,7 +70,7 @@ Dtype = Annotated[
     str,
     typer.Option(
         help="float32, bfloat16, float16, or auto: the type the weights were saved in, but float32 on a CPU "
-        "without bfloat16 instructions.",
+        "that is slow with it.",
         rich_help_panel=_MODEL,
     ),
 ]

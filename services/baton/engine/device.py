@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+
+from baton.models.config import ModelConfig
+from baton_kernels.cpu.linear import kernels_for
 
 
 def choose_device(wanted: str) -> str:
@@ -12,10 +17,16 @@ def choose_device(wanted: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def choose_dtype(wanted: str, device: str) -> str:
-    """``auto`` is the type the weights were saved in, except on a CPU without bfloat16 instructions, where
-    float32 is two to five times faster (measured on the demo model)."""
+def choose_dtype(wanted: str, device: str, model: Path) -> str:
+    """``auto`` is the type the weights of ``model`` were saved in; on a CPU that cannot compute with it fast,
+    float32. Baton's kernels can with bfloat16 on any, plain torch where there are instructions for it, and
+    nothing with float16.
+
+    Raises ModelError if the model's config cannot be read."""
     if wanted != "auto" or device != "cpu":
         return wanted
-    native = torch.cpu.get_capabilities()
-    return "auto" if native.get("avx512_bf16") or native.get("amx_bf16") else "float32"
+    saved = ModelConfig.from_dir(model).dtype
+    if saved == "bfloat16" and kernels_for(torch.device(device), torch.bfloat16) is None:
+        has = torch.cpu.get_capabilities()
+        return saved if has.get("avx512_bf16") or has.get("amx_bf16") else "float32"
+    return "float32" if saved == "float16" else saved

@@ -112,7 +112,8 @@ class LLM:
         with clock.phase("config"):
             path = hub.resolve_model(model)
         options["device"] = choose_device(options.get("device", "auto"))
-        options["dtype"] = choose_dtype(options.get("dtype", "auto"), options["device"])
+        with clock.phase("kernels"):
+            options["dtype"] = choose_dtype(options.get("dtype", "auto"), options["device"], path)
         config = EngineConfig(model=path, **options)
         with clock.phase("config"):
             self.tokenizer = Tokenizer.from_dir(path)

@@ -41,8 +41,10 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
     try:
         with clock.phase("config"):
             path = hub.resolve_model(config.model)
-            engine_config = _engine_config(config, path)
             revision = hub.revision_of(path)
+        with clock.phase("kernels"):
+            dtype = choose_dtype(config.dtype, choose_device(config.device), path)
+        engine_config = _engine_config(config, path, dtype)
         others = _others(config, revision)
         engine = Engine.from_config(engine_config, _announce_progress, clock, others)
     except (ModelError, ValueError, RankError) as error:
@@ -89,11 +91,11 @@ def _announce_progress(done: int, total: int) -> None:
     announce(Progress("load", done, total))
 
 
-def _engine_config(config: WorkerConfig, path: Path) -> EngineConfig:
+def _engine_config(config: WorkerConfig, path: Path, dtype: str) -> EngineConfig:
     device = choose_device(config.device)
     return EngineConfig(
         model=path,
-        dtype=choose_dtype(config.dtype, device),
+        dtype=dtype,
         quantization=config.quantization,
         device=device,
         load_format=config.load_format,
