@@ -1,6 +1,6 @@
 """Where a step's time goes on a CPU: matmuls, attention, and the rest of the engine.
 
-    python -m loadtest.cpu_steps [--models llama-125m,qwen-0.5b] [--sequences 1,8,32]
+    python -m loadtest.cpu_steps [--models llama-125m,qwen-0.5b] [--sequences 1,8,32] [--dtype float32]
 
 One engine without a server: prompts of 512 tokens, then 64 tokens of each. Medians over the
 steps in which every sequence decodes; for the prompts, the sum of the steps before. The bytes of a decode
@@ -36,6 +36,7 @@ from loadtest.cpu_kernels import read_bandwidth
 from loadtest.shapes import SHAPES, save_random
 
 KERNELS = {"linear": "matmul", "decode": "attention", "prefill": "attention"}
+BYTES = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass
@@ -121,20 +122,21 @@ def steps(engine: Engine, clock: Clock, count: int, input_len: int, output_len: 
     return whole, middle
 
 
-def measure(name: str, path: Path, counts: list[int], threads: int, bandwidth: float, repeats: int) -> Table:
+def measure(name: str, path: Path, chosen: argparse.Namespace, bandwidth: float) -> Table:
     config = ModelConfig.from_dir(path)
+    dtype, threads, repeats = chosen.dtype, chosen.threads, chosen.repeats
     engine = Engine.from_config(
         EngineConfig(
-            model=path, dtype="bfloat16", num_threads=threads, kv_cache_bytes=2 << 30, prefix_caching=False
+            model=path, dtype=dtype, num_threads=threads, kv_cache_bytes=2 << 30, prefix_caching=False
         )
     )
     kernels = native()
     assert kernels is not None, "there is nothing to measure without a compiler"
-    size = (path / "model.safetensors").stat().st_size
+    numbers = (path / "model.safetensors").stat().st_size // 2  # saved in bfloat16
     if not config.tie_word_embeddings:
-        size -= config.vocab_size * config.hidden_size * 2
-    token = config.num_layers * config.num_kv_heads * config.head_dim * 4
-    table = Table(title=f"{name}, bfloat16, {threads} threads", title_justify="left")
+        numbers -= config.vocab_size * config.hidden_size
+    of_token = config.num_layers * config.num_kv_heads * config.head_dim * 2
+    table = Table(title=f"{name}, {dtype}, {threads} threads", title_justify="left")
     columns = (
         "sequences",
         "decode step, ms",
@@ -146,13 +148,13 @@ def measure(name: str, path: Path, counts: list[int], threads: int, bandwidth: f
     )
     for column in (*columns, "512 tokens of prompt, ms", "matmul", "attention", "rest"):
         table.add_column(column, justify="right")
-    for count in counts:
+    for count in map(int, chosen.sequences.split(",")):
         with clocked(kernels) as clock:
             found = [steps(engine, clock, count, 512, 64) for _ in range(repeats)]
         prompts = sorted((prompt for prompt, _ in found), key=lambda s: s.step)[repeats // 2]
         decode = sorted((step for _, step in found), key=lambda s: s.step)[repeats // 2]
         share = statistics.median(step.rest / step.step for _, step in found)
-        rate = (size + count * 544 * token) / decode.step
+        rate = (numbers + count * 544 * of_token) * BYTES[dtype] / decode.step
         table.add_row(
             str(count),
             *(f"{x * 1e3:.1f}" for x in (decode.step, decode.matmul, decode.attention, decode.rest)),
@@ -173,6 +175,7 @@ def main() -> None:
     parser.add_argument("--sequences", default="1,8,32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", choices=BYTES, default="bfloat16")
     chosen = parser.parse_args()
     console = Console(width=160)
     torch.set_num_threads(chosen.threads)
@@ -181,8 +184,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name in chosen.models.split(","):
             path = save_random((chosen.directory or Path(scratch)) / name, SHAPES[name])
-            counts = [int(count) for count in chosen.sequences.split(",")]
-            console.print(measure(name, path, counts, chosen.threads, bandwidth, chosen.repeats))
+            console.print(measure(name, path, chosen, bandwidth))
 
 
 if __name__ == "__main__":

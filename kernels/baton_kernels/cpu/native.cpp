@@ -19,7 +19,8 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
-// Whether a matmul of bfloat16 multiplies floats: without an instruction for pairs, or with a slow one.
+// Whether a matmul of bfloat16 multiplies floats: without an instruction for pairs, or with a slow one. (With AVX2
+// that is no faster.)
 #if defined(__AVX512F__) && (!defined(__AVX512BF16__) || defined(BATON_SLOW_BF16_PAIRS))
 #define BF16_AS_FLOATS
 #endif
@@ -86,8 +87,8 @@ template <> inline vf step<bf16>(vf acc, vi a, vi b) {
 }
 
 // f(lane) in each lane.
-template <class F, int... I> constexpr vi in_lanes(F f, std::integer_sequence<int, I...>) { return vi{f(I)...}; }
-template <class F> constexpr vi in_lanes(F f) { return in_lanes(f, std::make_integer_sequence<int, LANES>{}); }
+template <class F, int... I> constexpr vi each_lane(F f, std::integer_sequence<int, I...>) { return vi{f(I)...}; }
+template <class F> constexpr vi each_lane(F f) { return each_lane(f, std::make_integer_sequence<int, LANES>{}); }
 
 // Two floats, each rounded to the nearest bfloat16 (ties to even), as one word.
 inline vi pair(vf first, vf second) {
@@ -518,8 +519,8 @@ struct Scores {
 
 // The sums of as many vectors, one in each lane.
 inline vf sums_of(vf (&v)[LANES]) {
-    constexpr vi even = in_lanes([](int lane) { return 2 * lane; });
-    constexpr vi odd = in_lanes([](int lane) { return 2 * lane + 1; });
+    constexpr vi even = each_lane([](int lane) { return 2 * lane; });
+    constexpr vi odd = each_lane([](int lane) { return 2 * lane + 1; });
     for (int n = LANES; n > 1; n /= 2)
         for (int i = 0; i < n / 2; ++i) {
             vf a = v[2 * i], b = v[2 * i + 1];
@@ -579,8 +580,8 @@ constexpr int64_t STRIDE = SHARE + LANES;
 
 // Swaps, in each pair of rows N apart, what is off the diagonal of their 2 x 2 matrices of N-wide pieces.
 template <int N> inline void swap_pieces(vi (&m)[LANES]) {
-    constexpr vi first = in_lanes([](int lane) { return lane & N ? lane - N + LANES : lane; });
-    constexpr vi second = in_lanes([](int lane) { return lane & N ? lane + LANES : lane + N; });
+    constexpr vi first = each_lane([](int lane) { return lane & N ? lane - N + LANES : lane; });
+    constexpr vi second = each_lane([](int lane) { return lane & N ? lane + LANES : lane + N; });
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i)
         if (!(i & N)) {
@@ -897,7 +898,7 @@ void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int
             vf v = load(s + i) * how.scale;
             if (how.softcap != 0) v = how.softcap * tanh_of(v * (1 / how.softcap));
             if (i < begin || i + LANES > stop) {
-                constexpr vi lanes = in_lanes([](int lane) { return lane; });
+                constexpr vi lanes = each_lane([](int lane) { return lane; });
                 const vi key = lanes + int32_t(i);
                 v = (key >= int32_t(begin)) & (key < int32_t(stop)) ? v : splat(-1e30f);
             }
