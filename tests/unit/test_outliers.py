@@ -6,6 +6,8 @@ import random
 
 from baton.router.outliers import EjectionRules, Outliers
 from baton.router.placement import Role
+from baton.router.step_times import StepTimes
+from baton.v1 import worker_pb2 as pb
 
 RULES = EjectionRules()
 
@@ -79,6 +81,35 @@ def test_one_far_slower_than_its_like_is_ejected() -> None:
     [ejection] = outliers.sweep(1.0)
     assert (ejection.worker, ejection.reason) == ("w2", "latency")
     assert outliers.sweep(2.0) == [], "once"
+
+
+def step_times(step_s: float, seconds: float = 60.0, *, cancel: bool = False) -> list[float]:
+    """What a router sees of a decode worker that writes one answer of its, and others' besides; a load report
+    comes every half second."""
+    times, found = StepTimes(), []
+    steps = [(number * step_s, True) for number in range(1, int(seconds / step_s))]
+    reports = [(number * 0.5 + 0.01, False) for number in range(int(seconds / 0.5))]
+    for at_s, step in sorted(steps + reports):
+        frame = pb.Frame(load=pb.Load(running=2))
+        if step:
+            frame.deltas.add(request_id="a", token_ids=[1])
+        found += times.take(frame, "decode", at_s)
+        if cancel:
+            times.cancelled("a")
+    return found
+
+
+def test_load_reports_in_the_middle_of_long_steps_do_not_shorten_them() -> None:
+    outliers = judge(4)
+    for i in range(4):
+        for seconds in step_times(2.0 if i == 2 else 0.1):
+            outliers.took(f"w{i}", seconds)
+    [ejection] = outliers.sweep(61.0)
+    assert (ejection.worker, ejection.told) == ("w2", "2000 ms a step, where 100 ms are usual")
+
+
+def test_the_time_in_which_a_worker_wrote_nothing_of_ours_is_no_step() -> None:
+    assert max(step_times(20.0, cancel=True)) <= 0.5
 
 
 def test_noise_few_samples_and_few_workers_eject_nobody() -> None:

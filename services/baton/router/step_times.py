@@ -11,13 +11,16 @@ MOST_AWAITED = 4096
 
 
 class StepTimes:
-    """Of one stream. Of workers that decode, the time from frame to frame while they run something; of those
-    that only prefill, from a submit to its first token, for each ``PROMPT_UNIT`` of tokens computed until
-    then."""
+    """Of one stream. Of workers that decode, the time from tokens to tokens while they run something; of
+    those that only prefill, from a submit to its first token, for each ``PROMPT_UNIT`` of tokens computed
+    until then."""
 
     def __init__(self) -> None:
         self._ran_at: float | None = None
-        """When the last frame came, if it said that something runs."""
+        """When the step began that is under way, if something runs."""
+        self._written: str | None = None
+        """An answer that goes on with this step. While there is one, frames without tokens are load reports
+        in the middle of it: they come every half second, and the steps of a slow worker take longer."""
         self._awaited: dict[str, tuple[float, int]] = {}
         """Submits without a token yet: when, and how many tokens were to be computed."""
 
@@ -28,6 +31,8 @@ class StepTimes:
 
     def cancelled(self, request_id: str) -> None:
         self._awaited.pop(request_id, None)
+        if request_id == self._written:
+            self._written = None
 
     def take(self, frame: pb.Frame, role: Role, now: float) -> list[float]:
         """The times that ``frame`` tells of, in seconds."""
@@ -37,7 +42,15 @@ class StepTimes:
             if self._awaited
             else []
         )
-        before, self._ran_at = self._ran_at, now if frame.load.running else None
+        before = self._ran_at
+        if told or self._written is None or not frame.load.running:
+            self._ran_at = now if frame.load.running else None
+            self._written = next((delta.request_id for delta in frame.deltas if _goes_on(delta)), None)
         if role == "prefill":
             return [(now - at) * PROMPT_UNIT / tokens for at, tokens in filter(None, waits)]
         return [now - before] if before is not None and told else []
+
+
+def _goes_on(delta: pb.TokenDelta) -> bool:
+    """Whether its answer has more tokens to come."""
+    return not (delta.started or delta.finish_reason)

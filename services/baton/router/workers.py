@@ -212,7 +212,8 @@ class WorkerClient:
             self._report = None
 
     def cancel(self, request_id: str, attempt: int, fork_ids: Sequence[str] = ()) -> None:
-        self._times.cancelled(request_id)
+        for each in (request_id, *fork_ids):
+            self._times.cancelled(each)
         if self.ready:
             cancel = pb.Cancel(request_id=request_id, attempt=attempt, fork_ids=fork_ids)
             self._outbound.put_nowait(pb.RouterMessage(cancel=cancel))
