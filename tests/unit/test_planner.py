@@ -123,6 +123,16 @@ def test_a_forecast_follows_a_ramp_and_learns_how_wrong_it_was() -> None:
     assert forecast.error > before
 
 
+def test_a_load_that_rose_while_nobody_looked_was_not_forecast_wrong() -> None:
+    asked = planner()
+    for number in range(100):
+        asked.plan(measured(number * STEP_S, fleet(counts(4, 4)), 8.0))
+    before = asked.load.headroom
+    plan = asked.plan(measured(100 * STEP_S + 3600.0, fleet(counts(4, 4)), 12.0))
+    assert asked.load.headroom == before
+    assert plan.wanted.total <= planner().plan(measured(0.0, fleet(counts(4, 4)), 12.0)).wanted.total
+
+
 def test_the_spread_of_lengths_comes_from_their_buckets() -> None:
     draw = random.Random(1)
     lengths = [draw.lognormvariate(6.5, 0.8) for _ in range(20_000)]

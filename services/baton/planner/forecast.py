@@ -19,8 +19,10 @@ FIRST_ERROR = 0.1
 class Forecast:
     """One series of a load. Pure: times are told, in seconds."""
 
-    def __init__(self, horizon_s: float) -> None:
+    def __init__(self, horizon_s: float, pause_s: float = math.inf) -> None:
+        """``pause_s``: between two values that are further apart nobody knows what the load was."""
         self._horizon_s = horizon_s
+        self._pause_s = pause_s
         self._at_s: float | None = None
         self._level = self._slope = 0.0
         self._variance = FIRST_ERROR**2
@@ -48,9 +50,12 @@ class Forecast:
         self._due.append((at_s + self._horizon_s, self.then))
 
     def _judge(self, at_s: float, passed: float) -> None:
-        """Compare what was forecast for now. Having expected too much costs no target, and does not count."""
+        """Compare what was forecast for now. Having expected too much costs no target, and does not count;
+        nor does what was forecast for a pause, of which the load after it says nothing."""
         while self._due and self._due[0][0] <= at_s:
             _, told = self._due.popleft()
+            if passed > self._pause_s:
+                continue
             wrong = max(0.0, self._level / told - 1) if told else 0.0
             learn = 1 - math.exp(-passed / ERROR_S)
             self._variance += learn * (min(wrong, 1.0) ** 2 - self._variance)

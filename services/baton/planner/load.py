@@ -69,9 +69,9 @@ class Load:
 
     def __init__(self, times: Times, headroom: Headroom) -> None:
         self._kept = headroom
-        self._requests = Forecast(times.start_s)
-        self._prompts = Forecast(times.start_s)
-        self._answers = Forecast(times.start_s)
+        self._requests = Forecast(times.start_s, times.stale_s)
+        self._prompts = Forecast(times.start_s, times.stale_s)
+        self._answers = Forecast(times.start_s, times.stale_s)
         self._bursts = Burstiness()
         self._at_s: float | None = None
         self._stretch = self._crowding = 1.0
