@@ -41,7 +41,8 @@ def fleets(draw: st.DrawFn) -> Fleet:
     ready = counts(draw(st.integers(0, replicas.prefill)), draw(st.integers(1, replicas.decode)))
     away = counts(0, draw(st.integers(0, ready.prefill)))
     across = Counts(prefill=ready.prefill - away.decode, decode=ready.decode + away.decode)
-    return fleet(across, replicas=replicas, strays=away)
+    unable = counts(draw(st.integers(0, across.prefill)), draw(st.integers(0, across.decode)))
+    return fleet(across, replicas=replicas, strays=away, unable=unable)
 
 
 @given(bounds(), st.lists(st.tuples(fleets(), loads, st.floats(0, 1e5)), min_size=1, max_size=6))
@@ -60,12 +61,12 @@ def test_plans_stay_within_bounds(limits: Bounds, looks: list[tuple[Fleet, float
 
 
 def check_switches(plan: Plan, ring: Fleet, limits: Bounds) -> None:
-    """Some are left of the role that is switched from: the fewest that there must be."""
+    """Some are left of the role that is switched from: the fewest that there must be, and who cannot."""
     for switch in plan.switches:
         if switch.to == "prefill":
-            left, least = ring.ready.decode - switch.count, limits.min_decode
+            left, least = ring.ready.decode - switch.count, max(limits.min_decode, ring.unable.decode)
         else:
-            left, least = ring.ready.prefill - switch.count, limits.min_prefill
+            left, least = ring.ready.prefill - switch.count, max(limits.min_prefill, ring.unable.prefill)
         assert switch.count >= 1
         assert left >= max(1, least)
 

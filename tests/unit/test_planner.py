@@ -162,6 +162,17 @@ def test_a_switch_brings_what_is_lacking_now_and_the_new_pod_comes_where_it_was_
     assert plan.replicas.total >= plan.wanted.total >= 5
 
 
+def test_what_no_worker_can_turn_over_is_turned_over_by_pods() -> None:
+    six = Bounds(gpu_budget=6)
+    stuck = fleet(counts(2, 4), unable=counts(0, 4))
+    plan = planner(six).plan(measured(0.0, stuck, 12.0))
+    assert plan.switches == ()
+    assert plan.replicas == planner(six, switches=False).plan(measured(0.0, stuck, 12.0)).replicas
+    assert plan.replicas != stuck.replicas
+    some = planner(six).plan(measured(0.0, fleet(counts(2, 4), unable=counts(0, 3)), 12.0))
+    assert some.switches == (Switch(to="prefill", count=1),)
+
+
 def test_pods_of_other_sizes_do_not_change_roles() -> None:
     uneven = Bounds(gpu_budget=12, prefill_gpus=1, decode_gpus=2)
     assert planner(uneven).plan(measured(0.0, fleet(counts(2, 4)), 12.0)).switches == ()

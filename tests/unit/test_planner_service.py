@@ -73,6 +73,18 @@ async def test_a_switch_that_fails_is_counted_and_changes_nothing() -> None:
         assert asked < failed <= 4, "each is asked once, and then left in peace"
 
 
+async def test_where_nobody_switches_pods_are_asked_for_instead() -> None:
+    async with world(prefill=2, decode=6) as here:
+        for worker in here.workers:
+            worker.refuses = True
+        for _ in range(8):
+            await here.service.decide()
+            await settled(here)
+        assert here.count("baton_planner_switches_total", to="prefill", result="failed") == 6
+        lacking = here.count("baton_planner_workers", role="prefill", state="needed_ahead")
+        assert here.scales.replicas["baton-prefill"] >= lacking > 2
+
+
 async def test_somebody_elses_change_is_not_overwritten() -> None:
     async with world() as here:
         here.scales.meddle = True

@@ -32,6 +32,9 @@ class Counts:
         return f"{self.prefill}P+{self.decode}D"
 
 
+NOBODY = Counts(prefill=0, decode=0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
     """What clients asked for lately. Spreads are standard deviations over means."""
@@ -90,6 +93,8 @@ class Fleet:
     """That the Deployments ask for, by the role that their pods start with."""
     strays: Counts
     """Workers that serve, or are about to, as the role named here, of the other one's Deployment."""
+    unable: Counts = NOBODY
+    """Of ``ready``, those that are not to be asked to change the role named here, which they have."""
 
     @property
     def to_come(self) -> Counts:

@@ -127,7 +127,7 @@ class Planner:
         kept = {role: max(ahead.of(role), min(coming.of(role), needs.settled.of(role))) for role in ROLES}
         wanted = Counts(prefill=kept["prefill"], decode=kept["decode"])
         if self._switches:
-            wanted = _of_those_there(wanted, needs, coming)
+            wanted = _of_those_there(wanted, needs, fleet)
         return wanted if self._bounds.allow(wanted) else ahead
 
     # --- roles
@@ -154,7 +154,7 @@ class Planner:
             return 0
         urgent = min(needs.now.of(role) - ready.of(role), ready.of(other) - needs.now.of(other))
         spare = min(wanted.of(role) - coming.of(role), ready.of(other) - wanted.of(other))
-        keep = max(1, self._least(other))
+        keep = max(1, self._least(other), fleet.unable.of(other))
         return max(0, min(max(urgent, spare, _homeward(other, wanted, fleet)), ready.of(other) - keep))
 
     def _least(self, role: ServingRole) -> int:
@@ -168,7 +168,9 @@ class Planner:
         lacks = {role: wanted.of(role) - after.of(role) for role in ROLES}
         if self._switches:
             total = wanted.total - after.total
-            lacks = _in_all(lacks, total)
+            turned = _by_pods(lacks, wanted, fleet)
+            shared = _in_all({role: lacks[role] - turned[role] for role in ROLES}, total)
+            lacks = {role: shared[role] + turned[role] for role in ROLES}
         for role in ROLES:
             # One stays: strays that go home with a restart would leave nobody to measure, or to serve.
             more = max(lacks[role], min(0, 1 - replicas.of(role)))
@@ -216,12 +218,12 @@ class Planner:
         return reasons
 
 
-def _of_those_there(wanted: Counts, needs: Needs, coming: Counts) -> Counts:
+def _of_those_there(wanted: Counts, needs: Needs, fleet: Fleet) -> Counts:
     """No pod is asked for as long as one that is kept for a while only may switch: those that are not needed,
     now or ahead."""
-    over = wanted.total - max(coming.total, needs.ahead.workers.total)
+    over = wanted.total - max(fleet.to_come.total, needs.ahead.workers.total)
     for role in ROLES:
-        needed = max(needs.ahead.workers.of(role), needs.now.of(role))
+        needed = max(needs.ahead.workers.of(role), needs.now.of(role), fleet.unable.of(role))
         fewer = max(0, min(over, wanted.of(role) - needed))
         wanted, over = wanted.plus(role, -fewer), over - fewer
     return wanted
@@ -245,6 +247,15 @@ def hold(fleet: Fleet, why: str) -> Plan:
         reasons=(f"change nothing: {why}",),
         held=why,
     )
+
+
+def _by_pods(lacks: dict[ServingRole, int], wanted: Counts, fleet: Fleet) -> dict[ServingRole, int]:
+    """Of what the roles lack and have to spare, that which no switch can turn over: those to spare cannot."""
+    turned: dict[ServingRole, int] = dict.fromkeys(lacks, 0)
+    for role, other in (ROLES, ROLES[::-1]):
+        count = min(max(0, lacks[role]), max(0, fleet.unable.of(other) - wanted.of(other)))
+        turned[role], turned[other] = turned[role] + count, turned[other] - count
+    return turned
 
 
 def _in_all(lacks: dict[ServingRole, int], total: int) -> dict[ServingRole, int]:

@@ -135,6 +135,7 @@ class PlannerService:
             ),
             replicas=Counts(prefill=scales["prefill"].replicas, decode=scales["decode"].replicas),
             strays=away,
+            unable=count_ready([each for each in workers if each.refused]),
         )
 
     async def _measure(self, fleet: Fleet) -> Measured:
