@@ -27,6 +27,17 @@ def test_a_worker_that_has_measured_nothing_is_as_fast_as_others_are() -> None:
     assert 5.0 <= decision.chosen.compute_s < 5.5 + 0.05, "what is usual follows, to a tenth"
 
 
+def test_all_that_are_compared_are_compared_with_the_same() -> None:
+    placer = Placer(CONDITIONAL)
+    fast = [report(f"p{i}", prefill_tokens_per_s=8000.0) for i in range(8)]
+    alike = [report(f"d{i}", prefill_tokens_per_s=3000.0) for i in range(16)]
+    placer.place("r", [1, 2, 3], fast + alike)
+    before = dict(placer._standings)
+    assert len({before[one.address].token_s for one in alike}) == 1
+    placer.place("r", [1, 2, 3], fast + alike)
+    assert all(placer._standings[address] is standing for address, standing in before.items()), "no news"
+
+
 def test_a_worker_that_is_gone_is_forgotten() -> None:
     placer = Placer(CONDITIONAL)
     placer.place("r", [1, 2, 3], [report("d1"), report("p1")])

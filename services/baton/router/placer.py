@@ -44,11 +44,7 @@ class Placer:
     ) -> Decision | None:
         """None: nobody can answer. ``shares``: the prompt may come from prefix caches, where it is kept under
         ``salt``."""
-        reports = list(reports)
-        usual = self._usual
-        standings = self._standings_of(reports)
-        if self._usual is not usual:  # some of them were made before it was another
-            standings = self._standings_of(reports)
+        standings = self._standings_of(list(reports))
         cached = self._prefixes.cached(token_ids, salt) if shares else {}
         decision = choose(Prompt(len(token_ids), cached), standings, self._options)
         if decision is not None and log.isEnabledFor(logging.DEBUG):
@@ -57,21 +53,27 @@ class Placer:
 
     def _standings_of(self, reports: Sequence[WorkerReport]) -> list[Standing]:
         known = self._standings.get
-        return [
-            standing
-            if (standing := known(report.address)) is not None and standing.report is report
-            else self._standing(report)
+        new = [
+            report
             for report in reports
+            if (standing := known(report.address)) is None or standing.report is not report
         ]
+        if new:
+            self._take_in(new)
+        standings = self._standings
+        return [standings[report.address] for report in reports]
 
-    def _standing(self, report: WorkerReport) -> Standing:
-        self._seen = _smoothed(self._seen, report)
+    def _take_in(self, reports: Sequence[WorkerReport]) -> None:
+        """Each counts once in what is usual, and all are made with the same."""
+        for report in reports:
+            self._seen = _smoothed(self._seen, report)
+        anew = list(reports)
         if any(abs(now - then) > CHANGE * then for now, then in zip(self._seen, self._usual, strict=True)):
             self._usual = self._seen
-            self._standings.clear()  # they were made with another
-        standing = Standing.of(report, self._options, self._usual)
-        self._standings[report.address] = standing
-        return standing
+            newer = {report.address for report in reports}
+            anew += [each.report for address, each in self._standings.items() if address not in newer]
+        for report in anew:
+            self._standings[report.address] = Standing.of(report, self._options, self._usual)
 
     # --- what workers tell
 
