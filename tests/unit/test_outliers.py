@@ -8,6 +8,7 @@ from baton.router.outliers import EjectionRules, Outliers
 from baton.router.placement import Role
 from baton.router.step_times import StepTimes
 from baton.v1 import worker_pb2 as pb
+from baton.v1.inference_pb2 import FINISH_REASON_ERROR
 
 RULES = EjectionRules()
 
@@ -110,6 +111,18 @@ def test_load_reports_in_the_middle_of_long_steps_do_not_shorten_them() -> None:
 
 def test_the_time_in_which_a_worker_wrote_nothing_of_ours_is_no_step() -> None:
     assert max(step_times(20.0, cancel=True)) <= 0.5
+
+
+def test_failures_are_no_steps() -> None:
+    """Who fails at once is not fast."""
+    failed = pb.TokenDelta(request_id="a", finish_reason=FINISH_REASON_ERROR, error="no")
+    times = StepTimes()
+    times.submitted("a", 256, 0.0)
+    assert times.take(pb.Frame(deltas=[failed]), "prefill", 0.001) == []
+    running = pb.Load(running=1)
+    step = pb.Frame(load=running, deltas=[pb.TokenDelta(request_id="b", token_ids=[1])])
+    frames = [(0.0, step), (0.4, pb.Frame(load=running, deltas=[failed])), (1.0, step)]
+    assert [seconds for at_s, frame in frames for seconds in times.take(frame, "decode", at_s)] == [1.0]
 
 
 def test_noise_few_samples_and_few_workers_eject_nobody() -> None:

@@ -36,9 +36,13 @@ class StepTimes:
 
     def take(self, frame: pb.Frame, role: Role, now: float) -> list[float]:
         """The times that ``frame`` tells of, in seconds."""
-        told = any(not delta.started for delta in frame.deltas)
+        told = any(delta.token_ids for delta in frame.deltas)
         waits = (
-            [self._awaited.pop(delta.request_id, None) for delta in frame.deltas if not delta.started]
+            [
+                (delta, self._awaited.pop(delta.request_id, None))
+                for delta in frame.deltas
+                if not delta.started
+            ]
             if self._awaited
             else []
         )
@@ -46,11 +50,13 @@ class StepTimes:
         if told or self._written is None or not frame.load.running:
             self._ran_at = now if frame.load.running else None
             self._written = next((delta.request_id for delta in frame.deltas if _goes_on(delta)), None)
-        if role == "prefill":
-            return [(now - at) * PROMPT_UNIT / tokens for at, tokens in filter(None, waits)]
+        if role == "prefill":  # what fails was not computed, and may have been fast at it
+            return [
+                (now - wait[0]) * PROMPT_UNIT / wait[1] for delta, wait in waits if wait and delta.token_ids
+            ]
         return [now - before] if before is not None and told else []
 
 
 def _goes_on(delta: pb.TokenDelta) -> bool:
     """Whether its answer has more tokens to come."""
-    return not (delta.started or delta.finish_reason)
+    return bool(delta.token_ids) and not delta.finish_reason
