@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from pathlib import Path
 
 import pytest
+import yaml
 
 from baton.planner.prometheus import MOST_BYTES, Prometheus, PrometheusError
-from tests.support.planner_world import World, world
+from tests.support.planner_world import QUERIES, World, world
+from tests.support.prometheus import needs_prometheus, promtool
 
 DECISIONS = "baton_planner_decisions_total"
 
@@ -164,3 +167,21 @@ async def test_a_mean_of_nothing_is_none() -> None:
             data={"resultType": "vector", "result": [{"metric": {}, "value": [0, "NaN"]}]}
         )
         assert await prometheus.value("up") is None
+
+
+@needs_prometheus
+def test_workers_that_have_decoded_nothing_are_left_out_of_what_a_step_takes(tmp_path: Path) -> None:
+    labels = 'namespace="serving", role="decode", model="m"'
+    series = {"a": (0.02, 0.0004), "b": (0.04, 0.0), "new": (0.0, 0.0)}
+    told = [
+        {"series": f'baton_decode_step_{part}_seconds{{instance="{name}", {labels}}}', "values": f"{value}x1"}
+        for name, fit in series.items()
+        for part, value in zip(("base", "row"), fit, strict=True)
+    ]
+    asked = [
+        {"expr": QUERIES.all()[name], "exp_samples": [{"labels": "{}", "value": value}]}
+        for name, value in (("step_base", 0.03), ("step_row", 0.0002))
+    ]
+    path = tmp_path / "steps_test.yaml"
+    path.write_text(yaml.safe_dump({"tests": [{"input_series": told, "promql_expr_test": asked}]}))
+    promtool("test", "rules", str(path))

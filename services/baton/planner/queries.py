@@ -56,9 +56,11 @@ class Queries:
     def _decode(self) -> Mapping[str, str]:
         blocks = self._of("baton_kv_blocks", "decode")
         steps = self._rate("baton_engine_steps_total", WINDOW_S, "decode")
+        measured = f"{self._of('baton_decode_step_base_seconds', 'decode')} > 0"
         return {
-            "step_base": f"avg({self._of('baton_decode_step_base_seconds', 'decode')} > 0)",
-            "step_row": f"avg({self._of('baton_decode_step_row_seconds', 'decode')})",
+            "step_base": f"avg({measured})",
+            # Of those that have a base: it may be 0, and is before the first step.
+            "step_row": f"avg({self._of('baton_decode_step_row_seconds', 'decode')} and {measured})",
             "blocks": f"sum({blocks}) / {self._count('decode')}",
             "held": f'sum(baton_kv_blocks{{{self.selector},role="decode",state="held"}})',
             "running": self._sum("baton_sequences_running", "decode"),
