@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import grpc
 from aiohttp import web
 from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException
 from prometheus_client import CollectorRegistry
 
 from baton.connector.identity import sign_switch
@@ -94,10 +95,14 @@ class FakeScales:
         self.written: list[tuple[str, int]] = []
         self.meddle = False
         """Somebody else changes what is read before it is written."""
+        self.unauthorized = False
+        """Credentials have run out, and there are no new ones."""
         self.url = ""
 
     async def get(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
+        if self.unauthorized:
+            return web.json_response({"code": 401}, status=401)
         answer = self._scale(name)
         if self.meddle:
             self.versions[name] += 1
@@ -124,6 +129,8 @@ class FakeScales:
         )
 
     async def connect(self) -> Configuration:
+        if self.unauthorized:
+            raise ConfigException("Service token file does not exist.")
         return Configuration(host=self.url)
 
 

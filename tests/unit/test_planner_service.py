@@ -134,6 +134,17 @@ async def test_it_holds_still_without(
         assert "change nothing: " in caplog.text and word in caplog.text
 
 
+async def test_it_holds_still_without_credentials_until_there_are_some() -> None:
+    async with world() as here:
+        here.scales.unauthorized = True
+        for _ in range(2):  # refused, and then without any
+            await here.service.decide()
+        here.scales.unauthorized = False
+        assert here.count("baton_planner_held_total", by="kubernetes") == 2
+        await here.service.decide()
+        assert here.scales.written
+
+
 def answer(**parts: object) -> bytes:
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}} | parts).encode()
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 20
 TIMEOUT_S = 10.0
+UNAUTHORIZED = 401
 
 
 class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -76,9 +77,14 @@ class Scales:
 
     async def _connected(self) -> ApiClient:
         from kubernetes.aio.client import ApiClient
+        from kubernetes.aio.config import ConfigException
 
         if self._client is None:
-            self._client = ApiClient(await self._connect())
+            try:
+                configuration = await self._connect()
+            except (ConfigException, ValueError, TypeError) as error:
+                raise ApiServerError(UNAUTHORIZED, f"and no other credentials: {error}") from error
+            self._client = ApiClient(configuration)
         return self._client
 
     async def _scale(self, response: ClientResponse) -> Scale:
@@ -91,7 +97,7 @@ class Scales:
         finally:
             response.release()
         if response.status != 200:
-            if response.status == 401:
+            if response.status == UNAUTHORIZED:
                 await self.close()
             raise ApiServerError(response.status, response.reason or "")
         try:
