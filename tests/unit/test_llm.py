@@ -18,6 +18,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.execution import StepResult
 from baton.engine.llm import EngineOptions
 from baton.engine.scheduler import ScheduledBatch
+from baton.grammar import compiler
+from baton.grammar.compiler import GrammarCompiler
 from baton.request.errors import RequestError
 from tests.support.tiny_models import EOS, IM_END, TINY_MODELS, load_oracle
 
@@ -205,6 +207,22 @@ def test_a_form_that_cannot_be_is_refused(llm: LLM, form: StructuredOutputs, mes
     with pytest.raises(RequestError, match=message) as refused:
         llm.generate(["a", "b"], params, progress=False)
     assert str(refused.value.param).startswith("params[1].structured_outputs")
+
+
+def test_more_forms_than_are_kept_are_followed_all_the_same(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler, "CACHE_GRAMMARS", 2)
+    monkeypatch.setattr(compiler, "MAX_QUEUED", 1)
+    monkeypatch.setattr(llm.engine, "grammars", GrammarCompiler(llm.engine.grammars._load))
+    params = [
+        SamplingParams(max_tokens=4, structured_outputs=StructuredOutputs(choice=[f"{i}"])) for i in range(9)
+    ]
+    results = llm.generate(["Baton"] * 9, params, progress=False)
+    assert [result.outputs[0].text for result in results] == [f"{i}" for i in range(9)]
+    assert llm.engine.grammars is not None
+    assert llm.engine.grammars.stats().compiled == 9
+    llm.engine.grammars.close()
 
 
 def test_an_answer_that_cannot_go_on_ends_alone(llm: LLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict, TypeVar, Unpack
@@ -20,6 +21,7 @@ from baton.engine.outputs import CompletionOutput, RequestOutput
 from baton.engine.sequence import FinishReason as Ended
 from baton.engine.sequence import Fork
 from baton.engine.sequence import Sequence as EngineSequence
+from baton.grammar.compiler import Grammar
 from baton.grammar.errors import GrammarError
 from baton.logprobs import Logprobs
 from baton.models.loader import LoadFormat
@@ -32,7 +34,7 @@ from baton.request.messages import Message, template_messages
 from baton.request.params import SamplingParams
 from baton.request.prompts import check_ids, check_length, check_text, render_chat
 from baton.request.sampling import for_choice, resolve
-from baton.request.structured import StructuredOutputs, form_of
+from baton.request.structured import form_of
 from baton.speculation.config import Method
 from baton.structured_output import StructuredOutput
 from baton.telemetry.startup import StartClock
@@ -194,8 +196,11 @@ class LLM:
     ) -> _Request:
         ids = self._prompt_ids(at.prompt, prompt, add_special_tokens)
         try:
+            fields, asked = _checked(params), params.structured_outputs
+            form = None if asked is None else form_of(asked)
+            grammar = None if form is None else self._grammar(form)
             resolved = resolve(
-                _checked(params),
+                fields,
                 self.model,
                 self._limits,
                 self.tokenizer,
@@ -203,7 +208,7 @@ class LLM:
                 default_max_tokens=default_max,
                 logprobs=params.logprobs,
                 choices=params.n,
-                structured_output=self._form(params.structured_outputs),
+                structured_output=form,
                 n=params.n,
                 defaults=self._defaults,
             )
@@ -225,20 +230,18 @@ class LLM:
             text = ChoiceText(answer.params, detokenizer, StopMatcher(stops) if stops else None)
             choices.append(_Choice(index, answer.request_id, text, choices))
         seq = EngineSequence(first.request_id, 0, ids, first.params, forks=tuple(others))
-        return _Request(prompt if isinstance(prompt, str) else None, seq, choices)
+        return _Request(prompt if isinstance(prompt, str) else None, seq, choices, grammar)
 
-    def _form(self, asked: StructuredOutputs | None) -> StructuredOutput | None:
-        """What is asked for, once the engine has its grammar."""
-        if asked is None:
-            return None
+    def _grammar(self, form: StructuredOutput) -> Future[Grammar]:
+        """That of ``form``, once the engine has it."""
         assert self.engine.grammars is not None
-        form = form_of(asked)
+        grammar = self.engine.grammars.compile(form)
         try:
-            self.engine.grammars.compile(form).result()
+            grammar.result()
         except GrammarError as error:
             param = "structured_outputs"
             raise invalid(param, f"{param} cannot be followed: {error}.") from error
-        return form
+        return grammar
 
     def _prompt_ids(self, param: str, prompt: Prompt, add_special_tokens: bool) -> list[int]:
         if isinstance(prompt, str):
@@ -352,6 +355,9 @@ class _Request:
     prompt: str | None
     seq: EngineSequence
     choices: list[_Choice]
+    grammar: Future[Grammar] | None = field(repr=False)
+    """Held until the engine has the request and has asked for it again: those of all prompts together may be
+    more than are kept."""
 
     def output(self) -> RequestOutput:
         deltas = self.choices[0].deltas

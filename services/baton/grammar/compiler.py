@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -44,7 +45,8 @@ class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from any thread.
 
     The token table, the process for trials and the thread are made for the first grammar. Grammars are kept
-    while they are among the most recently used, refusals likewise: both are the same every time.
+    while they are among the most recently used, refusals likewise: both are the same every time. Beyond that
+    they are known for as long as somebody has what :meth:`compile` gave for them.
     """
 
     def __init__(self, load: Callable[[], TokenTable]) -> None:
@@ -53,7 +55,9 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._queue: queue.Queue[tuple[StructuredOutput, Future[Grammar]] | None] = queue.Queue(MAX_QUEUED)
         self._thread: threading.Thread | None = None
+        self._known: WeakValueDictionary[StructuredOutput, Future[Grammar]] = WeakValueDictionary()
         self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
+        """Those of the known that are kept."""
         self._cached_bytes = 0
         self._compiling: _Compiling | None = None
         self._stats = GrammarStats()
@@ -65,9 +69,9 @@ class GrammarCompiler:
     def compile(self, output: StructuredOutput) -> Future[Grammar]:
         """The compiled grammar, or GrammarError. Returns at once; the future may be done already."""
         with self._lock:
-            known = self._cache.get(output)
+            known = self._known.get(output)
             if known is not None:
-                self._cache.move_to_end(output)
+                self._keep(output, known)
                 self._stats = replace(self._stats, cache_hits=self._stats.cache_hits + 1)
                 return known
             self._stats = replace(self._stats, cache_misses=self._stats.cache_misses + 1)
@@ -83,6 +87,7 @@ class GrammarCompiler:
             except queue.Full:
                 future.set_exception(GrammarBusyError("too many grammars wait to be compiled"))
                 return future
+            self._known[output] = future
             self._keep(output, future)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
@@ -123,6 +128,7 @@ class GrammarCompiler:
                 refused=self._stats.refused + (refusal is not None),
             )
             if isinstance(refusal, GrammarBusyError):
+                self._known.pop(output, None)
                 self._forget(output)
         if grammar is not None:
             future.set_result(grammar)
@@ -147,6 +153,7 @@ class GrammarCompiler:
     # -- the cache, under the lock -----------------------------------------------------------------------
 
     def _keep(self, output: StructuredOutput, future: Future[Grammar]) -> None:
+        self._forget(output)
         self._cache[output] = future
         self._cached_bytes += _size(output)
         while len(self._cache) > CACHE_GRAMMARS or self._cached_bytes > CACHE_BYTES:
