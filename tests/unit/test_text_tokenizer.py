@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import processors
 
+from baton.text.config import Json
 from baton.text.errors import TextTooLongError, TokenizerError
 from baton.text.tokenizer import Tokenizer
 from tests.support.tiny_tokenizers import byte_fallback, byte_level, byte_level_tokenizer, write_model_dir
@@ -108,6 +109,27 @@ def test_a_list_of_templates_gives_the_default(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_dir(write_model_dir(tmp_path, byte_level(), {"chat_template": templates}))
     assert tokenizer.chat_template is not None
     assert tokenizer.chat_template.render([]) == "d"
+
+
+TOOLS: list[dict[str, Json]] = [{"type": "function", "function": {"name": "now"}}]
+
+
+def test_chats_with_tools_have_the_template_that_is_for_them(tmp_path: Path) -> None:
+    """Hermes' models have two; without the other one, tools would not be in the prompt at all."""
+    named = {"default": "d", "tool_use": "{{ tools[0].function.name }} <tool_call>"}
+    templates = [{"name": name, "template": source} for name, source in named.items()]
+    for_tools = tmp_path / "additional_chat_templates"
+    write_model_dir(tmp_path, byte_level(), {"chat_template": templates})
+    in_list = Tokenizer.from_dir(tmp_path).chat_template
+    for_tools.mkdir()
+    (tmp_path / "chat_template.jinja").write_text(named["default"])
+    (for_tools / "tool_use.jinja").write_text(named["tool_use"])
+    in_files = Tokenizer.from_dir(tmp_path).chat_template
+    for template in (in_list, in_files):
+        assert template is not None
+        assert template.render([], tools=TOOLS) == "now <tool_call>"
+        assert template.render([]) == template.render([], tools=[]) == "d"
+        assert template.tool_source == named["tool_use"]
 
 
 def test_a_template_of_the_wrong_type_is_named(tmp_path: Path) -> None:

@@ -59,9 +59,15 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str],
         *,
+        tool_source: str | None = None,
         max_chars: int = DEFAULT_MAX_PROMPT_CHARS,
     ) -> None:
+        """``tool_source`` takes the place of ``source`` in chats with tools; None: ``source`` is for all."""
         self.source = source
+        self.tool_source = tool_source or source
+        self._for_tools = (
+            ChatTemplate(tool_source, special_tokens, max_chars=max_chars) if tool_source else None
+        )
         self._special_tokens = dict(special_tokens)
         self._max_chars = max_chars
         self._template: jinja2.Template | None = None
@@ -84,6 +90,10 @@ class ChatTemplate:
 
         Raises ChatTemplateError when the template fails or refuses, TextTooLongError when it writes too much.
         """
+        if tools and self._for_tools is not None:
+            return self._for_tools.render(
+                messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments
+            )
         if self._template is None:
             raise ChatTemplateError(self._broken or "the model's chat template does not compile")
         variables: dict[str, object] = {

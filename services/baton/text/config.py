@@ -14,6 +14,9 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 
 MAX_CONFIG_BYTES = 64 * 1024 * 1024
 
+FOR_TOOLS = "tool_use"
+"""What Hugging Face calls the template for chats with tools."""
+
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -25,6 +28,8 @@ class TokenizerFiles:
     special: dict[str, str]
     add_bos: bool | None
     chat_template: str | None
+    tool_template: str | None
+    """For chats with tools, where that is another one."""
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:
@@ -40,11 +45,13 @@ def read_tokenizer_files(directory: Path) -> TokenizerFiles:
     config = _read_object(directory / "tokenizer_config.json")
     special_map = _read_object(directory / "special_tokens_map.json")
     add_bos = config.get("add_bos_token")
+    chat_template, tool_template = _chat_templates(directory, config)
     return TokenizerFiles(
         tokenizer_json=tokenizer_json,
         special=_special_names(special_map) | _special_names(config),
         add_bos=add_bos if isinstance(add_bos, bool) else None,
-        chat_template=_chat_template(directory, config),
+        chat_template=chat_template,
+        tool_template=tool_template,
     )
 
 
@@ -75,24 +82,30 @@ def _special_names(source: dict[str, Json]) -> dict[str, str]:
     return names
 
 
-def _chat_template(directory: Path, config: dict[str, Json]) -> str | None:
-    """The template file when there is one, else the configuration's: a string, or a list of named ones."""
+def _chat_templates(directory: Path, config: dict[str, Json]) -> tuple[str | None, str | None]:
+    """The usual one and that for tools: the files when there are any, else the configuration's, which is a
+    string, or a list of named ones."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerError(f"{path} cannot be read: {error}") from error
+        tools = directory / "additional_chat_templates" / f"{FOR_TOOLS}.jinja"
+        return _text(path), _text(tools) if tools.is_file() else None
     value = config.get("chat_template")
     if value is None or isinstance(value, str):
-        return value
+        return value, None
     named = _named_templates(value)
     if not named:
         raise TokenizerError(
             f"{directory / 'tokenizer_config.json'}: chat_template must be a string or a list of "
             "{name, template} objects"
         )
-    return named.get("default")
+    return named.get("default"), named.get(FOR_TOOLS)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
 
 
 def _named_templates(value: Json) -> dict[str, str]:

@@ -64,7 +64,9 @@ class Tokenizer:
         """
         files = read_tokenizer_files(Path(path))
         backend = _load_backend(files.tokenizer_json)
-        template = ChatTemplate(files.chat_template, files.special) if files.chat_template else None
+        template = None
+        if files.chat_template:
+            template = ChatTemplate(files.chat_template, files.special, tool_source=files.tool_template)
         special = _special_tokens(backend, files)
         return cls(backend, special, template, add_bos=files.add_bos, max_chars=max_chars)
 

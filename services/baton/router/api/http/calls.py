@@ -30,12 +30,12 @@ class CallPolicy:
 
     def __init__(self, settings: ApiSettings, tokenizer: Tokenizer, name_chars: int) -> None:
         """``name_chars``: of a function's name, at most."""
-        template = None if tokenizer.chat_template is None else tokenizer.chat_template.source
+        template = tokenizer.chat_template
         self._limits = settings.tools
         self._name_chars = name_chars
         self._tokenizer = tokenizer
-        self._tools = tool_format(settings.tool_call_parser, template)
-        self._reasoning = reasoning_format(settings.reasoning_parser, template)
+        self._tools = tool_format(settings.tool_call_parser, template.tool_source if template else None)
+        self._reasoning = reasoning_format(settings.reasoning_parser, template.source if template else None)
 
     @property
     def tells_reasoning(self) -> bool:
