@@ -295,6 +295,14 @@ def test_only_so_many_wait(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
         compiler.close()
 
 
+def test_an_end_beyond_the_vocabulary_does_no_harm(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS, VOCAB_SIZE]))
+    try:
+        assert matches(compiled(compiler, GOOD), "ab")
+    finally:
+        compiler.close()
+
+
 def test_a_model_that_cannot_be_guided() -> None:
     def missing() -> TokenTable:
         raise TokenizerError("there is no tokenizer.json")

@@ -27,7 +27,9 @@ class TokenTable(msgspec.Struct, frozen=True):
         """GrammarError if this tokenizer's tokens have no bytes of their own."""
         if not tokenizer.tokens_are_bytes:
             raise GrammarError("this model's tokenizer is of a kind that cannot be guided")
-        return cls(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), eos_token_ids)
+        size = max(vocab_size, tokenizer.vocab_size)
+        # Some configurations name ids beyond the vocabulary.
+        return cls(tokenizer.to_json(), size, [token for token in eos_token_ids if token < size])
 
     def build(self) -> LLTokenizer:
         """ValueError if llguidance does not know the kind of tokenizer."""
