@@ -104,6 +104,18 @@ def test_a_stop_string_ends_one_answer_and_its_blocks_are_free(llm: LLM) -> None
     assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
 
 
+def test_the_bar_is_for_a_terminal(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    llm.generate("Baton", SamplingParams(max_tokens=2))
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich take it for one
+    llm.generate("Baton", SamplingParams(max_tokens=2))
+    out, err = capsys.readouterr()
+    assert (out, "1/1" in err) == ("", True)
+
+
 def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compute, steps = llm.engine.runner.run, iter(range(3))
 

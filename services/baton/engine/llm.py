@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypedDict, TypeVar, Unpack
 
 import msgspec
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from baton import hub
@@ -148,7 +149,7 @@ class LLM:
         """The answers to ``prompts``, in their order: each a text or token ids; one, or a list of them.
 
         ``params`` are for all prompts, or one for each; without any, 16 tokens are sampled. ``progress``
-        shows a bar on a terminal.
+        shows a bar on standard error, if that is a terminal.
 
         Raises RequestError, a ValueError, that names the prompt or field at fault, before anything runs. An
         answer that cannot go on later ends with the finish reason "error" and says why; the others go on.
@@ -434,5 +435,7 @@ def _bar(total: int, shown_: bool) -> Iterator[_Bar]:
         TextColumn("{task.fields[tokens]} tokens"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, disable=not shown_, transient=False) as bar:
+    console = Console(stderr=True)  # standard output is the program's own
+    seen = console.is_terminal or console.is_jupyter
+    with Progress(*columns, console=console, disable=not (shown_ and seen), transient=False) as bar:
         yield _Bar(bar, total)
