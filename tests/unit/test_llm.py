@@ -242,7 +242,13 @@ def test_an_answer_that_cannot_go_on_ends_alone(llm: LLM) -> None:
     [whole] = llm.generate("Baton", plain, progress=False)
     [a] = llm.tokenizer.encode("a", add_special_tokens=False)
     at_once, later = (
-        SamplingParams(n=n, seed=1, structured_outputs=StructuredOutputs(regex=form), allowed_token_ids=[a])
+        SamplingParams(
+            n=n,
+            seed=1,
+            structured_outputs=StructuredOutputs(regex=form),
+            allowed_token_ids=[a],
+            stop="a stop",
+        )
         for n, form in ((2, "b"), (1, "ab"))
     )
     before, none, some, after = llm.generate(["Baton"] * 4, [plain, at_once, later, plain], progress=False)

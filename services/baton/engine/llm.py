@@ -317,6 +317,8 @@ class _Choice:
         ended = [self] if self.deltas else self.of_prompt
         for choice in ended:
             choice.error = error
+            # What was held back is told: no stop string and no character is completed any more.
+            choice.deltas.append(choice.text.add(TokenChunk((), "length")))
         log.warning("prompt %s: %d answers end with an error: %s", self.request_id, len(ended), error)
         return ended
 
