@@ -267,6 +267,10 @@ def test_bad_messages_are_named(llm: LLM) -> None:
         llm.chat([{"role": "nobody", "content": "x"}], progress=False)
     with pytest.raises(RequestError, match=r"messages\[0\]"):
         llm.chat([{"content": "x"}], progress=False)
+    chats = [[{"role": "user", "content": "x"}], [{"role": "nobody", "content": "x"}]]
+    with pytest.raises(RequestError, match=r"messages\[1\]: messages\[0\]\.role must be") as refused:
+        llm.chat(chats, progress=False)
+    assert refused.value.param == "messages[1]"
 
 
 def test_an_option_that_there_is_not(path: Path) -> None:

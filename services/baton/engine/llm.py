@@ -176,12 +176,19 @@ class LLM:
         given = [messages] if messages and isinstance(messages[0], Mapping) else messages
         requests = []
         for at, chat, given_params in _matched(given, params, "messages"):
-            text = render_chat(
-                self.tokenizer,
-                template_messages(_messages(at, chat)),
-                add_generation_prompt=add_generation_prompt,
-                tools=tools,  # type: ignore[arg-type]  # any JSON
-            )
+            told = _messages(at, chat)
+            try:
+                text = render_chat(
+                    self.tokenizer,
+                    template_messages(told),
+                    add_generation_prompt=add_generation_prompt,
+                    tools=tools,  # type: ignore[arg-type]  # any JSON
+                )
+            except RequestError as error:
+                if given is not messages:
+                    raise
+                # It names one of the chat's messages, not which chat.
+                raise RequestError(f"{at.prompt}: {error}", param=at.prompt, code=error.code) from error
             # The template writes the special tokens itself.
             requests.append(self._request(at, text, given_params, add_special_tokens=False, default_max=None))
         return self._run(requests, progress)
