@@ -170,6 +170,7 @@ def test_a_chat_goes_through_the_template(llm: LLM) -> None:
         (["a" * 2000], None, "prompts[0]", "context"),
         ("a", SamplingParams(temperature=3), "temperature", "between 0 and 2, not 3"),
         ("a", SamplingParams(temperature="hot"), "temperature", "got str"),  # type: ignore[arg-type]
+        ("a", SamplingParams(logit_bias={5: 1.0}), "logit_bias", "got int"),  # type: ignore[dict-item]
         ("a", SamplingParams(max_tokens=5000), "max_tokens", "at most"),
         ("a", SamplingParams(n=0), "n", "between 1 and 128, not 0"),
         ("a", SamplingParams(stop=[""]), "stop", "empty"),

@@ -408,8 +408,8 @@ def _checked(params: SamplingParams) -> SamplingParams:
     try:
         msgspec.convert(msgspec.to_builtins(params), SamplingParams)
     except (msgspec.ValidationError, TypeError) as error:
-        problem, _, where = str(error).partition(" - at `$.")
-        param = where.removesuffix("`") or "params"
+        problem, _, where = str(error).partition(" - at ")  # `$.field`, or `key` in `$.field`
+        param = where.rpartition("`$.")[2].removesuffix("`") or "params"
         raise invalid(param, f"{param}: {problem.replace('`', '')}.", "invalid_type") from error
     return params
 
