@@ -116,7 +116,8 @@ ILL: Mapping[str, Mapping[str, str | None]] = {
         'baton_shared_state_calls_total{instance="r", call="admit", result="timeout"}': "9+1x130"
     },
     "BatonDrainsLong": {
-        'baton_worker_draining{instance="r", worker="d", role="decode", model="m"}': "1+0x130"
+        'baton_worker_ready{instance="r", worker="x", role="decode", model="m"}': "1+0x130",
+        'baton_worker_draining{instance="r", worker="x", role="decode", model="m"}': "1+0x130",
     },
     "BatonPlannerHolds": {
         'baton_planner_decisions_total{instance="l", result="unchanged"}': "0+4x100 400+0x30",
@@ -177,6 +178,15 @@ def test_each_fires_on_what_it_is_for_and_alone(tmp_path: Path) -> None:
     for name, changed in ILL.items():
         others = [other for other in ALERTS if other != name and other not in ALSO.get(name, ())]
         cases.append((changed, {name: True, **dict.fromkeys(others, False)}))
+    _evaluate(tmp_path, cases)
+
+
+def test_who_drains_takes_nothing_new(tmp_path: Path) -> None:
+    decode, prefill = "BatonNoWorkerReady", "BatonNoPrefillReady"
+    cases = []
+    for worker, role, fires in (("d", "decode", decode), ("p", "prefill", prefill)):
+        drains = f'baton_worker_draining{{instance="r", worker="{worker}", role="{role}", model="m"}}'
+        cases.append(({drains: "0+0x100 1+0x30"}, {name: name == fires for name in (decode, prefill)}))
     _evaluate(tmp_path, cases)
 
 
