@@ -207,6 +207,15 @@ class TestOptions:
         assert option(objects, "decode", "--kv-cache-memory") == "34359738368"
         assert {"name": "OMP_NUM_THREADS", "value": "4"} in container(objects, "decode")["env"]
 
+    def test_of_simulated_workers_are_those_of_their_program(self) -> None:
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        params = {flag(str(param.name)) for param in self._command("worker-sim").params}
+        both = {n for n in schema["$defs"]["workerOptions"]["properties"] if flag(_snake(n)) in params}
+        with pytest.raises(RenderError, match="a simulated worker has no such option; it has") as error:
+            render(REFUSED["an option that simulated workers lack"][0])
+        told = str(error.value).partition("it has ")[2].splitlines()[0]
+        assert set(told.split(", ")) == both
+
     def test_that_are_false_and_have_no_opposite_are_left_out(self) -> None:
         args = arguments(rendered("router options"), "router")
         assert "--no-allow-credentials" in args
