@@ -507,7 +507,11 @@ RedisTimeoutMs = Annotated[
 ]
 LimitRequestsPerMinute = Annotated[
     int | None,
-    typer.Option(help="Requests in any minute, of all clients together.", rich_help_panel="Limits"),
+    typer.Option(
+        help="Requests in any minute, of all clients together; with --api-keys, of each tenant that the file "
+        "says nothing else of.",
+        rich_help_panel="Limits",
+    ),
 ]
 LimitTokensPerMinute = Annotated[
     int | None,
@@ -650,7 +654,7 @@ MaxInflight = Annotated[
     int | None,
     typer.Option(
         help="Answers that may be under way at once; others wait their turn, in fair shares of the tenants. "
-        "Default: what the workers say they run at once, and a quarter more.",
+        "Default: what the workers say they run at once and a quarter more, and four for each prefill worker.",
         rich_help_panel="Limits",
     ),
 ]
@@ -668,7 +672,8 @@ MaxQueueWait = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="A request that would wait its turn for longer is refused at once.",
+        help="A request that should wait its turn for more than 0.7 of this is refused at once; one that has "
+        "waited for three times as long, after all.",
         rich_help_panel="Limits",
     ),
 ]

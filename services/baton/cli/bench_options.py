@@ -142,7 +142,8 @@ Splits = Annotated[
     str | None,
     typer.Option(
         metavar="LIST",
-        help="Workers by role, as 1p1d,2p1d,2b. Default: those that use all cores or devices.",
+        help="Workers by role, as 1p1d,2p1d,2b. Default: those that use all cores or devices, and the "
+        "smallest.",
         rich_help_panel=_SEARCH,
     ),
 ]
