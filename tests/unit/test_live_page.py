@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from baton.router.ui.history import MOST_POINTS, WINDOW, History, buckets_of, qu
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.telemetry.ring import RingSource, WorkerView
 from tests.support.api_server import serving_app
+from tests.support.browser import CHROMIUM, browsing
 from tests.support.fake_ring import FakeRing
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
@@ -125,3 +127,21 @@ async def test_without_the_option_there_is_no_page(tmp_path: Path) -> None:
     async with serving_app(app_for(service)) as url, httpx.AsyncClient(base_url=url) as http:
         assert (await http.get("/ui")).status_code == 404
         assert (await http.get("/ui/data")).status_code == 404
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")
+async def test_who_gets_no_requests_does_not_count_as_ready(tmp_path: Path) -> None:
+    others = {"w:2": {"draining": True}, "w:3": {"ejected": True}, "w:4": {"ready": False}}
+    views = [VIEW, *(replace(VIEW, address=address, **state) for address, state in others.items())]
+    metrics = RouterMetrics(CollectorRegistry())
+    service = CompletionService(
+        FakeRing(lambda call: [70]), byte_level_tokenizer(tmp_path), ApiSettings(), metrics
+    )
+    shown = History(metrics, [RingSource("m", lambda: views, dict)], lambda: 0)
+    async with serving_app(app_for(service, history=shown)) as url, browsing(tmp_path / "browser") as page:
+        await page.open(f"{url}/ui")
+        state = "document.getElementById('state').textContent"
+        await page.until(f"{state}.startsWith('live')")
+        rows = "[...document.querySelectorAll('#workers tr')].map((row) => row.cells[3].textContent)"
+        assert await page.evaluate(rows) == ["ready", "draining", "ejected", "not ready"]
+        assert await page.evaluate(state) == "live, 1 workers ready"

@@ -34,9 +34,12 @@ function show(data) {
   draw("load", data, "in_flight", "waiting");
 }
 
+function stateOf(worker) {
+  return !worker.ready ? "not ready" : worker.draining ? "draining" : worker.ejected ? "ejected" : "ready";
+}
+
 function row(worker) {
-  const state = !worker.ready ? "not ready" : worker.draining ? "draining" : worker.ejected ? "ejected" : "ready";
-  const cells = [worker.address, worker.role, worker.model, state, worker.running, worker.waiting];
+  const cells = [worker.address, worker.role, worker.model, stateOf(worker), worker.running, worker.waiting];
   cells.push(worker.open_handoffs, worker.blocks_held, worker.blocks_cached, worker.blocks_free);
   const line = document.createElement("tr");
   for (const cell of cells) line.insertCell().textContent = String(cell);
@@ -87,7 +90,7 @@ async function run() {
     show(data);
     pause = 1000 * data.every_s;
     element("state").className = "";
-    element("state").textContent = `live, ${data.workers.filter((worker) => worker.ready).length} workers ready`;
+    element("state").textContent = `live, ${data.workers.filter((worker) => stateOf(worker) === "ready").length} workers ready`;
   } catch (error) {
     element("state").className = "bad";
     element("state").textContent = String(error.message || error);
