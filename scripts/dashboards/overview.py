@@ -168,7 +168,7 @@ DASHBOARD = Dashboard(
                     "Workers ready",
                     "short",
                     (Query(total(routers("baton_worker_ready"), ["role"]), "{{role}}"),),
-                    "As the routers see them, added up over routers.",
+                    "Whose stream is up, those that drain too; added up over routers.",
                 ),
                 Panel(
                     "Length of prompts and answers, median",

@@ -174,7 +174,7 @@ DASHBOARD = Dashboard(
                         Query(total(routers("baton_worker_draining"), ["role"]), "draining, {{role}}"),
                         Query(total(routers("baton_worker_ejected"), ["role"]), "ejected, {{role}}"),
                     ),
-                    "Added up over routers.",
+                    "Added up over routers. Ready: its stream is up, be it ejected or about to end.",
                 ),
                 Panel(
                     "Endpoints known",
