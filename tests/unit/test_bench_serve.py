@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.bench.config import ServeConfig, WorkloadConfig, parse_url
-from baton.bench.document import write_document
+from baton.bench.document import check_writable, write_document
 from baton.bench.events import EventReader
 from baton.bench.exchange import Exchange, Prepared
 from baton.bench.goals import Goals
@@ -20,7 +20,7 @@ from baton.bench.load import open_loop
 from baton.bench.plots import plot_serve
 from baton.bench.serve import ServeResult, measure
 from baton.bench.target import Request
-from baton.options import UserError
+from baton.options import ConfigError, UserError
 from tests.support.api_server import serving_app
 from tests.support.fake_openai import FakeServer
 from tests.support.patience import undisturbed
@@ -190,3 +190,13 @@ async def test_results_are_written_and_drawn(tmp_path: Path) -> None:
         plot_serve(tmp_path / name, result.records, Goals(ttft=0.5), "a run")
     assert "<svg" in (tmp_path / "r.svg").read_text()
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--json: /proc/self/new"):
+        check_writable("json", Path("/proc/self/new"))  # where not even root may
+    kept, new = tmp_path / "kept", tmp_path / "new"
+    kept.write_text("of the last run")
+    check_writable("json", kept)
+    check_writable("json", new)
+    assert (kept.read_text(), new.exists()) == ("of the last run", False)

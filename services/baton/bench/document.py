@@ -19,8 +19,17 @@ SECRETS = ("api_key",)
 
 def check_writable(option: str, path: Path | None) -> None:
     """Say before a long run that its result cannot be written. Raises ConfigError."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
         raise ConfigError(option, f"{path} is no file in a directory that exists")
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigError(option, f"{path} cannot be written: {error.strerror}") from None
+    if is_new:  # the run may fail before there is a result
+        path.unlink()
 
 
 def write_document(path: Path, kind: str, **parts: object) -> None:
