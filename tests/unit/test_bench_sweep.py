@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -131,6 +132,15 @@ def test_a_winner_that_only_ran_earlier_is_not_compared() -> None:
 async def test_defaults_that_do_not_start_end_it() -> None:
     with pytest.raises(UserError, match="the defaults cannot be measured: no room for it"):
         await sweep_of(FakeRings(broken=DEFAULT), QUICK, seconds=9.5).run()
+
+
+async def test_a_ring_that_there_was_no_time_to_measure_has_no_goodput(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sweep = sweep_of(FakeRings(), QUICK, seconds=9.5)
+    monkeypatch.setattr(trial, "_SHORTEST", math.inf)  # as if the ring had started at the last moment
+    with pytest.raises(UserError, match="the defaults cannot be measured: the ring started too late"):
+        await sweep.run()
 
 
 def test_too_little_time_is_an_error() -> None:

@@ -91,6 +91,8 @@ class Sweep:
             return Trial(number, (), f"the ring did not start, or did not answer, within {left:.0f} s")
         except (StartError, UserError) as error:
             return Trial(number, (), str(error))
+        if not probes:  # that is no goodput of 0
+            return Trial(number, (), f"the ring started too late to be measured within {left:.0f} s")
         return Trial(number, tuple(probes))
 
     def _known_rate(self, candidate: Candidate) -> float | None:
