@@ -105,6 +105,23 @@ class TestRendering:
         assert problems(objects, (VERSIONS[0], VERSIONS[-1])) == []
         assert loose_ends(objects) == []
 
+    def test_notes_name_the_model_as_routers_serve_it(self, tmp_path: Path) -> None:
+        chart = tmp_path / "baton"
+        shutil.copytree(CHART, chart)
+        (chart / "templates" / "NOTES.txt").rename(chart / "notes.txt")  # of those only a release has any
+        (chart / "templates" / "notes.yaml").write_text(
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\ndata:\n"
+            '  text: |\n    {{- tpl (.Files.Get "notes.txt") . | nindent 4 }}\n'
+        )
+
+        def notes(name: str) -> str:
+            told: str = of_kind(render(VALUE_SETS[name], chart=chart), "ConfigMap")["notes"]["data"]["text"]
+            return told
+
+        for name, model in (("host path", "llama"), ("hub id", "qwen"), ("download", "Qwen/Qwen3-8B")):
+            assert f"Baton serves {model} with" in notes(name) and f'"model": "{model}"' in notes(name)
+        assert "https://llm.example/v1\n" in notes("ingress") and "https://b.example/v1\n" in notes("ingress")
+
     def test_the_schema_is_in_the_package(self) -> None:
         """Helm enforces none that .helmignore leaves out."""
         assert "values.schema.json" not in (CHART / ".helmignore").read_text()
