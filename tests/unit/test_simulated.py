@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.cli.main import commands
 from baton.connector.ranks.end import LocalEnd
 from baton.connector.ranks.share import Share
 from baton.connector.staging import Staging
@@ -20,7 +22,7 @@ from baton.engine.scheduler import Scheduler, SchedulerLimits
 from baton.engine.sequence import Fork, Sequence
 from baton.options import ConfigError
 from baton.sampling_params import SamplingParams
-from baton.simulated.config import SimulatedConfig
+from baton.simulated.config import DEFAULT_BLOCKS, SimulatedConfig
 from baton.simulated.faults import FaultOptions, Faults, parse_faults
 from baton.simulated.link import PacedEnd, WordMemory
 from baton.simulated.profile import PROFILES, Profile, profile_of
@@ -182,3 +184,10 @@ async def test_links_of_a_worker_share_what_it_can_send() -> None:
     assert end.reserve(500) == pytest.approx(0.5, abs=0.01)
     assert end.reserve(500) == pytest.approx(1.0, abs=0.01)
     await end.close()
+
+
+def test_the_help_tells_a_simulations_own_defaults() -> None:
+    command = typer.main.get_command(commands).commands["worker-sim"]  # type: ignore[attr-defined]
+    told = {param.name: param.help for param in command.params}
+    assert told["num_blocks"].endswith(f"Default: {DEFAULT_BLOCKS}.")
+    assert "CUDA" not in told["mixed_prefill_tokens"]

@@ -817,6 +817,17 @@ Temperature = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same answer.")]
 
+SimulatedNumBlocks = Annotated[
+    int | None, typer.Option(help="KV blocks per worker. Default: 4096.", rich_help_panel=_MEMORY)
+]
+SimulatedMixedPrefillTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most prompt tokens of a step that decodes as well: running answers wait for them. Default: no "
+        "limit of its own.",
+        rich_help_panel=_MEMORY,
+    ),
+]
 SimulatedRole = Annotated[RoleName, typer.Option(help="prefill, decode or both.", rich_help_panel=_SIMULATED)]
 Profile = Annotated[
     str,
