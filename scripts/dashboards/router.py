@@ -221,10 +221,10 @@ DASHBOARD = Dashboard(
                     (
                         Query(
                             of_routers(rate(select("process_cpu_seconds_total"))),
-                            "{{instance}}",
+                            "{{instance}} {{process}}",
                         ),
                     ),
-                    "Of one core: a router is one process with one busy thread.",
+                    "Of one core: each process of a router has one busy thread.",
                 ),
                 Panel(
                     "Memory",
@@ -232,7 +232,7 @@ DASHBOARD = Dashboard(
                     (
                         Query(
                             of_routers(select("process_resident_memory_bytes")),
-                            "{{instance}}",
+                            "{{instance}} {{process}}",
                         ),
                     ),
                 ),
@@ -248,7 +248,7 @@ DASHBOARD = Dashboard(
                     (
                         Query(
                             of_routers(select("process_open_fds")),
-                            "{{instance}}",
+                            "{{instance}} {{process}}",
                         ),
                     ),
                 ),

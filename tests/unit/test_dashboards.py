@@ -86,6 +86,17 @@ def test_each_panel_has_a_unit_a_source_and_queries(dashboard: dict[str, Any]) -
                 assert "[$__rate_interval]" in target["expr"], "rates go by the scrape interval"
 
 
+def test_processes_of_a_router_are_told_apart() -> None:
+    found = 0
+    for path in DASHBOARDS:
+        for panel in json.loads(path.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                if re.search(r"\bprocess_\w+\{", target["expr"]) and "sum" not in target["expr"]:
+                    assert "{{process}}" in target["legendFormat"], panel["title"]
+                    found += 1
+    assert found
+
+
 def _expressions() -> list[tuple[str, str]]:
     asked = [(str(panel), expression) for panel in panels() for expression in panel.expressions]
     return asked + [(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
