@@ -131,8 +131,12 @@ async def test_without_the_option_there_is_no_page(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: the live page is NOT tested")
 async def test_who_gets_no_requests_does_not_count_as_ready(tmp_path: Path) -> None:
-    others = {"w:2": {"draining": True}, "w:3": {"ejected": True}, "w:4": {"ready": False}}
-    views = [VIEW, *(replace(VIEW, address=address, **state) for address, state in others.items())]
+    views = [
+        VIEW,
+        replace(VIEW, address="w:2", draining=True),
+        replace(VIEW, address="w:3", ejected=True),
+        replace(VIEW, address="w:4", ready=False),
+    ]
     metrics = RouterMetrics(CollectorRegistry())
     service = CompletionService(
         FakeRing(lambda call: [70]), byte_level_tokenizer(tmp_path), ApiSettings(), metrics

@@ -654,7 +654,8 @@ MaxInflight = Annotated[
     int | None,
     typer.Option(
         help="Answers that may be under way at once; others wait their turn, in fair shares of the tenants. "
-        "Default: what the workers say they run at once and a quarter more, and four for each prefill worker.",
+        "Default: what the workers say they run at once and a quarter more, and four for each prefill "
+        "worker.",
         rich_help_panel="Limits",
     ),
 ]
