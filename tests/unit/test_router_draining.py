@@ -37,8 +37,9 @@ async def test_the_last_figures_can_be_had_and_it_lives(http: httpx.AsyncClient)
     [("GET", "/health"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/ui"), ("GET", "/")],
 )
 async def test_all_else_is_another_routers(http: httpx.AsyncClient, method: str, path: str) -> None:
-    answer = await http.request(method, path)
+    answer = await http.request(method, path, headers={"x-request-id": "mine"})
     assert answer.status_code == 503
+    assert answer.headers["x-request-id"] == "mine" and answer.headers["x-baton-request-id"]
     assert answer.headers["connection"] == "close" and "retry-after" in answer.headers
     code = answer.json()["error"]
     assert code.get("code", code.get("type")) == "draining"
@@ -51,4 +52,5 @@ async def test_anthropics_clients_hear_it_their_way(http: httpx.AsyncClient, pat
     assert answer.headers["connection"] == "close" and answer.headers["x-should-retry"] == "true"
     assert "retry-after" in answer.headers
     body = answer.json()
-    assert body["error"]["type"] == "overloaded_error" and body["request_id"]
+    assert body["error"]["type"] == "overloaded_error"
+    assert body["request_id"] == answer.headers["request-id"] == answer.headers["x-baton-request-id"]

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError
+from baton.router.api.http.envelope import id_headers
 from baton.router.api.http.failures import error_response
 from baton.router.api.http.status import Status
 from baton.router.api.service import CompletionService
@@ -27,8 +28,9 @@ def draining_app(*services: CompletionService, siblings: Siblings | None = None)
     status = Status(catalogue, siblings or Siblings())
 
     async def elsewhere(request: Request) -> Response:
-        request.scope.setdefault("state", {})["request_id"] = uuid.uuid4().hex  # Anthropic's errors tell one
+        minted = request.scope.setdefault("state", {})["request_id"] = uuid.uuid4().hex
         answer = error_response(DRAINING, request.scope, catalogue.settings.retry_after_seconds)
+        answer.raw_headers += id_headers(request.scope, minted)
         answer.headers["connection"] = "close"
         return answer
 

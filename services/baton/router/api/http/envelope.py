@@ -69,9 +69,7 @@ class RequestEnvelope:
         origin = scope["state"]["origin"] = self._traces.origin(
             None if given is None else given.decode("latin-1"), Headers(scope=scope).get("traceparent")
         )
-        own = [(b"x-request-id", given or minted.encode()), (b"x-baton-request-id", minted.encode())]
-        if anthropic.is_at(scope["path"]):
-            own.append((b"request-id", given or minted.encode()))  # its clients look for no other name
+        own = id_headers(scope, minted)
         if origin.span is not None:
             own.append((b"traceresponse", origin.span.header.encode()))
         record = self._record(scope, minted, given)
@@ -107,6 +105,15 @@ class RequestEnvelope:
         record = self._audit.begin(minted, None if given is None else given.decode("latin-1"))
         scope["state"]["record"] = record
         return record
+
+
+def id_headers(scope: Scope, minted: str) -> list[tuple[bytes, bytes]]:
+    """What names a request in its answer: the client's own id if it has one, and ours."""
+    given = _client_id(scope) or minted.encode()
+    names = [(b"x-request-id", given), (b"x-baton-request-id", minted.encode())]
+    if anthropic.is_at(scope["path"]):
+        names.append((b"request-id", given))  # its clients look for no other name
+    return names
 
 
 def _is_quiet(scope: Scope, status: int) -> bool:
