@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from baton.engine.device import has_bfloat16
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
@@ -157,16 +158,13 @@ def prefill(
     return [4 * int(sees.sum()) * heads * dim / each for each in seconds]
 
 
-def usual_dtype() -> str:
-    has = torch.cpu.get_capabilities()
-    return "bfloat16" if has.get("avx512_bf16") or has.get("amx_bf16") else "float32"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--block-sizes", default="16,64", help="of KV blocks, in tokens")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default=usual_dtype())
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16" if has_bfloat16() else "float32"
+    )
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     console = Console(width=120)

@@ -17,6 +17,12 @@ def choose_device(wanted: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def has_bfloat16() -> bool:
+    """Whether the processor has instructions for it, which torch's library takes."""
+    has = torch.cpu.get_capabilities()
+    return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
+
+
 def choose_dtype(wanted: str, device: str, model: Path) -> str:
     """``auto`` is the type the weights of ``model`` were saved in; on a CPU that cannot compute with it fast,
     float32. Baton's kernels can with bfloat16 on any, plain torch where there are instructions for it, and
@@ -27,6 +33,5 @@ def choose_dtype(wanted: str, device: str, model: Path) -> str:
         return wanted
     saved = ModelConfig.from_dir(model).dtype
     if saved == "bfloat16" and kernels_for(torch.device(device), torch.bfloat16) is None:
-        has = torch.cpu.get_capabilities()
-        return saved if has.get("avx512_bf16") or has.get("amx_bf16") else "float32"
+        return saved if has_bfloat16() else "float32"
     return "float32" if saved == "float16" else saved
