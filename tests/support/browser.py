@@ -42,7 +42,10 @@ class Page:
         self._session = attached["sessionId"]
         for domain in ("Runtime", "Log", "Page"):
             await self.call(f"{domain}.enable")
-        await self.call("Page.navigate", url=url)
+        found = await self.call("Page.navigate", url=url)
+        assert "errorText" not in found, found
+        # Answered when the first bytes come: what is asked of a page half read finds no elements.
+        await self.until("location.href !== 'about:blank' && document.readyState === 'complete'")
 
     async def evaluate(self, expression: str) -> Any:
         found = await self.call(
