@@ -21,6 +21,8 @@ TRIAL_CPU_S = 0.6
 """Most CPU time of a trial: compiling, and the first masks."""
 TRIAL_S = 0.9
 """Until a trial that has not used that up is given up."""
+ALONE_S = 60.0
+"""Until one ends itself: whoever asked, and would have given it up, may be gone."""
 LITTLE_CPU_S = 0.2
 """Who has used less by then is not at fault: the machine is too busy to tell."""
 REHEARSED_TOKENS = 24

@@ -46,6 +46,8 @@ class ProvingGround:
             raise GrammarError(f"it is too complex: compiling it takes over {TRIAL_S:g} s") from None
         except EOFError:
             self._spend(process)
+            if process.returncode == -signal.SIGALRM:
+                raise GrammarBusyError("trying it out took longer than it may, most of it waiting") from None
             raise GrammarError(f"it is too complex: compiling it takes {_too_much(process)}") from None
 
     def renew(self) -> None:

@@ -21,11 +21,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammar.errors import GrammarError
 from baton.grammar.limits import (
+    ALONE_S,
     MASK_CPU_S,
     REHEARSED_TOKENS,
     TRIAL_BYTES,
     TRIAL_CPU_S,
-    TRIAL_S,
     TRIAL_STACK_BYTES,
     WALKS,
 )
@@ -126,9 +126,9 @@ def _serve(source: BinaryIO, target: BinaryIO) -> None:
     _answer(target, Outcome())
     attempts = msgspec.msgpack.Decoder(Attempt)
     while (content := read_frame(source)) is not None:
-        # Either ends this process. Whoever asked may be gone, and nobody else left to do it.
+        # Either ends this process.
         signal.setitimer(signal.ITIMER_PROF, TRIAL_CPU_S)
-        signal.setitimer(signal.ITIMER_REAL, 2 * TRIAL_S)
+        signal.setitimer(signal.ITIMER_REAL, ALONE_S)
         outcome = try_out(tokens, attempts.decode(content))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
