@@ -4,7 +4,7 @@ and routers look for them; imports no torch."""
 from __future__ import annotations
 
 import hashlib
-import sys
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 
@@ -35,10 +35,8 @@ def chain(
         parent = hashlib.blake2b(salt, digest_size=DIGEST_BYTES, person=b"baton-kv-root").digest()
     stride = 8 * block_size
     for begin in range(start, full, AT_ONCE * block_size):
-        ids = array("q", token_ids[begin : min(full, begin + AT_ONCE * block_size)])
-        if sys.byteorder == "big":
-            ids.byteswap()
-        data = ids.tobytes()
+        ids = token_ids[begin : min(full, begin + AT_ONCE * block_size)]
+        data = struct.pack(f"<{len(ids)}q", *ids)  # four times as fast as an array made of a list
         for at in range(0, len(data), stride):
             parent = hashlib.blake2b(parent + data[at : at + stride], digest_size=DIGEST_BYTES).digest()
             yield parent

@@ -363,6 +363,6 @@ async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIt
 
 def _blocks_spare(hello: pb.WorkerHello, load: pb.Load) -> int | None:
     """None before the first load report: a worker that has just come must not pass for a full one."""
-    if not hello.num_blocks or not load.ListFields():
-        return None
-    return load.blocks_free + load.blocks_cached - load.blocks_reserved
+    spare = load.blocks_free + load.blocks_cached - load.blocks_reserved
+    unknown = not hello.num_blocks or (spare == 0 and not load.ListFields())
+    return None if unknown else spare

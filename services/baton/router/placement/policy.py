@@ -3,13 +3,15 @@ both, by what each is estimated to take."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from baton.router.placement.options import HANDOFF_S, PlacementOptions
+from baton.router.placement.report import Role
 from baton.router.placement.standing import BEYOND_S, Standing
 
 MOST_PAIRED = 3
@@ -97,7 +99,7 @@ def choose(prompt: Prompt, workers: Iterable[Standing], options: PlacementOption
     Among equals it is whoever has the fewest sequences, then whoever was given nothing for longest.
     """
     found: list[_Found] = []
-    groups = _groups([worker for worker in workers if worker.accepts])
+    groups = _groups(workers)
     for group in groups:
         found += _candidates(prompt, group, options)
     if len(groups) > 1 and options.disaggregation != "never":
@@ -108,6 +110,10 @@ def choose(prompt: Prompt, workers: Iterable[Standing], options: PlacementOption
     close = [entry for entry in found if entry.rank_s <= least]
     chosen = close[0] if len(close) == 1 else min(close, key=_turns)
     return Decision(prompt, chosen.candidate, tuple([entry.candidate for entry in found]))
+
+
+_Group: TypeAlias = dict[Role, list[Standing]]
+"""Workers that may be paired, by role."""
 
 
 class _Found(NamedTuple):
@@ -132,12 +138,12 @@ def _paired_first(found: list[_Found]) -> list[_Found]:
     ]
 
 
-def _groups(workers: Sequence[Standing]) -> Collection[Sequence[Standing]]:
-    if len({worker.group for worker in workers}) < 2:
-        return (workers,)
-    groups: dict[str, list[Standing]] = {}
+def _groups(workers: Iterable[Standing]) -> Collection[_Group]:
+    """Of those that accept."""
+    groups: defaultdict[str, _Group] = defaultdict(lambda: {"prefill": [], "decode": [], "both": []})
     for worker in workers:
-        groups.setdefault(worker.group, []).append(worker)
+        if worker.accepts:
+            groups[worker.group][worker.role].append(worker)
     return groups.values()
 
 
@@ -149,13 +155,8 @@ def _turn(worker: Standing) -> tuple[int, float, str]:
     return worker.report.sequences, worker.report.last_given_s, worker.address
 
 
-def _candidates(prompt: Prompt, workers: Sequence[Standing], options: PlacementOptions) -> Iterator[_Found]:
-    prefills: list[Standing] = []
-    decodes: list[Standing] = []
-    alone: list[Standing] = []
-    sides = {"prefill": prefills, "decode": decodes, "both": alone}
-    for worker in workers:
-        sides[worker.role].append(worker)
+def _candidates(prompt: Prompt, group: _Group, options: PlacementOptions) -> Iterator[_Found]:
+    prefills, decodes, alone = group["prefill"], group["decode"], group["both"]
     paired = bool(prefills) and options.disaggregation != "never"
     if not paired:
         if options.disaggregation == "never" or options.no_prefill == "local":
@@ -196,9 +197,7 @@ def _decode_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
     """As if nothing of the transfer were hidden."""
     num_tokens, cached = prompt.num_tokens, prompt.cached.get
     return [
-        w.penalty_s
-        + w.stream_s
-        + w.seat_s
+        w.decode_s
         + (num_tokens - cached(w.address, 0)) * w.kv_token_s
         + (w.missing_s * (num_tokens - w.room_tokens) if num_tokens > w.room_tokens else 0.0)
         for w in workers
@@ -208,11 +207,8 @@ def _decode_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
 def _local_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
     num_tokens, cached = prompt.num_tokens, prompt.cached.get
     return [
-        w.penalty_s
-        + w.stream_s
-        + w.seat_s
-        + w.local_queue_s
-        + (num_tokens - cached(w.address, 0)) * (w.local_token_s + w.harm_s)
+        w.local_s
+        + (num_tokens - cached(w.address, 0)) * w.local_rate_s
         + (w.missing_s * (num_tokens - w.room_tokens) if num_tokens > w.room_tokens else 0.0)
         for w in workers
     ]

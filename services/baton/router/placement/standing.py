@@ -51,6 +51,12 @@ class Standing:
     """Whether a prompt may be computed there without hurting the streams beyond the target."""
     kv_token_s: float
     """To send the KV of one token over a link of this worker."""
+    decode_s: float
+    """All that an answer costs there, but for its prompt."""
+    local_s: float
+    """The same, if it has to wait for the prompts before."""
+    local_rate_s: float
+    """What one prompt token computed there costs: its own time, and the others' delay."""
 
     @classmethod
     def of(cls, report: WorkerReport, options: PlacementOptions, usual: Speeds = FIRST_SPEEDS) -> Standing:
@@ -70,6 +76,11 @@ class Standing:
         mixed_itl_s = step_s + chunk * token_s
         target = options.itl_target_s
         spare = report.blocks_spare
+        stream_s = answer_s + outputs * sequences * row_s
+        penalty_s = BEYOND_S if target is not None and itl_s > target else 0.0
+        decode_s = penalty_s + stream_s + seat_s
+        local_queue_s = report.prefill_tokens * local_token_s
+        harm_s = sequences * token_s if target is None else 0.0
         return cls(
             report,
             report.address,
@@ -79,17 +90,20 @@ class Standing:
             token_s,
             report.prefill_tokens * token_s,
             itl_s,
-            answer_s + outputs * sequences * row_s,
-            BEYOND_S if target is not None and itl_s > target else 0.0,
+            stream_s,
+            penalty_s,
             seat_s,
             UNBOUNDED if spare is None else spare * report.block_size,
             answer_s / max(1, report.blocks_held * report.block_size),
             local_token_s,
-            report.prefill_tokens * local_token_s,
+            local_queue_s,
             mixed_itl_s,
-            sequences * token_s if target is None else 0.0,
+            harm_s,
             target is None or not sequences or mixed_itl_s <= target,
             report.kv_bytes_per_token / _told_apart(report.link_bytes_per_s, usual.link_bytes_per_s),
+            decode_s,
+            decode_s + local_queue_s,
+            local_token_s + harm_s,
         )
 
 
