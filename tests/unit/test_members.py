@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import grpc
 import pytest
@@ -216,6 +217,29 @@ def fleet(count: int) -> WorkerRing:
 
 def told(worker: WorkerClient) -> list[pb.RouterMessage]:
     return [worker._outbound.get_nowait() or pb.RouterMessage() for _ in range(worker._outbound.qsize())]
+
+
+async def test_what_ends_a_worker_s_requests_is_in_its_report_at_once() -> None:
+    """Reports are kept until there is news, and requests are placed by them."""
+    ring = fleet(2)
+    [first, _] = ring.workers
+    hello = first.hello
+
+    def accepts() -> bool:
+        assert (first in ring.fleet.members.available(0.0)) is first.usable
+        return first.report().accepts
+
+    for stop, go_on in (
+        (partial(first.admit, False), partial(first.admit, True)),
+        (partial(first.retire), partial(first.retire, False)),
+        (partial(first.take_load, pb.Load(draining=True)), partial(first.take_load, pb.Load())),
+        (partial(setattr, first, "hello", None), partial(setattr, first, "hello", hello)),
+    ):
+        assert accepts()
+        stop()
+        assert not accepts()
+        go_on()
+    assert accepts()
 
 
 async def test_those_that_come_at_once_hear_of_each_other_once() -> None:

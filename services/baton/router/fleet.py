@@ -58,6 +58,8 @@ class Fleet:
         """Since those who prefill were told of the decode workers."""
         self._at: dict[str, WorkerClient] = {}
         """Whose word on blocks counts, by address: a new process may have that of one which is gone."""
+        self._expecting: set[WorkerClient] = set()
+        """Those that were last said to have answers on their way to them."""
         self.members.set(discovery.known)
 
     @property
@@ -179,9 +181,9 @@ class Fleet:
         their role; an answer that was begun is written on by the same revision of the model, as long as there
         is one."""
         begun = any(answer.entry.output_ids for answer in group.going)
-        foreign = {
-            w.address for w in self.workers if begun and w.hello and w.hello.revision != group.revision
-        }
+        foreign: set[str] = set()
+        if begun:
+            foreign = {w.address for w in self.workers if w.hello and w.hello.revision != group.revision}
         placed = self._place(group, coming, group.avoided | foreign)
         for_want = self.placement.disaggregation == "always"  # of another prefill worker, not by choice
         if group.avoided and (
@@ -194,10 +196,10 @@ class Fleet:
         self, group: Group, coming: Counter[WorkerClient], avoided: Collection[str] = ()
     ) -> Place | None:
         """Who answers next, of those that are ready and not ``avoided``."""
-        available = self.members.available(time.monotonic())
-        by_address = {w.address: w for w in available if w.address not in avoided}
-        for worker in by_address.values():
-            worker.expect(coming[worker])
+        self._expect(coming)
+        by_address = {worker.address: worker for worker in self.members.available(time.monotonic())}
+        for address in avoided:
+            by_address.pop(address, None)
         first = group.going[0]
         token_ids, delivered = group.prompt_ids, first.entry.output_ids
         shares = first.request.params.prompt_logprobs is None or bool(delivered)
@@ -214,3 +216,10 @@ class Fleet:
         uncached = decision.prompt.num_tokens - decision.chosen.cached
         placed = Placed.of(decision, lambda address: by_address[address].report())
         return Place(by_address[decode], by_address[prefill] if prefill else None, uncached, placed)
+
+    def _expect(self, coming: Counter[WorkerClient]) -> None:
+        for worker in self._expecting.difference(coming):
+            worker.expect(0)
+        for worker, sequences in coming.items():
+            worker.expect(sequences)
+        self._expecting = set(coming)

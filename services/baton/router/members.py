@@ -89,7 +89,7 @@ class Members:
                     continue
                 name = f"{endpoint.address} ({endpoint.uid})" if endpoint.uid else endpoint.address
                 worker = self._present[key] = self._returned(name) or self._come(endpoint.address, name)
-            worker.admits = endpoint.admits
+            worker.admit(endpoint.admits)
         self._keep()
 
     def available(self, now: float) -> list[WorkerClient]:
@@ -98,7 +98,8 @@ class Members:
         Where all that could do one half of the work are ejected, as can be when the others are lost, they are
         better than nobody.
         """
-        usable = [worker for worker in self._present.values() if worker.usable]
+        # For each request, over all workers: what a report says is not asked for again.
+        usable = [worker for worker in self._present.values() if worker.report().accepts]
         ejected = self.outliers.out(now)
         if not ejected:
             return usable
@@ -169,7 +170,7 @@ class Members:
             task = self._tasks[worker]
             if worker.name == name and not (task.cancelling() or task.done()):
                 self._leaving.remove(worker)
-                worker.retired = False
+                worker.retire(False)
                 log.info("worker %s is known again", name)
                 return worker
         return None

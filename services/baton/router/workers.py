@@ -93,12 +93,8 @@ class WorkerClient:
         self.address = address
         self.name = address
         """What tells it from another at the same address."""
-        self.admits = True
-        """Discovery lets it have new requests."""
         self.retired = False
         """Discovery no longer knows it: when its stream ends it is not dialled again."""
-        self.hello: pb.WorkerHello | None = None
-        """None while the worker is not ready."""
         self.load = pb.Load()
         self.drained = False
         """The worker has said that everything it had is done: the end of its stream is no loss."""
@@ -117,11 +113,23 @@ class WorkerClient:
         self._coming = 0
         self._elsewhere = (0, 0)
         self._last_given_s = 0.0
+        self._admits = True
+        self._hello: pb.WorkerHello | None = None
         self._report: WorkerReport | None = None
 
     @property
+    def hello(self) -> pb.WorkerHello | None:
+        """None while the worker is not ready."""
+        return self._hello
+
+    @hello.setter
+    def hello(self, hello: pb.WorkerHello | None) -> None:
+        self._hello = hello
+        self._report = None
+
+    @property
     def ready(self) -> bool:
-        return self.hello is not None
+        return self._hello is not None
 
     @property
     def draining(self) -> bool:
@@ -130,16 +138,23 @@ class WorkerClient:
     @property
     def usable(self) -> bool:
         """Whether it could take a request now, as far as it and discovery say."""
-        return self.hello is not None and self.admits and not self.retired and not self.load.draining
+        return self.hello is not None and self._admits and not self.retired and not self.load.draining
 
     @property
     def idle(self) -> bool:
         """Nothing of ours is open there."""
         return not (self.ready and self._watcher.busy(self))
 
-    def retire(self) -> None:
-        """Discovery no longer knows it. What is open there goes on."""
-        self.retired = True
+    def admit(self, new: bool) -> None:
+        """Whether discovery lets it have ``new`` requests, as it does at first."""
+        if self._admits != new:
+            self._admits = new
+            self._report = None
+
+    def retire(self, gone: bool = True) -> None:
+        """Discovery no longer knows it, or does again. What is open there goes on."""
+        self.retired = gone
+        self._report = None
 
     @property
     def role(self) -> Role:
@@ -161,7 +176,7 @@ class WorkerClient:
             sequences=load.running + load.waiting + self._sent.sequences + self._coming + sequences,
             group=" ".join(group_of(hello)),
             last_given_s=self._last_given_s,
-            accepts=self.ready and not load.draining,
+            accepts=self.usable,
             max_running=hello.max_running or 1 << 20,
             block_size=hello.block_size,
             blocks_held=load.blocks_held,
@@ -299,7 +314,6 @@ class WorkerClient:
                 log.error("worker %s has a role that this router does not know", self.address)
                 return
             self.hello = first.hello
-            self._report = None
             log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
             self._watcher.on_ready(self)
             self._watcher.on_change(self)

@@ -30,7 +30,7 @@ class WorkerReport(NamedTuple):
     last_given_s: float = 0.0
     """When this router last gave it a request, by the router's monotonic clock."""
     accepts: bool = True
-    """It is ready and does not drain."""
+    """It is ready, does not drain, and may have new requests."""
     group: str = ""
     """Only workers of one group can be paired."""
     max_running: int = 64
