@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -70,6 +71,21 @@ def test_a_bad_value_is_one_line_and_exit_2(arguments: list[str], message: str) 
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_kernels_that_cannot_be_had_are_one_line_and_exit_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "BATON_CPU_KERNELS": "native",
+        "BATON_CACHE_DIR": str(tmp_path),
+        "CXX": "no-such-compiler",
+    }.items():
+        monkeypatch.setenv(name, value)
+    result = baton("decode", "--device", "cpu", "--port", "0")
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: BATON_CPU_KERNELS is native, but the kernels cannot be built: ")
     assert result.stderr.count("\n") == 1
 
 

@@ -344,7 +344,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     assert choose() is None
     assert "Plain torch computes" in caplog.text
     monkeypatch.setenv(library.SWITCH, "native")
-    with pytest.raises(RuntimeError, match=re.escape("no C++ compiler")):
+    with pytest.raises(ValueError, match=re.escape("no C++ compiler")):
         choose()
     monkeypatch.setenv(library.SWITCH, "plain")
     assert choose() is None

@@ -60,7 +60,7 @@ def native() -> Native | None:
     ``BATON_CPU_KERNELS=plain`` wants, or because (with ``auto``, the default) there is no compiler, which is
     logged.
 
-    Raises RuntimeError if ``BATON_CPU_KERNELS=native`` cannot be had, ValueError for another value.
+    Raises ValueError if ``BATON_CPU_KERNELS=native`` cannot be had, or for a value that is none of these.
     """
     wanted = os.environ.get(SWITCH, "auto")
     if wanted not in CHOICES:
@@ -71,7 +71,7 @@ def native() -> Native | None:
         return Native(ctypes.CDLL(str(library())))
     except (BuildError, OSError) as error:
         if wanted == "native":
-            raise RuntimeError(f"{SWITCH} is native, but the kernels cannot be built: {error}") from error
+            raise ValueError(f"{SWITCH} is native, but the kernels cannot be built: {error}") from error
         log.warning(
             "the CPU kernels cannot be built: %s. Plain torch computes, several times slower; %s=plain says "
             "that this is meant",
