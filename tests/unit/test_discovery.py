@@ -78,6 +78,11 @@ def test_a_pod_of_both_families_is_one_worker() -> None:
     six = decoded([pod("fd00::7", "u")], "six", addressType="IPv6")
     four = decoded([pod("10.0.0.7", "u")], "four")
     assert [one.address for one in found(six, four)] == ["10.0.0.7:9000"]
+    # Each family's slice is written on its own: the first to tell of the end is believed.
+    ending = decoded([pod("fd00::7", "u", terminating=True)], "six", addressType="IPv6")
+    for slices in ((ending, four), (four, ending)):
+        [one] = found(*slices)
+        assert one.address == "10.0.0.7:9000" and not one.admits
 
 
 def test_one_word_against_an_endpoint_in_two_slices_is_enough() -> None:

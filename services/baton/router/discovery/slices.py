@@ -96,7 +96,8 @@ def endpoints_of(slices: Iterable[EndpointSlice], port_name: str) -> list[Endpoi
     by_pod: dict[tuple[str, int], Endpoint] = {}
     for endpoint in found.values():
         port = int(endpoint.address.rpartition(":")[2])
-        by_pod.setdefault((endpoint.uid or endpoint.address, port), endpoint)
+        pod = (endpoint.uid or endpoint.address, port)
+        by_pod[pod] = _cautious(by_pod[pod], endpoint) if pod in by_pod else endpoint
     return sorted(by_pod.values(), key=lambda each: each.address)
 
 
@@ -126,8 +127,8 @@ def _endpoints(one: EndpointSlice, port_name: str) -> Iterable[Endpoint]:
 
 
 def _cautious(one: Endpoint, other: Endpoint) -> Endpoint:
-    """Of two descriptions of the same address. Another pod's counts for nothing: the addresses of the ended
-    are given out again, so the one that is not ending is meant."""
+    """Of two descriptions of one address, or one pod, which keeps the first one's address. Another pod's counts
+    for nothing: the addresses of the ended are given out again, so the one that is not ending is meant."""
     if one.uid != other.uid:
         return one if one.admits or not other.admits else other
     return replace(
