@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from baton.router.outliers import EjectionRules, Outliers
 from baton.router.placement import Role
 from baton.router.step_times import StepTimes
@@ -111,6 +113,19 @@ def test_load_reports_in_the_middle_of_long_steps_do_not_shorten_them() -> None:
 
 def test_the_time_in_which_a_worker_wrote_nothing_of_ours_is_no_step() -> None:
     assert max(step_times(20.0, cancel=True)) <= 0.5
+
+
+def test_nor_is_the_time_after_an_answer_that_ended_without_a_token() -> None:
+    times, running = StepTimes(), pb.Load(running=1)
+    ended = pb.TokenDelta(request_id="a", finish_reason=FINISH_REASON_ERROR, error="no", expired=True)
+    frames = [
+        (0.0, pb.Frame(load=running, deltas=[pb.TokenDelta(request_id="a", token_ids=[1])])),
+        (0.1, pb.Frame(load=running, deltas=[ended])),
+        *((number * 0.5, pb.Frame(load=running)) for number in range(1, 21)),
+        (10.1, pb.Frame(load=running, deltas=[pb.TokenDelta(request_id="b", token_ids=[1])])),
+    ]
+    found = [seconds for at_s, frame in frames for seconds in times.take(frame, "decode", at_s)]
+    assert found == [pytest.approx(0.1)]
 
 
 def test_failures_are_no_steps() -> None:

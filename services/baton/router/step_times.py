@@ -47,7 +47,7 @@ class StepTimes:
             else []
         )
         before = self._ran_at
-        if told or self._written is None or not frame.load.running:
+        if told or self._written is None or not frame.load.running or self._is_over(frame):
             self._ran_at = now if frame.load.running else None
             self._written = next((delta.request_id for delta in frame.deltas if _goes_on(delta)), None)
         if role == "prefill":  # what fails was not computed, and may have been fast at it
@@ -55,6 +55,10 @@ class StepTimes:
                 (now - wait[0]) * PROMPT_UNIT / wait[1] for delta, wait in waits if wait and delta.token_ids
             ]
         return [now - before] if before is not None and told else []
+
+    def _is_over(self, frame: pb.Frame) -> bool:
+        """Whether the answer that was written ends without a token more, as by its deadline."""
+        return any(delta.finish_reason and delta.request_id == self._written for delta in frame.deltas)
 
 
 def _goes_on(delta: pb.TokenDelta) -> bool:
