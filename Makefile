@@ -24,12 +24,12 @@ help:  ## list the targets
 run: .venv/.worker  ## start a ring with the demo model, ask it PROMPT, keep serving on 127.0.0.1:8000
 	@exec $(BIN)/baton up --prompt "$(PROMPT)" $(ARGS)
 
-# Rings have the machine to themselves, but for those that only ask what is answered. In their own order files
-# that are few tests, and long, do not come last.
+# Rings in which it matters when things happen share the machine with one other, those that only ask what is
+# answered with two. In their own order files that are few tests, and long, do not come last.
 test: .venv/.dev  ## run all tests that need no GPU
 	$(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder tests/property tests/unit $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m "beside" -n 3 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest -m "not gpu and not beside" tests/e2e $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m "not gpu and not beside" -n 2 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
 
 lint: .venv/.dev  ## check style, types, generated code and import arrows
 	scripts/check
