@@ -127,8 +127,8 @@ def _endpoints(one: EndpointSlice, port_name: str) -> Iterable[Endpoint]:
 
 
 def _cautious(one: Endpoint, other: Endpoint) -> Endpoint:
-    """Of two descriptions of one address, or one pod, which keeps the first one's address. Another pod's counts
-    for nothing: the addresses of the ended are given out again, so the one that is not ending is meant."""
+    """Of two descriptions of one address, or one pod, which keeps the first one's address. Another pod's
+    counts for nothing: the addresses of the ended are given out again, so the one not ending is meant."""
     if one.uid != other.uid:
         return one if one.admits or not other.admits else other
     return replace(
