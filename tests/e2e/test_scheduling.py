@@ -76,8 +76,10 @@ async def test_answers_are_transformers_whoever_was_preempted_or_evicted(
 
 async def test_a_deadline_ends_the_answer_and_frees_its_blocks(client: RingClient, ring: Ring) -> None:
     before = total(ring, "baton_deadlines_exceeded_total")
-    body = client.body([5, 6, 7], max_tokens=400, temperature=0)
-    headers = {"x-request-timeout": "0.1"}  # in which no machine takes 400 steps
+    # A worker looks for deadlines every 0.1 s: in 0.2 s no machine computes sixteen such answers, of which
+    # its pool has room for one at a time.
+    body = client.body([5, 6, 7], max_tokens=400, temperature=0, n=16)
+    headers = {"x-request-timeout": "0.1"}
     response = await client.http.post("/v1/completions", json=body, headers=headers)
     assert response.status_code == 504, response.text
     assert response.json()["error"]["code"] == "deadline_exceeded"
@@ -96,7 +98,7 @@ async def test_a_deadline_ends_the_answer_and_frees_its_blocks(client: RingClien
                 token_ids=pb.TokenIds(ids=[5, 6, 7]),
                 params=pb.SamplingParams(max_tokens=400, ignore_eos=True),
             ),
-            timeout=0.1,
+            timeout=0.03,  # in which no machine takes 400 steps
         )
         began = time.monotonic()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
