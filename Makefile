@@ -27,6 +27,7 @@ run: .venv/.worker  ## start a ring with the demo model, ask it PROMPT, keep ser
 # Rings in which it matters when things happen share the machine with one other, those that only ask what is
 # answered with two. In their own order files that are few tests, and long, do not come last.
 test: .venv/.dev  ## run all tests that need no GPU
+	@scripts/test-servers
 	$(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder tests/property tests/unit $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m "beside" -n 3 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m "not gpu and not beside" -n 2 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
