@@ -123,6 +123,27 @@ def test_a_forecast_follows_a_ramp_and_learns_how_wrong_it_was() -> None:
     assert forecast.error > before
 
 
+def test_a_load_that_only_wavers_is_not_taken_for_a_trend() -> None:
+    draw = random.Random(1)
+    forecast = Forecast(horizon_s=600.0)
+    for number in range(960):  # four hours; another rate each minute
+        if number % 4 == 0:
+            rate = 10.0 * math.exp(draw.gauss(0, 0.12))
+        forecast.see(number * STEP_S, rate, jump=2.0)
+        if number > 240:
+            assert forecast.then == pytest.approx(forecast.now, rel=0.1)
+
+
+def test_a_quiet_hour_says_little_of_bursts_that_there_were() -> None:
+    forecast = Forecast(horizon_s=120.0)
+    for number in range(960):  # four hours with ten minutes of twice the load in each
+        forecast.see(number * STEP_S, 20.0 if number % 240 < 40 else 10.0, jump=3.0)
+    before = forecast.error
+    for number in range(960, 1200):
+        forecast.see(number * STEP_S, 10.0, jump=3.0)
+    assert 0.85 * before < forecast.error < before
+
+
 def test_a_load_that_rose_while_nobody_looked_was_not_forecast_wrong() -> None:
     asked = planner()
     for number in range(100):

@@ -7,13 +7,31 @@ from collections import deque
 
 LEVEL_S = 90.0
 """A change counts for two thirds after so long."""
-TREND_S = 600.0
-ERROR_S = 3600.0
+TREND_S = 3600.0
+"""As slow as a day's load turns: of the slope of a few minutes most is noise, and that counts the more the
+longer a pod takes to start."""
+ERROR_S = 12 * 3600.0
+"""Bursts are rare: an hour has one or none, and says little of the next."""
 STEEPEST = 0.5
 """A forecast is at most this share of the level above it, and as much below: no load doubles because it
 rose for a minute."""
 FIRST_ERROR = 0.1
 """Relative; before any forecast has met what it was for."""
+FIRST_S = 1800.0
+"""What is only assumed counts as if it had been seen for so long."""
+
+
+class _LongMean:
+    """Over all that was seen, or the last ``ERROR_S`` of it, roughly."""
+
+    def __init__(self, assumed: float) -> None:
+        self.value = assumed
+        self._seen_s = FIRST_S
+
+    def see(self, value: float, passed: float) -> None:
+        """It was ``value`` for the seconds that have ``passed``."""
+        self._seen_s = min(ERROR_S, self._seen_s + passed)
+        self.value += min(1.0, passed / self._seen_s) * (value - self.value)
 
 
 class Forecast:
@@ -25,7 +43,7 @@ class Forecast:
         self._pause_s = pause_s
         self._at_s: float | None = None
         self._level = self._slope = 0.0
-        self._variance = FIRST_ERROR**2
+        self._variance = _LongMean(FIRST_ERROR**2)
         self._due: deque[tuple[float, float]] = deque()
 
     def see(self, at_s: float, value: float, jump: float = math.inf) -> None:
@@ -57,8 +75,7 @@ class Forecast:
             if passed > self._pause_s:
                 continue
             wrong = max(0.0, self._level / told - 1) if told else 0.0
-            learn = 1 - math.exp(-passed / ERROR_S)
-            self._variance += learn * (min(wrong, 1.0) ** 2 - self._variance)
+            self._variance.see(min(wrong, 1.0) ** 2, passed)
 
     @property
     def now(self) -> float:
@@ -73,7 +90,7 @@ class Forecast:
     @property
     def error(self) -> float:
         """Standard deviation by which loads exceeded their forecasts, relative."""
-        return math.sqrt(self._variance)
+        return math.sqrt(self._variance.value)
 
 
 class Burstiness:
@@ -81,7 +98,7 @@ class Burstiness:
     its mean. Around 1 for a Poisson process."""
 
     def __init__(self) -> None:
-        self._ratio = 1.0
+        self._ratio = _LongMean(1.0)
         self._at_s: float | None = None
 
     def see(self, at_s: float, per_s: float, level: float, window_s: float) -> None:
@@ -91,12 +108,11 @@ class Burstiness:
             return
         passed, self._at_s = at_s - self._at_s, at_s
         ratio = (per_s - level) ** 2 * window_s / level
-        learn = 1 - math.exp(-max(0.0, passed) / ERROR_S)
-        self._ratio += learn * (min(ratio, MOST_BURSTY * 4) - self._ratio)
+        self._ratio.see(min(ratio, MOST_BURSTY * 4), max(0.0, passed))
 
     @property
     def ratio(self) -> float:
-        return min(max(1.0, self._ratio), MOST_BURSTY)
+        return min(max(1.0, self._ratio.value), MOST_BURSTY)
 
 
 MOST_BURSTY = 16.0
