@@ -158,7 +158,7 @@ def main() -> int:
     means = [Mean("told every request", [_one(Told(trace), trace, seed) for seed, trace in days.items()])]
     for attainment, headroom in USUALS:
         outcomes = [_one(Usual(attainment, headroom), trace, seed) for seed, trace in days.items()]
-        means.append(Mean(f"told the usual rates, room for {headroom:g} times, {attainment:.0%}", outcomes))
+        means.append(Mean(f"usual rates, room for {headroom:g}x, {attainment:.0%}", outcomes))
     table(f"Pods start in {START_S:.0f} s", means, console)
     return 0
 
