@@ -36,7 +36,7 @@ PROMPT_S = 1.0
 TOLD_ATTAINMENT = 0.9
 """Share that sizes are made for: with it as many meet the targets as with the planner's defaults."""
 USUALS = ((0.95, 1.0), (0.95, 1.3), (0.97, 1.4), (0.99, 1.4), (0.99, 1.6), (0.99, 1.8))
-"""The same for the usual rates, and how many times these there is room for: the more, the more bursts."""
+"""Such shares, and how many times the usual rates there is always room for; the cheapest first."""
 MARGIN = 1.1
 CLIPPED = 0.98
 """Of a kind's mean prompt, what its longest prompts leave when they are cut off."""

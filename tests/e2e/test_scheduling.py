@@ -105,3 +105,4 @@ async def test_a_deadline_ends_the_answer_and_frees_its_blocks(client: RingClien
             assert [response async for response in call]
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert time.monotonic() - began < 2
+    ring.wait_idle(2.0)
