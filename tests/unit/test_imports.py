@@ -35,6 +35,8 @@ BELOW = {
     "tls",
     "watched",
     "decoding",
+    "message_bounds",
+    "rpc_status",
     "switching",
     "parent",
     "wakeups",

@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.applications import Starlette
 
 from baton import hub, logs, options, wakeups
-from baton.decoding import DecodingInterceptor
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
@@ -38,6 +37,7 @@ from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
 from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
+from baton.router.grpc_front import interceptors_for
 from baton.router.models import each_model
 from baton.router.processes.parent import Parent
 from baton.router.processes.place import Place
@@ -412,7 +412,7 @@ async def _serve_grpc(
     # A second router on a port in use must fail to start, not share it. With several processes, their parent
     # has seen to that.
     server = grpc.aio.server(
-        interceptors=[DecodingInterceptor()],
+        interceptors=interceptors_for(*services),
         options=[*server_options(services[0].settings), ("grpc.so_reuseport", config.processes > 1)],
     )
     add_services(server, *services, stopping=stopping)

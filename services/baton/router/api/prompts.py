@@ -42,8 +42,9 @@ class PromptReader:
 
     def from_ids(self, ids: list[int], model: ModelInfo, param: str) -> list[int]:
         """``ids`` as given. Raises RequestError for an id outside the vocabulary, none, or too many."""
+        check_length(ids, model, param)
         check_ids(ids, model.vocab_size, param)
-        return check_length(ids, model, param)
+        return ids
 
     async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """The ids of ``text``, however many."""
