@@ -24,7 +24,7 @@ def collections(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Full collections; the first is that of the start."""
     done: list[int] = []
     monkeypatch.setattr(garbage, "LOOK_S", 0.01)
-    monkeypatch.setattr(garbage.gc, "collect", lambda: done.append(1))
+    monkeypatch.setattr(gc, "collect", lambda: done.append(1))
     return done
 
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import types
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
@@ -78,7 +78,7 @@ async def channel_to(
         await server.stop(0)
 
 
-async def refusal(call: AsyncIterator[object]) -> grpc.aio.AioRpcError:
+async def refusal(call: AsyncIterable[object]) -> grpc.aio.AioRpcError:
     async with asyncio.timeout(10):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             async for _ in call:
@@ -86,9 +86,11 @@ async def refusal(call: AsyncIterator[object]) -> grpc.aio.AioRpcError:
     return refused.value
 
 
-def raw(channel: grpc.aio.Channel, metadata: Iterable[tuple[str, str]] = ()) -> grpc.aio.StreamStreamCall:
+def raw(
+    channel: grpc.aio.Channel, metadata: Iterable[tuple[str, str]] = ()
+) -> grpc.aio.StreamStreamCall[bytes, bytes]:
     """A call of Generate whose message is for the test to write."""
-    return channel.stream_stream(GENERATE, None, None)(metadata=tuple(metadata))
+    return channel.stream_stream(GENERATE, None, None)(None, metadata=tuple(metadata))
 
 
 async def test_a_key_is_looked_at_before_the_message_comes(ring: FakeRing, tokenizer: Tokenizer) -> None:
@@ -241,7 +243,7 @@ async def test_watchers_of_the_health_are_bounded(
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == 1
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Sequence[tuple[str, str]], pb.GenerateRequest | bytes, grpc.StatusCode]] = {
     "no key": ((), ASKED, grpc.StatusCode.UNAUTHENTICATED),
     "not this model": (
         (("authorization", "Bearer of-other"),),
