@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
@@ -107,6 +108,10 @@ def _page(attacked: Attacked) -> Mapping[str, float]:
 
 def attempt(trial: Trial, tree: Path, tmp: Path) -> Row:
     """What needs no ring."""
+    if trial.needs and shutil.which(trial.needs) is None:
+        why = f"{trial.needs} is not installed"
+        row = Row(name=trial.name, finding=trial.finding, aim=trial.aim, worked=False, found=Found())
+        return msgspec.structs.replace(row, skipped=why)
     found = trial.run(tree, tmp)
     return Row(
         name=trial.name, finding=trial.finding, aim=trial.aim, worked=trial.reached(found), found=found

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from baton import ready
 from baton.router.security.keys import entry_line, new_key
-from loadtest.hostile.proxy import recording
+from loadtest.hostile.proxy import proxied
 from loadtest.hostile.vocabulary import Place, Setup, Target
 from loadtest.hostile.wire import free_port, loopback
 from tests.support import warm
@@ -155,7 +155,7 @@ def running(tmp: Path, tree: Path, setup: Setup) -> Iterator[Attacked]:
         addresses = [_address(each) for each in workers]
         recorded = tmp / "recorded"
         if setup.recorded:
-            addresses[0] = stack.enter_context(recording(addresses[0], recorded))
+            addresses[0] = stack.enter_context(proxied(addresses[0], recorded)).address
         options = [option.format(tmp=tmp) for option in setup.router]
         keys: dict[str, str] = {}
         if setup.keys:

@@ -66,8 +66,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def gaps(requests: Iterable[Request], since: float, until: float) -> list[float]:
-    """Between one piece of a stream and the next, of those that ended in that time. A stream that is silent at
-    its end counts with as long as it has been."""
+    """Between one piece of a stream and the next, of those that ended in that time. A stream that is silent
+    at its end counts with as long as it has been."""
     found = []
     for request in requests:
         times = request.times

@@ -109,6 +109,6 @@ class Watch:
 
 def _has_ended(pid: int) -> bool:
     try:
-        return str(psutil.Process(pid).status()) == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
