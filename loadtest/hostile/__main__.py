@@ -29,10 +29,10 @@ from rich.console import Console
 from loadtest.conditions import conditions
 from loadtest.hostile import campaign, table, verdict
 from loadtest.hostile.catalogue import ATTACKS
-from loadtest.hostile.ring import HERE
 from loadtest.hostile.trials import TRIALS
 from loadtest.hostile.verdict import Row
 from loadtest.hostile.vocabulary import Found
+from loadtest.trees import HERE, tree
 
 
 def tried(name: str, tree: Path, tmp: Path) -> Row:
@@ -62,22 +62,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     every = [*ATTACKS, *TRIALS]
     parser.add_argument("--attack", action="append", choices=every, metavar="NAME", help=", ".join(every))
-    parser.add_argument("--tree", type=Path, default=HERE, help="source tree of the processes under attack")
+    parser.add_argument("--tree", type=tree, default=HERE, help="source tree of the processes under attack")
     parser.add_argument("--json", type=Path, help="write all figures there")
     parser.add_argument("--expect-broken", action="store_true", help="each finding is to be shown to work")
     chosen = parser.parse_args(arguments)
-    tree = chosen.tree.resolve()
-    if not (tree / "services" / "baton").is_dir():
-        parser.error(f"--tree: {tree} has no services/baton")
     console = Console(width=200)
-    lines = [*conditions("loadtest.hostile"), f"load average before: {os.getloadavg()[0]:.1f}", f"{tree}"]
+    lines = [
+        *conditions("loadtest.hostile"),
+        f"load average before: {os.getloadavg()[0]:.1f}",
+        f"tree: {chosen.tree}",
+    ]
     for line in lines:
         console.print(line, soft_wrap=True)
     began = time.monotonic()
     rows: list[Row] = []
     for name in chosen.attack or every:
         with tempfile.TemporaryDirectory() as scratch:
-            rows.append(tried(name, tree, Path(scratch)))
+            rows.append(tried(name, chosen.tree, Path(scratch)))
         console.print(table.line(rows[-1]), soft_wrap=True, markup=False)
     console.print(table.of(rows))
     told = verdict.verdict(rows, _shown(), expect_broken=chosen.expect_broken)

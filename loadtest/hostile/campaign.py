@@ -14,10 +14,11 @@ import msgspec
 
 from loadtest.hostile import ring, verdict
 from loadtest.hostile.honest import ENDING_S, Recorded
-from loadtest.hostile.ring import HERE, HONEST, Attacked, environment
+from loadtest.hostile.ring import HONEST, Attacked, environment
 from loadtest.hostile.verdict import Phases, Row
 from loadtest.hostile.vocabulary import Attack, Found, Trial
 from loadtest.hostile.watch import Watch
+from loadtest.trees import HERE
 from tests.support.ring import scrape
 
 WARM_S = 2.0

@@ -20,10 +20,10 @@ from baton.router.security.keys import entry_line, new_key
 from loadtest.hostile.proxy import proxied
 from loadtest.hostile.vocabulary import Place, Setup, Target
 from loadtest.hostile.wire import free_port, loopback
+from loadtest.trees import HERE, python_path
 from tests.support import warm
 from tests.support.ring import START_S, Ring, Service, scrape
 
-HERE = Path(__file__).resolve().parents[2]
 STEP_MS = 20.0
 PROFILE = {
     "step_base_ms": STEP_MS,
@@ -46,8 +46,7 @@ _LIMITED = 'ulimit -n "$1" && shift && exec "$@"'
 
 def environment(tree: Path) -> dict[str, str]:
     """Of a process whose Baton is that of a source tree."""
-    path = os.pathsep.join(str(tree / part) for part in ("services", "kernels"))
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, "PYTHONPATH": python_path(tree)}
 
 
 @dataclass

@@ -18,9 +18,10 @@ from types import MappingProxyType
 from baton import ready
 from loadtest.hostile import ring
 from loadtest.hostile.proxy import Proxy, proxied
-from loadtest.hostile.ring import HERE, TreeService, environment
+from loadtest.hostile.ring import TreeService, environment
 from loadtest.hostile.vocabulary import Found, Trial
 from loadtest.hostile.wire import free_port
+from loadtest.trees import HERE
 from tests.support.redis_server import RedisServer
 from tests.support.ring import scrape
 
