@@ -97,6 +97,8 @@ def _attack(attack: Attack, tree: Path, target: bytes) -> Found:
 
 def _record(honest: subprocess.Popen[bytes]) -> Recorded:
     said, _ = honest.communicate(b"over\n", timeout=ENDING_S + 30)
+    if honest.returncode:
+        raise RuntimeError(f"the honest clients ended with {honest.returncode}")
     return msgspec.json.decode(said, type=Recorded)
 
 

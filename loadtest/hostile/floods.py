@@ -22,6 +22,8 @@ TINY = frames.part(BAD_WORD_IDS, b"")
 """A message of three bytes, which takes forty times as much when it is parsed."""
 CALLS = 8
 FLOOD_S = 8.0
+MOST_CONNECTIONS = 1000
+MOST_TAKEN = 1024 * MIB
 STREAMS, CONNECTIONS = 60, 50
 MOST_STREAM = 1 << 31
 
@@ -62,7 +64,7 @@ async def _flood(target: Target, found: Found, pieces: Iterator[bytes]) -> None:
     """As fast as it is taken. What the other side says is not read, except that it closes."""
     until = time.monotonic() + FLOOD_S
     taken = connections = 0
-    while time.monotonic() < until and connections < 1000:
+    while time.monotonic() < until and connections < MOST_CONNECTIONS and taken < MOST_TAKEN:
         try:
             line = await _greeted(target)
         except OSError:
@@ -71,7 +73,7 @@ async def _flood(target: Target, found: Found, pieces: Iterator[bytes]) -> None:
             continue
         connections += 1
         sent = 0
-        while time.monotonic() < until and (piece := next(pieces, b"")):
+        while time.monotonic() < until and taken + sent < MOST_TAKEN and (piece := next(pieces, b"")):
             if not (now := await push(line, piece, until=until)):
                 break
             sent += now

@@ -125,6 +125,8 @@ def broken(watched: Watched, felt: Felt) -> list[str]:
         found.append(f"ITL {felt.ratio:.1f}x")
     if felt.failed:
         found.append(f"{sum(felt.failed.values())} honest requests failed")
+    if felt.probes_failed:
+        found.append(f"{felt.probes_failed} probes got no answer")
     if math.isnan(felt.turn):
         if not felt.silence <= MOST_SILENCE_S:
             found.append(f"silent for {1e3 * felt.silence:.0f} ms")
