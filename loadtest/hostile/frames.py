@@ -113,6 +113,29 @@ def part(number: int, payload: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(payload)) + payload
 
 
+def parts(message: bytes) -> dict[int, bytes]:
+    """The fields of bytes, text and messages of a protobuf message that has no others: number → the last one.
+    ValueError for what is none."""
+    found: dict[int, bytes] = {}
+    rest = message
+    while rest:
+        tag, rest = _read_varint(rest)
+        size, rest = _read_varint(rest)
+        if tag & 7 != 2 or size > len(rest):
+            raise ValueError("no message of such fields only")
+        found[tag >> 3], rest = rest[:size], rest[size:]
+    return found
+
+
+def _read_varint(data: bytes) -> tuple[int, bytes]:
+    value = 0
+    for at, byte in enumerate(data):
+        value |= (byte & 127) << (7 * at)
+        if byte < 128:
+            return value, data[at + 1 :]
+    raise ValueError("cut short")
+
+
 class Parser:
     """Takes what comes apart into frames."""
 

@@ -20,6 +20,10 @@ from loadtest.hostile.vocabulary import MIB, Attack, Felt, Found, Place, Reached
 from loadtest.hostile.wire import Line, answer_of, ask, call, loopback, request
 
 GREETING_S = 3.0
+CONNECT = "/baton.v1.Worker/Connect"
+HELLO, GREETING, PROOF = 1, 40, 41
+"""Fields of RouterMessage, by number: not every tree has them all. The answer to a greeting has its number."""
+LET_IN = "let in"
 NAME_MIB = 25
 NAMES = 4
 SILENT = 400
@@ -29,6 +33,7 @@ LINKS = 20
 OPTIONS = (("grpc.max_send_message_length", 64 * MIB), ("grpc.use_local_subchannel_pool", 1))
 
 Connected: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.RouterMessage, worker_pb2.WorkerMessage]"
+Raw: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 Linked: TypeAlias = "grpc.aio.StreamStreamCall[handoff_pb2.PrefillMessage, handoff_pb2.DecodeMessage]"
 
 
@@ -254,6 +259,51 @@ async def _acknowledge(line: Line) -> None:
         await asyncio.sleep(0.5)
 
 
+def _greeting(name: str, nonce: bytes) -> bytes:
+    return frames.part(GREETING, frames.part(1, name.encode()) + frames.part(2, nonce))
+
+
+async def _challenged(stream: Raw, greeting: bytes) -> dict[int, bytes]:
+    """What the worker says to a greeting: its nonce (2) and its own proof (3); nothing if it says none."""
+    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError):
+        await stream.write(greeting)
+        async with asyncio.timeout(GREETING_S):
+            said = await stream.read()
+        if isinstance(said, bytes):
+            return frames.parts(frames.parts(said).get(GREETING, b""))
+    return {}
+
+
+async def reflected(target: Target, found: Found) -> None:
+    """Greet, and give back as a proof the worker's own: of this stream, or of another one, on which the worker
+    was made to prove itself over the nonce that it gave here."""
+    for place in target.workers[:2]:
+        async with grpc.aio.insecure_channel(loopback_of(place), OPTIONS) as channel:
+            connect = channel.stream_stream(CONNECT, None, None)
+            for twice in (False, True):
+                stream, other = connect(None), connect(None)
+                told = await _challenged(stream, _greeting("stranger", secrets.token_bytes(32)))
+                if twice and told:
+                    told |= await _challenged(other, _greeting("stranger", told[2]))
+                found.count(await _proved(stream, told.get(3, b"")))
+                stream.cancel()
+                other.cancel()
+
+
+async def _proved(stream: Raw, proof: bytes) -> str:
+    """What the worker makes of it: its status, or that it lets a router in."""
+    try:
+        await stream.write(frames.part(PROOF, frames.part(1, proof)))
+        await stream.write(frames.part(HELLO, frames.part(1, b"stranger")))
+        async with asyncio.timeout(GREETING_S):
+            said = await stream.read()
+    except TimeoutError:
+        return "no answer"
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        said = None
+    return LET_IN if isinstance(said, bytes) else (await stream.code()).name
+
+
 async def data_port(target: Target, found: Found) -> None:
     """Connections that say nothing, or nothing that is true."""
     lines = []
@@ -360,6 +410,13 @@ ATTACKS = (
         run=replayed,
         reached=_replayed,
         setup=Setup(recorded=True),
+    ),
+    Attack(
+        name="worker-reflect",
+        finding="",
+        aim="a worker takes its own proof for a router's",
+        run=reflected,
+        reached=lambda found, watched, felt: LET_IN in found.got,
     ),
     Attack(
         name="data-port",
