@@ -22,10 +22,10 @@ from loadtest.hostile.wire import Line, answer_of, ask, call, loopback, request
 GREETING_S = 3.0
 CONNECT = "/baton.v1.Worker/Connect"
 HELLO, GREETING, PROOF = 1, 40, 41
-"""Fields of RouterMessage, by number: not every tree has them all. The answer to a greeting has its number."""
+"""Fields of RouterMessage: not every tree has them all. The answer to a greeting has the greeting's number."""
 LET_IN = "let in"
-NAME_MIB = 25
-NAMES = 4
+NAMES_MIB = (25, 6)
+NAMES = 6
 SILENT = 400
 DOORS = 200
 MOST_REFUSALS = 20
@@ -217,10 +217,10 @@ def loopback_of(place: Place) -> str:
 
 
 async def names(target: Target, found: Found) -> None:
-    """Of 25 MiB, in LinkOpen and RouterHello."""
-    long = "x" * (NAME_MIB * MIB)
+    """Long ones, in LinkOpen and RouterHello."""
     place = target.of_role("decode")
     for number in range(NAMES):
+        long = "x" * (NAMES_MIB[number % len(NAMES_MIB)] * MIB)
         opened = handoff_pb2.LinkOpen(
             prefill_incarnation=f"{number}{long}", prefill_address=f"{number}{long[:MIB]}"
         )
@@ -275,8 +275,8 @@ async def _challenged(stream: Raw, greeting: bytes) -> dict[int, bytes]:
 
 
 async def reflected(target: Target, found: Found) -> None:
-    """Greet, and give back as a proof the worker's own: of this stream, or of another one, on which the worker
-    was made to prove itself over the nonce that it gave here."""
+    """Greet, and give back as a proof the worker's own: of this stream, or of another one, on which it was made
+    to prove itself over the nonce that it gave here."""
     for place in target.workers[:2]:
         async with grpc.aio.insecure_channel(loopback_of(place), OPTIONS) as channel:
             connect = channel.stream_stream(CONNECT, None, None)
@@ -399,7 +399,7 @@ ATTACKS = (
     Attack(
         name="worker-names",
         finding="S5",
-        aim="names of 25 MiB take 50 MiB of a worker",
+        aim="names of 6 and 25 MiB take 50 MiB of a worker",
         run=names,
         reached=_grew,
     ),
