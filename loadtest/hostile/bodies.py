@@ -16,7 +16,7 @@ LARGEST = 8 * MIB - 4096
 HELD = 60
 LONGER_S = 12.0
 PATIENCE_S = 12.0
-LONG_TURN_S = 1.0
+LONG_TURN_S = 0.5
 """As a probe feels it; calm, it is some milliseconds."""
 
 
@@ -30,9 +30,13 @@ class Repeated:
     element: str
     after: str
     between: str = ","
+    most: int = LARGEST
+    """Bytes, where fewer elements than fit are allowed."""
 
     def body(self, size: int = LARGEST) -> bytes:
-        count = (size - len(self.before) - len(self.after)) // (len(self.element) + len(self.between))
+        count = (min(size, self.most) - len(self.before) - len(self.after)) // (
+            len(self.element) + len(self.between)
+        )
         return (self.before + self.between.join([self.element] * count) + self.after).encode()
 
 
@@ -65,12 +69,14 @@ WRONG_MESSAGES = Repeated(
 )
 WRONG_ITEMS = Repeated("items, one wrong", "/v1/responses", '{"temperature":99,"input":[', _USER, "]}")
 LONG_PROMPTS = Repeated(
-    "prompts of 16 KiB",
+    "prompts of 16 KiB, one empty",
     _TEXT,
     '{"max_tokens":1,"prompt":[',
-    json.dumps(" ".join(f"word{i % 97}" for i in range(2300))[: 16 * 1024]),
-    "]}",
+    json.dumps(("a long prompt of words " * 1000)[: 16 * 1024]),
+    ',""]}',
+    most=250 * 16 * 1024,
 )
+"""So many as there may be, which fit the context; the last is wrong, so that none is computed."""
 
 CHATS = (
     Repeated("messages", _CHAT, '{"messages":[', _USER, _END),
@@ -221,7 +227,7 @@ def _repeated(name: str, *bodies: Repeated) -> Attack:
     return Attack(
         name=name,
         finding="S3",
-        aim="the event loop stands still for 1 s",
+        aim="the event loop stands still for 0.5 s",
         run=_sending(bodies),
         reached=_stood_still,
         most_s=30 if len(bodies) > 1 else PATIENCE_S + 2,

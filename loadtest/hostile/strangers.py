@@ -22,7 +22,7 @@ from loadtest.hostile.wire import Line, answer_of, ask, call, loopback, request
 GREETING_S = 3.0
 CONNECT = "/baton.v1.Worker/Connect"
 HELLO, GREETING, PROOF = 1, 40, 41
-"""Fields of RouterMessage: not every tree has them all. The answer to a greeting has the greeting's number."""
+"""Fields of RouterMessage: not every tree has them all. The answer to a greeting has the same number."""
 LET_IN = "let in"
 NAMES_MIB = (25, 6)
 NAMES = 6
@@ -275,8 +275,8 @@ async def _challenged(stream: Raw, greeting: bytes) -> dict[int, bytes]:
 
 
 async def reflected(target: Target, found: Found) -> None:
-    """Greet, and give back as a proof the worker's own: of this stream, or of another one, on which it was made
-    to prove itself over the nonce that it gave here."""
+    """Greet, and give back as a proof the worker's own: of this stream, or of another one, on which it was
+    made to prove itself over the nonce that it gave here."""
     for place in target.workers[:2]:
         async with grpc.aio.insecure_channel(loopback_of(place), OPTIONS) as channel:
             connect = channel.stream_stream(CONNECT, None, None)
