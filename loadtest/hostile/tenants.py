@@ -20,6 +20,8 @@ PLAIN = [character for character in map(chr, range(33, 127)) if character not in
 QUEUED = 6
 QUEUED_MIB = 1.3
 BOMBS = 40
+TRIED = b"this worker cannot guide outputs"
+"""What a simulated worker says of a grammar, once the router has tried it."""
 LIMIT = 1000
 """Tokens a minute of the tenant ``small``."""
 ANSWERS = 64
@@ -110,9 +112,9 @@ async def grammars(target: Target, found: Found) -> None:
         sent = _posted("/v1/completions", document, target.keys.get("acme"))
         answer = await ask(target.http, sent, wait_s=10, source=None)
         most = max(most, answer.seconds)
-        if answer.ending != "200":
+        if answer.ending != "200" and TRIED not in answer.body:
             found.figures["honest_failed"] = found.figure("honest_failed") + 1
-            found.said = f"a small schema: {answer.ending} {answer.body[:80].decode(errors='replace')}"
+            found.said = f"a small schema: {answer.ending} {answer.body[:120].decode(errors='replace')}"
         found.figures["honest_schema_s"] = round(most, 3)
         await asyncio.sleep(0.5)
     for task in bombs:
