@@ -21,9 +21,9 @@ from loadtest.hostile.watch import Watch
 from loadtest.trees import HERE
 from tests.support.ring import scrape
 
-WARM_S = 2.0
-CALM_S = 4.0
-RECOVERY_S = 3.0
+WARM_S = 1.5
+CALM_S = 3.0
+RECOVERY_S = 2.5
 LATE_S = 5.0
 """An attacker that does not end by itself is killed."""
 
