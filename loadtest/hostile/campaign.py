@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -20,6 +21,8 @@ from loadtest.hostile.vocabulary import Attack, Found, Trial
 from loadtest.hostile.watch import Watch
 from loadtest.trees import HERE
 from tests.support.ring import scrape
+
+Said = TypeVar("Said", Recorded, Found)
 
 WARM_S = 1.5
 CALM_S = 3.0
@@ -90,16 +93,21 @@ def _attack(attack: Attack, tree: Path, target: bytes) -> Found:
         process.kill()
         process.wait()
         return Found(said=f"the attacker was killed after {attack.most_s + LATE_S:g} s")
-    if process.returncode:
-        raise RuntimeError(f"the attacker of {attack.name} ended with {process.returncode}")
-    return msgspec.json.decode(said, type=Found)
+    return _decoded(said, Found, process, "attacker")
 
 
 def _record(honest: subprocess.Popen[bytes]) -> Recorded:
     said, _ = honest.communicate(b"over\n", timeout=ENDING_S + 30)
-    if honest.returncode:
-        raise RuntimeError(f"the honest clients ended with {honest.returncode}")
-    return msgspec.json.decode(said, type=Recorded)
+    return _decoded(said, Recorded, honest, "honest clients")
+
+
+def _decoded(said: bytes, what: type[Said], process: subprocess.Popen[bytes], who: str) -> Said:
+    """What a process of this harness has said at its end. RuntimeError if that is not what it should be."""
+    try:
+        return msgspec.json.decode(said, type=what)
+    except msgspec.DecodeError as error:
+        told = f"the {who} ended with {process.returncode} after {len(said)} bytes: {error}"
+        raise RuntimeError(told) from error
 
 
 def _page(attacked: Attacked) -> Mapping[str, float]:

@@ -254,6 +254,7 @@ def main() -> None:
     gc.disable()  # a look at all that was kept would be in the times
     recorded = uvloop.run(_main(target, tuple(sys.argv[1:])))
     sys.stdout.buffer.write(msgspec.json.encode(recorded))
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
