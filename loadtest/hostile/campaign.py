@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -22,8 +22,6 @@ from loadtest.hostile.watch import Watch
 from loadtest.trees import HERE
 from tests.support.ring import scrape
 
-Said = TypeVar("Said", Recorded, Found)
-
 WARM_S = 1.5
 CALM_S = 3.0
 RECOVERY_S = 2.5
@@ -34,21 +32,38 @@ LATE_S = 5.0
 def run(attack: Attack, tree: Path, tmp: Path, calm_s: float = CALM_S) -> Row:
     """Raises RuntimeError or TimeoutError when the ring does not start."""
     with ring.running(tmp, tree, attack.setup) as attacked:
-        honest = _start("honest", tree, *HONEST)
+        record = tmp / "record.json"
+        honest = _start("honest", tree, str(record), *HONEST)
         try:
-            return _under(attack, tree, attacked, honest, calm_s)
+            return _under(attack, tree, attacked, Clients(honest, record), calm_s)
         finally:
             honest.kill()
             honest.wait()
 
 
-def _under(
-    attack: Attack, tree: Path, attacked: Attacked, honest: subprocess.Popen[bytes], calm_s: float
-) -> Row:
+@dataclass(frozen=True)
+class Clients:
+    """The process of the honest ones."""
+
+    process: subprocess.Popen[bytes]
+    record: Path
+
+    def begin(self, target: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(target + b"\n")
+        self.process.stdin.flush()
+
+    def end(self) -> Recorded:
+        """RuntimeError if they do not end well."""
+        self.process.communicate(b"over\n", timeout=ENDING_S + 30)
+        if self.process.returncode:
+            raise RuntimeError(f"the honest clients ended with {self.process.returncode}")
+        return msgspec.json.decode(self.record.read_bytes(), type=Recorded)
+
+
+def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm_s: float) -> Row:
     target = msgspec.json.encode(attacked.target)
-    assert honest.stdin is not None
-    honest.stdin.write(target + b"\n")
-    honest.stdin.flush()
+    honest.begin(target)
     time.sleep(WARM_S)
     calm = time.monotonic()
     time.sleep(calm_s)
@@ -60,7 +75,7 @@ def _under(
         time.sleep(RECOVERY_S)
         phases = Phases(calm, began, time.monotonic())
     turn = verdict.longest_turn(before, _page(attacked))
-    felt = verdict.felt(_record(honest), phases, turn)
+    felt = verdict.felt(honest.end(), phases, turn)
     return Row(
         name=attack.name,
         finding=attack.finding,
@@ -93,21 +108,9 @@ def _attack(attack: Attack, tree: Path, target: bytes) -> Found:
         process.kill()
         process.wait()
         return Found(said=f"the attacker was killed after {attack.most_s + LATE_S:g} s")
-    return _decoded(said, Found, process, "attacker")
-
-
-def _record(honest: subprocess.Popen[bytes]) -> Recorded:
-    said, _ = honest.communicate(b"over\n", timeout=ENDING_S + 30)
-    return _decoded(said, Recorded, honest, "honest clients")
-
-
-def _decoded(said: bytes, what: type[Said], process: subprocess.Popen[bytes], who: str) -> Said:
-    """What a process of this harness has said at its end. RuntimeError if that is not what it should be."""
-    try:
-        return msgspec.json.decode(said, type=what)
-    except msgspec.DecodeError as error:
-        told = f"the {who} ended with {process.returncode} after {len(said)} bytes: {error}"
-        raise RuntimeError(told) from error
+    if process.returncode:
+        raise RuntimeError(f"the attacker of {attack.name} ended with {process.returncode}")
+    return msgspec.json.decode(said, type=Found)
 
 
 def _page(attacked: Attacked) -> Mapping[str, float]:

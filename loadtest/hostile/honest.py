@@ -1,8 +1,8 @@
 """Honest tenants that stream all the time, and probes: what they felt.
 
-    python -m loadtest.hostile.honest < target.json > record.json
+    python -m loadtest.hostile.honest RECORD TENANT... < target.json
 
-It goes on until its standard input says a line, lets what is open end, and prints what became of everything.
+It goes on until its standard input says a line, lets what is open end, and writes down what became of it all.
 Each stream of a tenant asks at a fixed rate, on a connection that it keeps, as clients do; each tenant has
 one over gRPC.
 """
@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 
 import grpc
 import msgspec
@@ -245,16 +246,21 @@ async def _stream(line: Line, request: Request) -> None:
 async def _main(target: Target, tenants: tuple[str, ...]) -> Recorded:
     honest = Honest(target, tenants)
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), honest.stop)
+
+    def heard() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        honest.stop()
+
+    loop.add_reader(sys.stdin.fileno(), heard)
     return await honest.run()
 
 
 def main() -> None:
     target = msgspec.json.decode(sys.stdin.buffer.readline(), type=Target)
     gc.disable()  # a look at all that was kept would be in the times
-    recorded = uvloop.run(_main(target, tuple(sys.argv[1:])))
-    sys.stdout.buffer.write(msgspec.json.encode(recorded))
-    sys.stdout.flush()
+    record, *tenants = sys.argv[1:]
+    recorded = uvloop.run(_main(target, tuple(tenants)))
+    Path(record).write_bytes(msgspec.json.encode(recorded))
 
 
 if __name__ == "__main__":
