@@ -14,7 +14,7 @@ import pytest
 from llguidance import LLMatcher
 
 from baton.grammar import compiler as compiler_module
-from baton.grammar import proof, trial
+from baton.grammar import lanes, proof, trial
 from baton.grammar.compiler import Grammar, GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.limits import MAX_SOURCE_BYTES
@@ -43,6 +43,20 @@ def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
     yield compiler
     compiler.close()
+
+
+@pytest.fixture
+def grounds(monkeypatch: pytest.MonkeyPatch) -> list[proof.ProvingGround]:
+    """Those that are made from here on."""
+    made: list[proof.ProvingGround] = []
+
+    class Noted(proof.ProvingGround):
+        def __init__(self, table: TokenTable) -> None:
+            super().__init__(table)
+            made.append(self)
+
+    monkeypatch.setattr(compiler_module, "ProvingGround", Noted)
+    return made
 
 
 def compiled(compiler: GrammarCompiler, output: StructuredOutput) -> Grammar:
@@ -189,12 +203,11 @@ class TestAHostThatGivesOthersItsTime:
         assert error == "it is too complex: one token's mask takes over 50 ms"
 
     def test_a_trial_that_was_held_up_tells_nothing_and_is_held_again(
-        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, grounds: list[proof.ProvingGround]
     ) -> None:
         compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
         compiled(compiler, StructuredOutput("regex", "warm"))
-        assert compiler._compiling is not None
-        process = compiler._compiling.ground._process
+        process = grounds[0]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
         monkeypatch.setattr(proof, "TRIAL_S", 0.2)
@@ -205,12 +218,13 @@ class TestAHostThatGivesOthersItsTime:
         assert matches(compiled(compiler, GOOD), "aab")
         compiler.close()
 
-    def test_nor_does_one_that_ended_itself_for_that(self, tokenizer: Tokenizer) -> None:
+    def test_nor_does_one_that_ended_itself_for_that(
+        self, tokenizer: Tokenizer, grounds: list[proof.ProvingGround]
+    ) -> None:
         """Before the worker, which stood still as well, could give it up."""
         compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
         compiled(compiler, StructuredOutput("regex", "warm"))
-        assert compiler._compiling is not None
-        process = compiler._compiling.ground._process
+        process = grounds[0]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
         held_up = compiler.compile(GOOD)
@@ -298,7 +312,7 @@ def test_replayed_tokens_lead_to_the_same_mask(compiler: GrammarCompiler) -> Non
 
 
 def test_only_so_many_wait(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module, "MAX_QUEUED", 1)
+    monkeypatch.setattr(lanes, "MAX_QUEUED", 1)
     compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
     try:
         futures = [compiler.compile(StructuredOutput("regex", f"{i}")) for i in range(6)]

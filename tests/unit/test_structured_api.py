@@ -16,6 +16,7 @@ from baton.router.api import ApiSettings
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
 from baton.router.grpc_api import add_services
+from baton.router.shared.limits import Tenant
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput, choice_text
 from baton.telemetry.grammar import GrammarCollector
@@ -217,7 +218,7 @@ def test_the_message_between_services_keeps_it() -> None:
 
 async def test_metrics_tell_of_grammars(service: CompletionService) -> None:
     for _ in range(2):
-        await service.grammars.check("regex", StructuredOutput("regex", "metrics+"))
+        await service.grammars.check("regex", StructuredOutput("regex", "metrics+"), Tenant())
     registry = CollectorRegistry()
     registry.register(GrammarCollector(CountedByRole("router"), service.grammars.stats))
     page = generate_latest(registry).decode()

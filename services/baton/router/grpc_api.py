@@ -150,7 +150,9 @@ class _Calls:
         model = self._service.model(request.model or None, client)
         structured = StructuredOutput.from_proto(request.params.structured_output)
         if structured is not None:
-            await self._service.grammars.check("structured_output", structured)
+            await self._service.grammars.check(
+                "structured_output", structured, self._service.tenant(client)
+            )
         prompt = await self._prompt(request, model)
         asked = request.params
         self._check_lists(asked, model)

@@ -136,7 +136,12 @@ class CompletionService:
         self.audit = audit
         self.traces = Traces() if traces is None else traces
         self.prompts = PromptReader(tokenizer, settings)
-        self.grammars = GrammarCheck(tokenizer)
+        self.grammars = GrammarCheck(tokenizer, self.shared, metrics)
+
+    def tenant(self, client: Client | None) -> Tenant:
+        """Whose limits the requests of ``client`` count for. Raises ApiError (401) when nobody is known where
+        keys are needed."""
+        return self.authentication.answerable(client).tenant
 
     def serves(self, client: Client | None) -> bool:
         """Whether ``client`` may ask the model, by whichever of its names its key says so."""

@@ -18,7 +18,7 @@ import msgspec
 import orjson
 
 from baton.router.shared.breaker import Breaker
-from baton.router.shared.limits import Decision, Tenant, bucket_of, day_of, oldest_bucket
+from baton.router.shared.limits import Decision, Limits, Tenant, bucket_of, day_of, oldest_bucket
 from baton.router.shared.redis_store import LEASE_MS, Delta, RedisStore, StoreError
 from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
@@ -193,6 +193,17 @@ class SharedState:
             self._owe(tenant.name, bucket, tokens, requests=1)
         decision = replace(decision, bucket=bucket)
         return decision, Lease(tenant, name, tokens, bucket, sure=by == "redis" or not counted)
+
+    async def count_request(self, tenant: Tenant) -> Decision:
+        """Count a request of ``tenant`` that is refused for what it asks, before it comes to its limits. If the
+        limit of requests is reached already, it is not counted, and the decision says so."""
+        limit = tenant.limits.requests_per_minute
+        decision, lease = await self.admit(
+            replace(tenant, limits=Limits(requests_per_minute=limit)), tokens=0
+        )
+        if lease is not None:
+            self.settle(lease, 0)
+        return decision
 
     async def _ask(
         self, store: RedisStore, tenant: Tenant, tokens: int, name: str

@@ -96,9 +96,10 @@ class ChatJobs:
         )
         params = self.calls.constrained(params, use, format_)
         if form is not None:
-            await service.grammars.check(*form)
+            await service.grammars.check(*form, service.tenant(client_of(request)))
         if params.structured_output is not None and use is not None:
-            await service.grammars.check("tools", params.structured_output)
+            tenant = service.tenant(client_of(request))
+            await service.grammars.check("tools", params.structured_output, tenant)
         return Job(
             request_id=request_id,
             endpoint=endpoint,

@@ -55,7 +55,7 @@ class _CompletionJobs:
         self._service.check_choices(n, len(given))
         form = form_asked(body)
         if form is not None:
-            await self._service.grammars.check(*form)
+            await self._service.grammars.check(*form, self._service.tenant(client_of(request)))
         several = not isinstance(body.prompt, str) and len(given) > 1
         prompts = [
             await self._read(prompt, model, f"prompt[{index}]" if several else "prompt", body)

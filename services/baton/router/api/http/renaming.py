@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from baton.router.api.errors import RequestError
+from baton.router.api.errors import ApiError, RequestError
 
 Names = Sequence[tuple[str, str]]
 """The beginnings of fields, as regular expressions, and what they are called elsewhere; the first that
@@ -19,17 +19,26 @@ def renaming(names: Names) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise _renamed(error, names) from None
+        param = _renamed(error.param, names)
+        if error.param is None or param is None:
+            raise
+        message = error.message.replace(error.param, param)
+        raise RequestError(message, param=param, code=error.code) from None
+    except ApiError as error:
+        param = _renamed(error.param, names)
+        if error.param is None or param is None:
+            raise
+        message = error.message.replace(error.param, param)
+        raise ApiError(error.status, message, param=param, code=error.code, headers=error.headers) from None
 
 
-def _renamed(error: RequestError, names: Names) -> RequestError:
-    if error.param is None:
-        return error
+def _renamed(param: str | None, names: Names) -> str | None:
+    """None: it has no other name."""
     for ours, theirs in names:
-        param, count = re.subn(rf"^{ours}(?![A-Za-z_])", theirs, error.param, count=1)
+        renamed, count = re.subn(rf"^{ours}(?![A-Za-z_])", theirs, param or "", count=1)
         if count:
-            return RequestError(error.message.replace(error.param, param), param=param, code=error.code)
-    return error
+            return renamed
+    return None
 
 
 def message_names(places: Sequence[str]) -> list[tuple[str, str]]:
