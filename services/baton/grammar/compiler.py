@@ -108,8 +108,9 @@ class GrammarCompiler:
     """
 
     def __init__(self, load: Callable[[], TokenTable], tenant_cpu_s: float | None = None) -> None:
-        """``load`` is called once, on a thread of the compiler's. It may raise GrammarError or TokenizerError.
-        ``tenant_cpu_s``: CPU seconds a minute that each tenant's trials may take; None: any."""
+        """``load`` is called once, on a thread of the compiler's. It may raise GrammarError or
+        TokenizerError. ``tenant_cpu_s``: CPU seconds a minute that each tenant's trials may take; None:
+        any."""
         workshop = _Workshop(load)
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[StructuredOutput, Future[Grammar]] = WeakValueDictionary()
@@ -130,9 +131,11 @@ class GrammarCompiler:
             return self._stats
 
     def compile(self, output: StructuredOutput, tenant: str = "") -> Future[Grammar]:
-        """The compiled grammar, or GrammarError. Returns at once; the future may be done already. A grammar that
-        is not known waits for the turn of ``tenant``: then GrammarBusyError if too many wait, GrammarLimitError
-        if too many of this tenant's do, or have taken too long."""
+        """The compiled grammar, or GrammarError. Returns at once; the future may be done already.
+
+        A grammar that is not known waits for the turn of ``tenant``. The error is a GrammarBusyError if too
+        many wait, and a GrammarLimitError if too many of this tenant's do, or have taken too long.
+        """
         with self._lock:
             known = self._known.get(output)
             if known is not None:

@@ -41,7 +41,8 @@ class _Line:
 class TrialLanes:
     """Tries grammars out, fairly by tenant, and simple ones in a reserve. Safe to use from any thread.
 
-    A thread is started for the first grammar, and a second one when another tenant's would have to wait for it.
+    A thread is started for the first grammar, and a second one when another tenant's would have to wait for
+    it.
     """
 
     def __init__(

@@ -43,13 +43,13 @@ MAX_QUEUED = 256
 MAX_QUEUED_OF_TENANT = 64
 """Likewise, of one tenant."""
 LANES = 2
-"""Processes for trials at most. A tenant occupies one of them at a time, until it has been started again where
-a trial was the death of it, so one tenant's hostile grammars leave the other process to the others."""
+"""Processes for trials at most. A tenant occupies one of them at a time, until it has been started again
+where a trial was the death of it, so one tenant's hostile grammars leave the other process to the others."""
 RESERVE_LANES = 1
 """Likewise for grammars that are known to be simple, which nothing else may hold up."""
 TENANT_CPU_S = 20.0
-"""CPU time of trials in a minute that a router grants a tenant, new starts of processes that they ended included.
-Usual schemas take some milliseconds each, and only when they are new."""
+"""CPU time of trials in a minute that a router grants a tenant, new starts of processes that they ended
+included. Usual schemas take some milliseconds each, and only when they are new."""
 SIMPLE_BYTES = 4096
 """Of the source of a simple grammar, at most."""
 SIMPLE_DEPTH = 12

@@ -8,7 +8,9 @@ from baton.grammar.limits import SIMPLE_BYTES, SIMPLE_DEPTH, SIMPLE_OPTIONS, SIM
 from baton.structured_output import StructuredOutput
 from baton.text.config import Json
 
-_NOTES = frozenset({"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"})
+_NOTES = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"}
+)
 """Keywords that change nothing of what is allowed."""
 _VALUES = frozenset({"type", "enum", "const", "required"})
 """Keywords whose cost is that of their length."""

@@ -1,8 +1,8 @@
 """Which grammar is tried out next, and whose must wait for longer. Pure: no I/O, no clock.
 
-Tenants share by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each has a tag, which grows by the
-seconds that its trials take, and the least tag goes next. A tenant has one trial at a time, so what one has
-taken is known before the next one's turn, and nothing is estimated.
+Tenants share by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each has a tag, which grows by
+the seconds that its trials take, and the least tag goes next. A tenant has one trial at a time, so what one
+has taken is known before the next one's turn, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class TrialTurns:
         self.waiting = 0
 
     def offer(self, tenant: str, pending: PendingGrammar, now: float) -> None:
-        """Let ``pending`` wait for the turn of ``tenant``. Raises GrammarLimitError if that tenant has had its
-        part, GrammarBusyError if too many wait."""
+        """Let ``pending`` wait for the turn of ``tenant``. Raises GrammarLimitError if that tenant has had
+        its part, GrammarBusyError if too many wait."""
         if pending.begun or tenant in pending.tenants:
             return
         wait_s = self._budgets.wait_s(tenant, now)

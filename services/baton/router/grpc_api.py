@@ -150,9 +150,7 @@ class _Calls:
         model = self._service.model(request.model or None, client)
         structured = StructuredOutput.from_proto(request.params.structured_output)
         if structured is not None:
-            await self._service.grammars.check(
-                "structured_output", structured, self._service.tenant(client)
-            )
+            await self._service.grammars.check("structured_output", structured, self._service.tenant(client))
         prompt = await self._prompt(request, model)
         asked = request.params
         self._check_lists(asked, model)
@@ -168,7 +166,7 @@ class _Calls:
             structured_output=structured,
             defaults=self._service.settings.defaults,
         )
-        return Job(
+        job = Job(
             request_id=request_id,
             endpoint=f"{SERVICE_NAME}/Generate",
             started=started,
@@ -183,7 +181,9 @@ class _Calls:
             cache_salt=client.cache_salt(None),
             seeded=asked.HasField("seed"),
             echoes=[await self._echo(request, prompt)] if request.echo else (),
+            open_ended=not asked.max_tokens,
         )
+        return self._service.fitted(job, prompt_param=request.WhichOneof("prompt") or "prompt")
 
     def _check_lists(self, params: pb.SamplingParams, model: ModelInfo) -> None:
         """Raise RequestError for a list of ids that is too long, before it is made a list of Python's."""

@@ -59,8 +59,8 @@ class RouterMetrics:
         )
         self.grammar_refusals = Counter(
             "baton_grammar_refusals",
-            "Requests refused for their structured output, by tenant: invalid (or beyond the limits), tenant (its "
-            "part of trials is used up), overall (too many wait), requests (as many as it may make).",
+            "Requests refused for their structured output, by tenant: invalid (or beyond the limits), tenant "
+            "(its part of trials is used up), overall (too many wait), requests (as many as it may make).",
             ("tenant", "reason"),
             registry=registry,
         )

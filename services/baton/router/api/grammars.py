@@ -50,7 +50,8 @@ class GrammarCheck:
 
     async def check(self, param: str, output: StructuredOutput, tenant: Tenant) -> StructuredOutput:
         """``output``, if it can be followed. RequestError or ApiError, which name the field ``param``, if it
-        cannot: 429 where ``tenant`` has had its part of trials or of requests, 503 where all want too many."""
+        cannot: 429 where ``tenant`` has had its part of trials or of requests, 503 where all want too
+        many."""
         self._check_barred(tenant)
         try:
             # Others may wait for the same: that one client leaves must not cancel it.

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from baton.request.sampling import for_choice
 from baton.router.admission.gate import Gate
-from baton.router.api.admission import Ticket
+from baton.router.api.admission import Ticket, fitted
 from baton.router.api.authentication import Authentication, not_allowed
 from baton.router.api.choices import Choice, merge
 from baton.router.api.completion import complete
@@ -77,6 +77,8 @@ class Job:
     client: Client | None = None
     """Who asks; None: whoever may where there are no keys."""
     origin: Origin = NOWHERE
+    open_ended: bool = False
+    """The client left open how long the answers may be: ``params`` has all that the context has room for."""
     format: AnswerFormat | None = None
     """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
@@ -184,6 +186,11 @@ class CompletionService:
                 f"{prompts} prompts with n = {n} make {n * prompts} choices; at most "
                 f"{self.settings.max_choices} are allowed in one request.",
             )
+
+    def fitted(self, job: Job, *, prompt_param: str, max_tokens_param: str = "max_tokens") -> Job:
+        """``job`` within its tenant's limits of tokens; see `admission.fitted` for what it raises."""
+        tenant = self.tenant(job.client)
+        return fitted(job, tenant, prompt_param=prompt_param, max_tokens_param=max_tokens_param)
 
     def ticket(self, job: Job) -> Ticket:
         """For one run of ``job``. Raises ApiError when nobody stands for it, or its client may not ask its

@@ -189,14 +189,16 @@ class SharedState:
             return decision, None
         bucket = decision.bucket if by == "redis" else bucket_of(now)
         account.count(name, bucket, tokens, now)
-        if by == "local" and not counted:
-            self._owe(tenant.name, bucket, tokens, requests=1)
+        if by == "local":
+            account.borrow(name, bucket, tokens, tenant.limits, self.replicas)
+            if not counted:
+                self._owe(tenant.name, bucket, tokens, requests=1)
         decision = replace(decision, bucket=bucket)
         return decision, Lease(tenant, name, tokens, bucket, sure=by == "redis" or not counted)
 
     async def count_request(self, tenant: Tenant) -> Decision:
-        """Count a request of ``tenant`` that is refused for what it asks, before it comes to its limits. If the
-        limit of requests is reached already, it is not counted, and the decision says so."""
+        """Count a request of ``tenant`` that is refused for what it asks, before it comes to its limits. If
+        the limit of requests is reached already, it is not counted, and the decision says so."""
         limit = tenant.limits.requests_per_minute
         decision, lease = await self.admit(
             replace(tenant, limits=Limits(requests_per_minute=limit)), tokens=0

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from baton.request.messages import template_messages
 from baton.request.sampling import resolve
+from baton.request.template_arguments import template_arguments
 from baton.request.tools import NAME_CHARS as TOOL_NAME_CHARS
 from baton.request.tools import ToolUse
 from baton.router.api.catalogue import Catalogue
@@ -18,7 +19,7 @@ from baton.router.api.http.authentication import cache_salt, client_of
 from baton.router.api.http.body import read_request
 from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.envelope import origin_of, record_of, request_id_of
-from baton.router.api.http.schemas import ChatRequest, template_arguments
+from baton.router.api.http.schemas import ChatRequest
 from baton.router.api.http.structured import form_asked
 from baton.router.api.http.thinking import Thinking
 from baton.router.api.http.timeout import TIMEOUT_HEADER, timeout_of
@@ -76,9 +77,9 @@ class ChatJobs:
         )
         format_ = self.calls.format_of(body, use, text)
         form = form_asked(body)
-        newer_name = body.max_completion_tokens is not None
-        if newer_name:
-            body.max_tokens = body.max_completion_tokens
+        max_tokens_param = "max_tokens"
+        if body.max_completion_tokens is not None:
+            max_tokens_param, body.max_tokens = "max_completion_tokens", body.max_completion_tokens
         params = resolve(
             body,
             model,
@@ -86,7 +87,7 @@ class ChatJobs:
             service.tokenizer,
             prompt_tokens=len(prompt),
             default_max_tokens=None,
-            max_tokens_param="max_completion_tokens" if newer_name else "max_tokens",
+            max_tokens_param=max_tokens_param,
             logprobs=_top_logprobs(body),
             logprobs_param="top_logprobs",
             choices=n,
@@ -100,7 +101,7 @@ class ChatJobs:
         if params.structured_output is not None and use is not None:
             tenant = service.tenant(client_of(request))
             await service.grammars.check("tools", params.structured_output, tenant)
-        return Job(
+        job = Job(
             request_id=request_id,
             endpoint=endpoint,
             started=started,
@@ -125,8 +126,10 @@ class ChatJobs:
             echoes=_echo(body) if body.echo else (),
             prompt_logprobs=body.prompt_logprobs,
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            open_ended=body.max_tokens is None,
             format=format_,
         )
+        return service.fitted(job, prompt_param="messages", max_tokens_param=max_tokens_param)
 
     async def count(self, body: ChatRequest) -> int:
         """How many tokens the prompt of ``body`` has, even if that is more than the context."""

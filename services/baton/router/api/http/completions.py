@@ -79,7 +79,7 @@ class _CompletionJobs:
             structured_output=None if form is None else form.output,
             defaults=self._service.settings.defaults,
         )
-        return Job(
+        job = Job(
             request_id=f"cmpl-{request_id_of(request)}",
             endpoint="/v1/completions",
             started=started,
@@ -106,6 +106,7 @@ class _CompletionJobs:
             prompt_logprobs=body.prompt_logprobs,
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
         )
+        return self._service.fitted(job, prompt_param="prompt")
 
     async def _read(
         self, prompt: str | list[int], model: ModelInfo, param: str, body: CompletionRequest

@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from baton.request.messages import template_messages
 from baton.request.prompts import check_ids
+from baton.request.template_arguments import template_arguments
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import invalid
 from baton.router.api.http.authentication import client_of
 from baton.router.api.http.body import read_request
-from baton.router.api.http.schemas import DetokenizeRequest, TokenizeRequest, template_arguments
+from baton.router.api.http.schemas import DetokenizeRequest, TokenizeRequest
 from baton.router.api.service import CompletionService
 
 _MANY_TOKENS = 4096
