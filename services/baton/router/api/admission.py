@@ -26,7 +26,7 @@ _LIMITS: Mapping[Measure, str] = {
 
 OPEN_PART = 0.5
 """Of what its prompt leaves of a limit of tokens, that the answers to a request without max_tokens may have
-together. With all of it, each request would have to wait for a minute in which its tenant has made no other."""
+together. With all of it, each would have to wait for a minute in which its tenant has made no other."""
 LEAST_ANSWER = 16
 """Tokens, if the context has room for them: a request without max_tokens whose answers could not have as many
 is refused, rather than answered with less than anybody wants."""
