@@ -447,8 +447,8 @@ def test_nothing_hostile_is_simple() -> None:
 
 def dearest_simple() -> dict[str, str]:
     """Simple JSON schemas that cost as much as they can."""
-    wide = {f"p{i}": {} for i in range(64)}
-    options = [{"properties": {f"{letter}": {}}} for letter in "abcdefghijklmnop"]
+    wide: dict[str, object] = {f"p{i}": {} for i in range(64)}
+    options: list[object] = [{"properties": {f"{letter}": {}}} for letter in "abcdefghijklmnop"]
     nested: dict[str, object] = {}
     for _ in range(5):
         nested = {"anyOf": [{"items": nested}, {"type": "object", "additionalProperties": nested}]}
