@@ -29,7 +29,7 @@ from rich.table import Table
 
 from baton.router.security.keys import digest_of
 from tests.support.redis_server import PROGRAM, RedisServer
-from tests.support.ring import Ring, running, running_routers, simulated
+from tests.support.ring import Ring, running, running_routers, scrape, simulated
 
 MINUTE_S = 60.0
 ALLOWED = 1.03
@@ -126,9 +126,21 @@ def tell(asking: Sequence[Asker], limit: int, minutes: int, most: float, title: 
     return fine
 
 
+def decisions(rings: Sequence[Ring]) -> Counter[str]:
+    """How many were made by Redis, and by a router alone."""
+    made: Counter[str] = Counter()
+    for ring in rings:
+        for name, value in scrape(f"{ring.url}/metrics").items():
+            if name.startswith("baton_limit_decisions_total"):
+                made["redis" if 'by="redis"' in name else "local"] += int(value)
+    return made
+
+
 def measure(redis: RedisServer, rings: Sequence[Ring], limit: int, seconds: float) -> bool:
     together = asyncio.run(load(rings, limit, seconds))
     fine = tell(together, limit, 1, ALLOWED, "worst minute")
+    made = decisions(rings)
+    print(f"decided by Redis: {made['redis']}, by a router alone: {made['local']}", file=sys.stderr)
     redis.kill()
     time.sleep(MINUTE_S + 1)  # what was admitted together has left the window
     alone = asyncio.run(load(rings, limit, ALONE_MINUTES * MINUTE_S + 10))
@@ -140,7 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--limit", type=int, default=5000, help="tokens a minute of each tenant")
+    parser.add_argument("--limit", type=int, default=3000, help="tokens a minute of each tenant")
     parser.add_argument("--seconds", type=float, default=130.0, help="how long they ask together")
     options = parser.parse_args()
     if PROGRAM is None:

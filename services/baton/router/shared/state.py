@@ -186,15 +186,22 @@ class SharedState:
         if decision.refused_by is not None:
             if counted:  # Redis may have admitted what we do not
                 self._end(tenant.name, name)
+            self._note_elsewhere(account, decision, by, now)
             return decision, None
         bucket = decision.bucket if by == "redis" else bucket_of(now)
         account.count(name, bucket, tokens, now)
+        self._note_elsewhere(account, decision, by, now)
         if by == "local":
             account.borrow(name, bucket, tokens, tenant.limits, self.replicas)
             if not counted:
                 self._owe(tenant.name, bucket, tokens, requests=1)
         decision = replace(decision, bucket=bucket)
         return decision, Lease(tenant, name, tokens, bucket, sure=by == "redis" or not counted)
+
+    def _note_elsewhere(self, account: Account, decision: Decision, by: str, now_ms: int) -> None:
+        """What others have used is remembered for the moment in which Redis does not tell any more."""
+        if by == "redis" and self.replicas > 1:
+            account.note_elsewhere(decision, now_ms)
 
     async def count_request(self, tenant: Tenant) -> Decision:
         """Count a request of ``tenant`` that is refused for what it asks, before it comes to its limits. If

@@ -101,6 +101,16 @@ class Debt:
         return due
 
 
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """What others had used of a minute, when Redis told last."""
+
+    requests: int
+    tokens: int
+    until_ms: int
+    """When all of it has left the window."""
+
+
 @dataclass(slots=True)
 class Account:
     """One tenant's use."""
@@ -111,6 +121,8 @@ class Account:
     """Leases of requests under way."""
     debt: Debt = field(default_factory=Debt)
     """Of tokens in a minute, while this process decides alone."""
+    elsewhere: _Elsewhere | None = None
+    """None: nothing, as far as is known."""
     day: int = 0
     day_tokens: int = 0
 
@@ -131,13 +143,22 @@ class Account:
         if self.day == day_of(bucket):
             self.day_tokens = max(0, self.day_tokens + difference)
 
+    def note_elsewhere(self, told: Decision, now_ms: int) -> None:
+        """Redis has ``told`` what all have used, this process included, which has counted it already."""
+        used = []
+        for room, window in ((told.requests, self.requests), (told.tokens, self.tokens)):
+            everywhere = 0 if room is None else room.limit - room.remaining
+            used.append(max(0, everywhere - window.total(now_ms)) if everywhere else 0)
+        until_ms = until_left_ms(bucket_of(now_ms), now_ms) + now_ms
+        self.elsewhere = _Elsewhere(*used, until_ms) if any(used) else None
+
     def decide(self, limits: Limits, tokens: int, replicas: int, now_ms: int) -> Decision:
         """Whether one more request fits into this process's share: a limit divided by ``replicas``."""
         self._turn_day(now_ms)
         share = [None if limit is None else _share(limit, replicas) for limit in limits.in_order()]
         per_minute, tokens_per_minute, concurrent, _ = share
         waits = (
-            0 if per_minute is None else self.requests.wait_ms(1, per_minute, now_ms),
+            self._requests_wait_ms(limits.requests_per_minute, replicas, now_ms),
             self._tokens_wait_ms(tokens, limits.tokens_per_minute, replicas, now_ms),
             1000 if concurrent is not None and len(self.running) >= concurrent else 0,
             self._quota_wait_ms(tokens, limits.tokens_per_day, replicas, now_ms),
@@ -160,11 +181,28 @@ class Account:
             ),
         )
 
+    def _requests_wait_ms(self, limit: int | None, replicas: int, now_ms: int) -> int:
+        if limit is None:
+            return 0
+        others = 0 if self.elsewhere is None else self.elsewhere.requests
+        wait = self.requests.wait_ms(1, _share(limit, replicas), now_ms)
+        return max(wait, self._beside_ms(self.requests, 1, limit - others, now_ms))
+
     def _tokens_wait_ms(self, tokens: int, limit: int | None, replicas: int, now_ms: int) -> int:
         if limit is None:
             return 0
+        others = 0 if self.elsewhere is None else self.elsewhere.tokens
         share = _share(limit, replicas)
-        return self.tokens.wait_ms(_tested(tokens, limit, replicas), share, now_ms, self.debt)
+        wait = self.tokens.wait_ms(_tested(tokens, limit, replicas), share, now_ms, self.debt)
+        return wait if wait < 0 else max(wait, self._beside_ms(self.tokens, tokens, limit - others, now_ms))
+
+    def _beside_ms(self, window: Window, amount: int, left: int, now_ms: int) -> int:
+        """Until ``amount`` fits into what is left of a limit beside what others had used."""
+        if self.elsewhere is None or now_ms >= self.elsewhere.until_ms:
+            return 0
+        forgotten_ms = self.elsewhere.until_ms - now_ms
+        wait = window.wait_ms(amount, left, now_ms)
+        return forgotten_ms if wait < 0 else min(wait, forgotten_ms)
 
     def borrow(self, lease: str, bucket: int, tokens: int, limits: Limits, replicas: int) -> None:
         """A request that was admitted here alone takes ``tokens``, which may be more than the share."""
