@@ -13,7 +13,16 @@ from baton.beam_search import BeamParams, EarlyStopping
 from baton.router.api.admission import LEAST_ANSWER, Ticket, computed_answers, fitted, reservation
 from baton.router.api.errors import ApiError
 from baton.router.api.service import Job
-from baton.router.shared.limits import BUCKET_MS, WINDOW_BUCKETS, WINDOW_MS, Limits, Tenant, bucket_of
+from baton.router.shared.limits import (
+    BUCKET_MS,
+    WINDOW_BUCKETS,
+    WINDOW_MS,
+    Decision,
+    Limits,
+    Room,
+    Tenant,
+    bucket_of,
+)
 from baton.router.shared.windows import Account
 from baton.sampling_params import SamplingParams
 from tests.support.fake_ring import MODEL
@@ -209,3 +218,48 @@ def test_one_router_owes_nothing() -> None:
     account.borrow("l", bucket_of(NOW), 900, tenant.limits, 1)
     account.borrow("l", bucket_of(NOW), 900, replace(tenant.limits, tokens_per_minute=None), 3)
     assert not account.debt.due(NOW)
+
+
+class TestWhatOthersHadUsedWhenRedisToldLast:
+    """A router on its own knows of that for as long as it may be in the window."""
+
+    LIMITS = Limits(requests_per_minute=10, tokens_per_minute=1000)
+
+    def account(self, requests: int, tokens: int) -> Account:
+        """Of a router that had one request, of 100 tokens, when Redis told of so many in all."""
+        account = Account()
+        account.count("l", bucket_of(NOW), 100, NOW)
+        told = Decision(None, 0, Room(10, 10 - requests, 0), Room(1000, 1000 - tokens, 0), bucket_of(NOW))
+        account.note_elsewhere(told, NOW)
+        return account
+
+    @pytest.mark.parametrize(
+        ("requests", "tokens", "asked", "refused_by"),
+        [
+            (2, 200, 400, None),
+            (2, 200, 401, "tokens"),  # its share is 500, of which it has used 100
+            (2, 700, 300, None),
+            (2, 700, 301, "tokens"),
+            (2, 1000, 1, "tokens"),
+            (9, 100, 1, None),
+            (10, 100, 1, "requests"),
+        ],
+    )
+    def test_no_more_is_admitted_than_was_left(
+        self, requests: int, tokens: int, asked: int, refused_by: str | None
+    ) -> None:
+        account = self.account(requests, tokens)
+        decision = account.decide(self.LIMITS, asked, 2, NOW)
+        assert decision.refused_by == refused_by
+        if refused_by is not None:
+            assert 0 < decision.wait_ms <= WINDOW_MS + BUCKET_MS
+            assert account.decide(self.LIMITS, asked, 2, NOW + decision.wait_ms).refused_by is None
+
+    def test_what_is_too_large_is_so_for_ever(self) -> None:
+        assert self.account(2, 900).decide(self.LIMITS, 1001, 2, NOW).wait_ms == -1
+
+    def test_where_there_are_no_others_nothing_is_known_of_them(self) -> None:
+        assert self.account(1, 100).elsewhere is None
+        account = Account()
+        account.note_elsewhere(Decision(None), NOW)
+        assert account.elsewhere is None

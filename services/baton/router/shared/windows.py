@@ -145,12 +145,10 @@ class Account:
 
     def note_elsewhere(self, told: Decision, now_ms: int) -> None:
         """Redis has ``told`` what all have used, this process included, which has counted it already."""
-        used = []
-        for room, window in ((told.requests, self.requests), (told.tokens, self.tokens)):
-            everywhere = 0 if room is None else room.limit - room.remaining
-            used.append(max(0, everywhere - window.total(now_ms)) if everywhere else 0)
-        until_ms = until_left_ms(bucket_of(now_ms), now_ms) + now_ms
-        self.elsewhere = _Elsewhere(*used, until_ms) if any(used) else None
+        requests = _used_beside(told.requests, self.requests, now_ms)
+        tokens = _used_beside(told.tokens, self.tokens, now_ms)
+        until_ms = now_ms + until_left_ms(bucket_of(now_ms), now_ms)
+        self.elsewhere = _Elsewhere(requests, tokens, until_ms) if requests or tokens else None
 
     def decide(self, limits: Limits, tokens: int, replicas: int, now_ms: int) -> Decision:
         """Whether one more request fits into this process's share: a limit divided by ``replicas``."""
@@ -230,6 +228,11 @@ def _tested(tokens: int, limit: int, replicas: int) -> int:
     """What there has to be room for. A request that is within the limit and beyond this process's share of it
     passes when nothing else counts here, or it never would."""
     return tokens if tokens > limit else min(tokens, int(_share(limit, replicas)))
+
+
+def _used_beside(room: Room | None, window: Window, now_ms: int) -> int:
+    """What is used of a limit and is not in ``window``."""
+    return 0 if room is None else max(0, room.limit - room.remaining - window.total(now_ms))
 
 
 def _room(
