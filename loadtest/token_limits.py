@@ -138,9 +138,11 @@ def decisions(rings: Sequence[Ring]) -> Counter[str]:
 
 def measure(redis: RedisServer, rings: Sequence[Ring], limit: int, seconds: float) -> bool:
     together = asyncio.run(load(rings, limit, seconds))
-    fine = tell(together, limit, 1, ALLOWED, "worst minute")
     made = decisions(rings)
     print(f"decided by Redis: {made['redis']}, by a router alone: {made['local']}", file=sys.stderr)
+    # On a machine so busy that Redis is late, routers decide alone now and then, and may owe for a request.
+    most = ALLOWED if not made["local"] else ALLOWED + len(rings) - 1
+    fine = tell(together, limit, 1, most, "worst minute")
     redis.kill()
     time.sleep(MINUTE_S + 1)  # what was admitted together has left the window
     alone = asyncio.run(load(rings, limit, ALONE_MINUTES * MINUTE_S + 10))
@@ -164,7 +166,7 @@ def main() -> int:
         redis.start()
         both = simulated(tmp, "both", "both", "--profile", "instant")
         keys = keys_file(tmp / "keys.json", options.limit)
-        flags = ("--redis-url", redis.url, "--api-keys", str(keys))
+        flags = ("--redis-url", redis.url, "--redis-timeout-ms", "45", "--api-keys", str(keys))
         try:
             with (
                 running([both]),

@@ -109,7 +109,9 @@ def test_what_two_tenants_want_is_tried_out_in_the_first_turn_of_either() -> Non
     turns.offer("acme", pending("slow"), 0.0)
     assert turns.next() is not None
     turns.offer("acme", shared, 0.0)
-    turns.offer("other", shared, 0.0)
+    for _ in range(3):
+        turns.offer("other", shared, 0.0)
+    assert turns.waiting == 2, "once for each"
     assert turns.end("acme", 2.0, 0.0) == [], "the other one still waits for it"
     turn = turns.next()
     assert turn == ("other", shared)
