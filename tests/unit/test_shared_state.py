@@ -15,8 +15,10 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.router.shared.failures import StoreError
 from baton.router.shared.limits import BUCKET_MS, MEASURES, WINDOW_MS, Decision, Limits, Tenant, bucket_of
-from baton.router.shared.redis_store import PASSWORD_VARIABLE, Delta, RedisStore, StoreError, connect
+from baton.router.shared.redis_client import PASSWORD_VARIABLE
+from baton.router.shared.redis_store import Delta, RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
