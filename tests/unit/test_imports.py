@@ -40,6 +40,7 @@ BELOW = {
     "switching",
     "parent",
     "wakeups",
+    "supervision",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

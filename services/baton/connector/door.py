@@ -11,8 +11,11 @@ import hmac
 import logging
 import socket
 from collections.abc import Callable, Collection
+from functools import partial
+from typing import NoReturn
 
 from baton.connector.transport import TransferError
+from baton.supervision import Supervision
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +44,11 @@ class Door:
         listener = socket.create_server((host, port), backlog=128)
         listener.setblocking(False)
         self._listener = listener
-        self._accepting = asyncio.create_task(self._accept(listener), name="kv-accept")
+        self._accepting = Supervision().start("data connections", partial(self._accept, listener))
         bound_host, bound_port = listener.getsockname()[:2]
         return f"{bound_host}:{bound_port}"
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: socket.socket) -> NoReturn:
         loop = asyncio.get_running_loop()
         while True:
             try:

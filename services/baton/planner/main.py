@@ -20,9 +20,11 @@ from baton.planner.service import PlannerService
 from baton.planner.workers import Workers
 from baton.router.discovery.api_server import ApiServer, checked, own_namespace
 from baton.router.discovery.kubernetes import KubernetesDiscovery
+from baton.supervision import Supervision
 from baton.telemetry.discovery import DiscoveryCounts
 from baton.telemetry.identity import export_identity
 from baton.telemetry.planner import PlannerMetrics
+from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.worker import serve_metrics
 from baton.tls.channels import Dialer
 
@@ -70,8 +72,9 @@ async def _serve(config: PlannerConfig) -> int:
             dry_run=config.dry_run,
         )
         log.info("planner of %s ready, metrics on port %s", namespace, port)
-        watching = asyncio.create_task(discovery.run(lambda endpoints: None), name="discovery")
-        planning = asyncio.create_task(service.run(config.interval), name="planning")
+        tasks = Supervision(TaskMetrics(registry))
+        watching = tasks.start("discovery", lambda: discovery.run(service.hear))
+        planning = tasks.start("planning", lambda: service.run(config.interval))
         await _until_told(watching, planning)
     return 0
 
@@ -95,7 +98,8 @@ def _serve_metrics(
 
 
 async def _until_told(*tasks: asyncio.Task[None]) -> None:
-    """Until a signal comes. What ends a task before is raised: Kubernetes starts the planner anew."""
+    """Until a signal comes. What ends a task before, which no error does, is raised: Kubernetes starts the
+    planner anew."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

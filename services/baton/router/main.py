@@ -9,6 +9,7 @@ import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import grpc
@@ -50,6 +51,7 @@ from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.traces.store import Traces
 from baton.router.ui.history import History
+from baton.supervision import Supervision
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
@@ -59,6 +61,7 @@ from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.roles import CountedByRole
 from baton.telemetry.shared import SharedStateMetrics
+from baton.telemetry.tasks import TaskMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.tls.channels import Dialer, add_port
 from baton.tls.http import FollowingContext
@@ -116,11 +119,12 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     wakeups.take_all()
     siblings = Siblings(place)
     metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
+    tasks = Supervision(TaskMetrics(metrics.registry))
     _count_tasks(metrics.registry)
     _count_restarts(metrics.registry, place)
     configs = [model.config for model in models]
-    rings = await _rings(configs, metrics.registry)
-    shared = _shared_state(config, rings, metrics.registry)
+    rings = await _rings(configs, metrics.registry, tasks)
+    shared = _shared_state(config, rings, metrics.registry, tasks)
     key_file = None if config.api_keys is None else KeyFile(config.api_keys, config.limits)
     authentication = _authentication(config, key_file)
     audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
@@ -154,12 +158,12 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             named = zip(configs, rings, strict=True)
             sources = [_ring_source(each.model_name, ring) for each, ring in named]
             history = History(metrics, sources, lambda: admission.waiting, siblings)
-            stack.callback(asyncio.create_task(history.run(), name="live page").cancel)
+            stack.callback(tasks.start("live page", history.run).cancel)
         app = app_for(*services, cors=_cors(config), history=history, siblings=siblings)
         http = _HttpServer(_http_config(config, app, config.drain_timeout))
         stopping = _stop_on_signals(http)
         if key_file is not None:
-            stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
+            stack.callback(tasks.start("keys", key_file.run).cancel)
         await stack.enter_async_context(siblings.listening())
         shared.start()
         stack.push_async_callback(shared.close)
@@ -169,8 +173,8 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         if place is not None and place.restarts:
             await _until_workers(rings, config.queue_timeout)
         grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
-        garbage = asyncio.create_task(collect(lambda: all(ring.idle for ring in rings)), name="garbage")
-        stack.callback(garbage.cancel)
+        garbage = partial(collect, lambda: all(ring.idle for ring in rings))
+        stack.callback(tasks.start("garbage", garbage).cancel)
         host, port = listener.getsockname()[:2]
         last = _HttpServer(_http_config(config, draining_app(*services, siblings=siblings), LAST_ANSWERS_S))
         serving_last = asyncio.create_task(_serve_last(last, listener.dup(), stopping))
@@ -178,7 +182,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         if place is None:
             announce(RouterReady(options.join_address(host, port), grpc_address))
         else:
-            stack.callback(asyncio.create_task(_keep_beating(place), name="beat").cancel)
+            stack.callback(tasks.start("process beat", partial(_keep_beating, place)).cancel)
             place.tell_ready()
         log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
         draining = asyncio.create_task(_drain_grpc(grpc_server, stopping, config.drain_timeout))
@@ -261,7 +265,9 @@ def _count_restarts(registry: CollectorRegistry, place: Place | None) -> None:
     restarts.inc(0 if place is None else place.restarts)
 
 
-async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -> list[WorkerRing]:
+async def _rings(
+    configs: Sequence[RouterConfig], registry: CollectorRegistry, tasks: Supervision
+) -> list[WorkerRing]:
     """A ring for each model. What is counted, is of all of them; what workers are like, of each."""
     counts, resumes = DiscoveryCounts(registry), ResumeMetrics(registry)
     rings = [
@@ -276,6 +282,7 @@ async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -
             placement=config.placement,
             max_staleness_s=config.discovery_max_staleness or math.inf,
             dialer=Dialer(config.worker_tls),
+            tasks=tasks,
         )
         for config in configs
     ]
@@ -324,7 +331,7 @@ def _cors(config: RouterConfig) -> Cors:
 
 
 def _shared_state(
-    config: RouterConfig, rings: Sequence[WorkerRing], registry: CollectorRegistry
+    config: RouterConfig, rings: Sequence[WorkerRing], registry: CollectorRegistry, tasks: Supervision
 ) -> SharedState:
     store = None
     if config.redis_url is not None:
@@ -341,7 +348,12 @@ def _shared_state(
             ring.fleet.members.note_elsewhere(reservations)
 
     return SharedState(
-        store, SharedStateMetrics(registry), mine=mine, elsewhere=elsewhere, replicas=config.processes
+        store,
+        SharedStateMetrics(registry),
+        mine=mine,
+        elsewhere=elsewhere,
+        replicas=config.processes,
+        tasks=tasks,
     )
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -32,6 +32,7 @@ from baton.nodes.others import Nobody, Others
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import WorkerReady, announce
+from baton.supervision import Supervision
 from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.identity import Identity, export_identity
@@ -39,6 +40,7 @@ from baton.telemetry.roles import CountedByRole
 from baton.telemetry.stages import StageMetrics, Stages
 from baton.telemetry.startup import StartClock, StartCollector
 from baton.telemetry.switches import SwitchMetrics
+from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.vllm import with_vllm_names
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.tls.channels import Dialer, add_port
@@ -91,6 +93,26 @@ def end_process_after(seconds: float, status: int) -> None:
     timer = threading.Timer(seconds, os._exit, (status,))
     timer.daemon = True
     timer.start()
+
+
+def start_timers(
+    tasks: Supervision,
+    service: WorkerService,
+    prefill: PrefillRole,
+    decode: DecodeRole,
+    on_crash: Callable[[], None],
+) -> Sequence[asyncio.Task[None]]:
+    """What a worker does as time goes by.
+
+    An error in the timers of a handoff ends the worker: what they were about to resend, give up or free would
+    hold its pages, and nobody would know. After one in those of the requests, which only report and cancel,
+    they go on.
+    """
+    return (
+        tasks.start("request timers", service.run_timers),
+        tasks.start("prefill timers", prefill.run_timers, on_failure=on_crash),
+        tasks.start("decode timers", decode.run_timers, on_failure=on_crash),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +269,8 @@ class Worker:
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.callback(routers.close)
-        for timer in (service.run_timers(), prefill.run_timers(), decode.run_timers()):
-            stack.callback(asyncio.create_task(timer).cancel)
+        for timer in start_timers(wiring.tasks, service, prefill, decode, self._crash):
+            stack.callback(timer.cancel)
         metrics = None
         if metrics_port is not None:
             metrics = options.join_address(config.advertised_host, metrics_port)
@@ -310,6 +332,7 @@ class Worker:
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
             dialer=Dialer(self._config.tls),
+            tasks=Supervision(TaskMetrics(registry)),
         )
 
     async def _listen(self, ends: Ends) -> dict[str, list[str]]:
