@@ -277,6 +277,7 @@ def test_router_options_survive_the_command_line(
         ssl_ca_certs=files[2],
         ssl_client_auth="required",
         audit_log="-",
+        audit_log_required=True,
         log_prompts=True,
         max_inflight=5,
         queue_size=6,

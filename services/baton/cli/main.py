@@ -340,6 +340,7 @@ def router(
     worker_tls_ca_certs: arg.WorkerTlsCaCerts = None,
     worker_tls_server_name: arg.WorkerTlsServerName = None,
     audit_log: arg.AuditLog = None,
+    audit_log_required: arg.AuditLogRequired = False,
     log_prompts: arg.LogPrompts = False,
     ui: arg.Ui = True,
     trace_requests: arg.TraceRequests = _ROUTER.trace_requests,

@@ -85,6 +85,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         audit = self._catalogue.audit
         record = None if audit is None else audit.begin(request_id, endpoint=f"{SERVICE_NAME}/Generate")
         try:
+            if audit is not None:
+                audit.check()
             client = self._client(context)
             if record is not None:
                 record.client = client

@@ -53,6 +53,7 @@ from baton.router.traces.store import Traces
 from baton.router.ui.history import History
 from baton.supervision import Supervision
 from baton.telemetry.admission import AdmissionMetrics
+from baton.telemetry.audit import AuditMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
 from baton.telemetry.identity import Identity, export_identity
@@ -127,7 +128,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     shared = _shared_state(config, rings, metrics.registry, tasks)
     key_file = None if config.api_keys is None else KeyFile(config.api_keys, config.limits)
     authentication = _authentication(config, key_file)
-    audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
+    audit = _audit_log(config, metrics.registry)
     admission = AdmissionMetrics(metrics.registry)
     traces, close_traces = _traces(config)
     services = [
@@ -150,6 +151,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     async with contextlib.AsyncExitStack() as stack:
         if audit is not None:
             stack.callback(audit.close)
+            stack.callback(tasks.start("audit log", audit.run).cancel)
         stack.push_async_callback(asyncio.to_thread, close_traces)
         listener = _listen(config) if place is None else place.listener
         stack.callback(listener.close)
@@ -234,6 +236,17 @@ async def _drain_grpc(server: grpc.aio.Server | None, stopping: asyncio.Event, t
     await stopping.wait()
     if server is not None:
         await server.stop(timeout_s)
+
+
+def _audit_log(config: RouterConfig, registry: CollectorRegistry) -> AuditLog | None:
+    if config.audit_log is None:
+        return None
+    return AuditLog(
+        config.audit_log,
+        prompts=config.log_prompts,
+        required=config.audit_log_required,
+        metrics=AuditMetrics(registry),
+    )
 
 
 def _traces(config: RouterConfig) -> tuple[Traces, Callable[[], None]]:
