@@ -58,7 +58,7 @@ async def _serve(config: PlannerConfig) -> int:
         prometheus = await stack.enter_async_context(Prometheus(config.prometheus_url))
         stack.push_async_callback(scales.close)
         stack.push_async_callback(workers.close)
-        port = _serve_metrics(config, registry, stack)
+        port = await _serve_metrics(config, registry, stack)
         service = PlannerService(
             Planner(config.targets, config.bounds, config.times, switches=config.switching),
             Queries(config.prometheus_selector or f'namespace="{namespace}"'),
@@ -88,11 +88,11 @@ def _metrics(config: PlannerConfig, registry: CollectorRegistry) -> PlannerMetri
     return metrics
 
 
-def _serve_metrics(
+async def _serve_metrics(
     config: PlannerConfig, registry: CollectorRegistry, stack: contextlib.AsyncExitStack
 ) -> int | None:
     try:
-        return serve_metrics(config.host, config.metrics_port, registry, stack)
+        return await serve_metrics(config.host, config.metrics_port, registry, stack)
     except OSError as error:
         raise StartError(f"--metrics-port {config.metrics_port}: {error.strerror or error}") from error
 

@@ -261,7 +261,7 @@ class Worker:
                 decode.data_addresses = await self._listen(ends)
             decode.takes_over = config.role != "prefill"
             shown = with_vllm_names(registry, config.model_name) if config.vllm_metric_names else registry
-            metrics_port = serve_metrics(config.host, config.metrics_port, shown, stack)
+            metrics_port = await serve_metrics(config.host, config.metrics_port, shown, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
         engine_loop.start()
