@@ -239,13 +239,14 @@ async def _drain_grpc(server: grpc.aio.Server | None, stopping: asyncio.Event, t
 
 
 def _audit_log(config: RouterConfig, registry: CollectorRegistry) -> AuditLog | None:
+    metrics = AuditMetrics(registry)
     if config.audit_log is None:
         return None
     return AuditLog(
         config.audit_log,
         prompts=config.log_prompts,
         required=config.audit_log_required,
-        metrics=AuditMetrics(registry),
+        metrics=metrics,
     )
 
 

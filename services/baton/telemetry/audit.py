@@ -6,12 +6,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class AuditMetrics:
-    """Of one router that has an audit log."""
+    """Of one router."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.up = Gauge(
             "baton_audit_log_up",
-            "Whether the audit log could be written when that was last tried.",
+            "Whether the audit log, if there is one, could be written when that was last tried.",
             registry=registry,
         )
         self.up.set(1)

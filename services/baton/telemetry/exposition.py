@@ -1,8 +1,8 @@
 """A port that tells metrics over HTTP, on the event loop of the process that it tells of.
 
 Whoever reaches the port asks here, and must not harm the process by it. There are a few connections at most,
-each for one answer and for some seconds, and a new one takes the place of the oldest that has asked for nothing
-yet: who does ask is answered, however many are silent.
+each for one answer and for some seconds, and a new one takes the place of the oldest that has asked for
+nothing yet: who does ask is answered, however many are silent.
 """
 
 from __future__ import annotations
