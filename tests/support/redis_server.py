@@ -62,7 +62,13 @@ class RedisServer:
         assert PROGRAM is not None
         options = ["--port", "0" if self._tls else str(self.port), "--bind", self.host, "--save", ""]
         options += ["--appendonly", "no", "--dir", str(self._tmp), "--loglevel", "warning"]
-        options += ["--dbfilename", f"{self.host}-{self.port}.rdb", *self._options]
+        options += [
+            "--repl-diskless-sync-delay",
+            "0",
+            "--dbfilename",
+            f"{self.host}-{self.port}.rdb",
+            *self._options,
+        ]
         if self._password:
             options += ["--requirepass", self._password]
         self._process = subprocess.Popen([PROGRAM, *options], stdout=subprocess.DEVNULL)
