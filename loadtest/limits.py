@@ -5,10 +5,10 @@
 First more is asked than the limit lets through, for longer than a minute: in every minute what the routers
 together admitted is compared with the limit. Then less is asked than the limit, while Redis is stopped
 (SIGSTOP), slow, flushed, filled up, killed and failed over to a replica; while its password changes, the file
-of it cannot be read and its user lacks a right; and while its certificate is not trusted. For each fault there
-is printed how many requests failed (none may), the longest wait, how many waited for Redis for longer than
-50 ms (none may), after how many seconds limits were shared again (5 at most), and what the metrics call it.
-Exit status 1 unless all of that is so. The worker is simulated: a real one would keep the routers from
+of it cannot be read and its user lacks a right; and while its certificate is not trusted. For each fault is
+printed how many requests failed (none may), the longest wait, how many waited for Redis for longer than 50 ms
+(none may), after how many seconds limits were shared again (5 at most), and what the metrics call it. Exit
+status 1 unless all of that is so. The worker is simulated: a real one would keep the routers from
 running, and that is not Redis's doing.
 """
 

@@ -156,7 +156,8 @@ async def _try(fault: Fault, rings: list[Ring], shown: Table) -> bool:
     shown.add_row(
         f"Redis {fault.name}",
         f"{asked.statuses.total()} asked, {failed} failed; longest {1e3 * max(asked.seconds):.0f} ms, "
-        f"{late:.0f} waited for Redis over 50 ms; together after {together_s:.1f} s; seen as {', '.join(causes)}",
+        f"{late:.0f} waited for Redis over 50 ms; together after {together_s:.1f} s; "
+        f"seen as {', '.join(causes)}",
     )
     return not failed and not late and together_s <= TOGETHER_S and fault.seen_as in causes
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.exceptions
@@ -186,7 +187,7 @@ async def test_a_user_with_the_rights_that_the_docs_name_is_enough(
     url = server.url.replace("//", "//ba%40on@")
     async with asking(url, secret) as router:
         await together_within(router)
-        assert not sum(map(router.told, failures.WORDS))
+        assert not sum(map(router.told, failures.WORDS - {"timeout"})), "but for a busy machine"
 
 
 @needs_redis
@@ -361,6 +362,63 @@ async def test_a_lookup_that_fails_when_nobody_waits_any_more_is_no_news(
     del names
     gc.collect()
     assert not unhandled
+
+
+@needs_redis
+async def test_a_dial_that_takes_longer_than_a_call_serves_the_next(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with TLS on a busy machine: limits are shared all the same, and nothing is dialled in vain."""
+    dials, connect_ = 0, asyncio.open_connection
+
+    async def slowly(**arguments: Any) -> Any:
+        nonlocal dials
+        dials += 1
+        await asyncio.sleep(0.1)
+        return await connect_(**arguments)
+
+    monkeypatch.setattr("baton.router.shared.redis_client.asyncio.open_connection", slowly)
+    store = RedisStore(connect(server.url, None, TIMEOUT_S), TIMEOUT_S)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="no answer"):
+            await store.beat("r", b"{}", 1000)
+        await store.leave()
+    await asyncio.sleep(0.1)
+    assert (await store.beat("r", b"{}", 1000)).words == {"r": b"{}"}
+    assert dials == 1
+    await store.close()
+
+
+@needs_redis
+async def test_what_was_dialled_and_not_taken_is_closed(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_ = asyncio.open_connection
+
+    async def slowly(**arguments: Any) -> Any:
+        await asyncio.sleep(0.05)
+        return await connect_(**arguments)
+
+    monkeypatch.setattr("baton.router.shared.redis_client.asyncio.open_connection", slowly)
+    monkeypatch.setattr("baton.router.shared.redis_client.FRESH_S", 0.1)
+    store = RedisStore(connect(server.url, None, TIMEOUT_S), TIMEOUT_S)
+
+    admin = server.client()
+
+    def clients() -> int:
+        """Connections to Redis but for this one's."""
+        gc.collect()
+        return len(admin.client_list())
+
+    before = await asyncio.to_thread(clients)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="no answer"):
+            await store.beat("r", b"{}", 1000)
+        await asyncio.sleep(0.3)
+    assert await asyncio.to_thread(clients) - before == 1, "the first one was too old for the second try"
+    await store.close()
+    await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(clients) == before
 
 
 @needs_redis

@@ -4,12 +4,13 @@ used: the package is large."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import socket
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 from weakref import WeakSet
 
@@ -27,15 +28,19 @@ PASSWORD_VARIABLE = "BATON_REDIS_PASSWORD"
 CONNECTIONS = 32
 MOST_PASSWORD = 64 << 10
 """Bytes of a password's file: one that is longer is another file."""
+DIAL_S = 1.0
+"""For a connection to be made, its host's lookup and TLS included; no call waits for so long."""
 FRESH_S = 2.0
-"""For so long the answer to a lookup that came too late for one dial serves the next."""
+"""For so long what came too late for one call, a connection or the answer to a lookup, serves the next."""
+
+_Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Names:
     """Where the host of Redis is: one lookup at a time, whatever number of dials wait for it.
 
-    A lookup is no part of the dial that began it. A dial has some 30 ms, and a lookup that takes longer would
-    be begun again and again, each in a thread; nor could its failure be told to a dial that is over.
+    A lookup is no part of the dial that began it, or one that takes longer would be begun again and again,
+    each in a thread; nor could its failure be told to a dial that is over.
     """
 
     def __init__(self) -> None:
@@ -96,27 +101,74 @@ class SharedContext:
 
 
 class _Dialled(Connection):
-    """A connection whose host is looked up by ``Names``."""
+    """A connection that is dialled beside the call that wants it.
+
+    A call has some 30 ms, and a dial may take longer where names are looked up, or certificates checked by a
+    busy machine. It goes on when the call is over, and the next call has what became of it. Nor is a
+    handshake cut short for each call, of which uvloop complains with a traceback.
+    """
 
     def __init__(self, *, names: Names, **options: Any) -> None:
         super().__init__(**options)
         self._names = names
-        self._address = self.host
+        self._dial: asyncio.Task[_Ends] | None = None
+        self._dialled_at = 0.0
 
     async def _connect(self) -> None:
-        async with asyncio.timeout(self.socket_connect_timeout):
+        dial = self._dial
+        if dial is None or self._stale(dial):
+            self.hang_up()
+            dial = self._dial = asyncio.create_task(self._open(), name="redis dial")
+            dial.add_done_callback(self._dialled)
+        try:
+            async with asyncio.timeout(self.socket_connect_timeout):
+                reader, writer = await asyncio.shield(dial)
+        except BaseException:
+            if dial.done() and (dial.cancelled() or dial.exception() is not None):
+                self._dial = None
+            raise
+        self._dial = None
+        self._reader, self._writer = reader, writer
+
+    def hang_up(self) -> None:
+        """Forget what was dialled and not taken yet."""
+        dial, self._dial = self._dial, None
+        if dial is not None:
+            dial.add_done_callback(_close)
+
+    def _stale(self, dial: asyncio.Task[_Ends]) -> bool:
+        if not dial.done():
+            return False
+        return dial.cancelled() or dial.exception() is not None or _now() - self._dialled_at > FRESH_S
+
+    async def _open(self) -> _Ends:
+        async with asyncio.timeout(DIAL_S):
             addresses = await self._names.addresses(self.host, self.port)
             for address in addresses[:-1]:
-                self._address = address
-                try:
-                    return await super()._connect()  # type: ignore[no-untyped-call, no-any-return]
-                except OSError:
-                    continue
-            self._address = addresses[-1]
-            return await super()._connect()  # type: ignore[no-untyped-call, no-any-return]
+                with contextlib.suppress(OSError):
+                    return await self._open_at(address)
+            return await self._open_at(addresses[-1])
 
-    def _connection_arguments(self) -> dict[str, Any]:
-        return {**super()._connection_arguments(), "host": self._address}
+    async def _open_at(self, address: str) -> _Ends:
+        reader, writer = await asyncio.open_connection(**{**self._connection_arguments(), "host": address})
+        found = writer.get_extra_info("socket")
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return reader, writer
+
+    def _dialled(self, dial: asyncio.Task[_Ends]) -> None:
+        self._dialled_at = _now()
+        if not dial.cancelled():
+            dial.exception()  # whoever waits has it; if nobody does any more, it is no news
+
+
+def _close(dial: asyncio.Task[_Ends]) -> None:
+    if not dial.cancelled() and dial.exception() is None:
+        dial.result()[1].close()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class _DialledTls(_Dialled, SSLConnection):
@@ -128,8 +180,7 @@ class _DialledTls(_Dialled, SSLConnection):
 
     def _connection_arguments(self) -> dict[str, Any]:
         given = Connection._connection_arguments(self)
-        context = self._shared.get(self.ssl_context)
-        return {**given, "host": self._address, "ssl": context, "server_hostname": self.host}
+        return {**given, "ssl": self._shared.get(self.ssl_context), "server_hostname": self.host}
 
 
 class Pool(BlockingConnectionPool):
@@ -165,6 +216,12 @@ class Pool(BlockingConnectionPool):
         self._left.update(self._in_use_connections)
         for connection in self._available_connections:
             await connection.disconnect(nowait=True)
+
+    async def aclose(self) -> None:
+        for connection in self._available_connections:
+            if isinstance(connection, _Dialled):
+                connection.hang_up()
+        await super().aclose()
 
 
 class PasswordFileError(AuthenticationError):

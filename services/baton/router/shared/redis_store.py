@@ -145,6 +145,7 @@ class RedisStore:
 
     async def close(self) -> None:
         await self._client.aclose()
+        await self._pool.aclose()
 
     def _keys(self, tenant: str) -> list[str]:
         # The braces keep a tenant's keys on one node of a cluster.
