@@ -35,6 +35,7 @@ from baton.connector.memory import PoolMemory
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.transport import Connector, DeviceView, Link, PageMemory, TransferError
 from tests.support import sender
+from tests.support.certificates import Authority
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 from tests.support.sender import LARGE, UCX, make
 from tests.support.warm import ADDRESS, WarmProcess, warm_processes
@@ -49,12 +50,21 @@ def num_threads() -> int:
     return len(list(THREADS.iterdir())) - pool
 
 
-KINDS = ("tcp", *UCX, "gloo")
+KINDS = ("tcp", "tcp-tls", *UCX, "gloo")
+
+
+@pytest.fixture(scope="session")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("certificates")
+    Authority.new(folder).sign("kv")
+    return sender.encrypted(folder)
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request: pytest.FixtureRequest, encrypted: str) -> str:
     name: str = request.param
+    if name == "tcp-tls":
+        return encrypted
     if name in UCX and importlib.util.find_spec("ucxx") is None:
         pytest.skip("NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')")
     return name

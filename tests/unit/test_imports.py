@@ -41,6 +41,7 @@ BELOW = {
     "parent",
     "wakeups",
     "supervision",
+    "sockets",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from baton import options
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
 from baton.request.defaults import GENERATION_CONFIGS
 from baton.request.limits import MAX_ANSWERS
 from baton.router.discovery.slices import ROLE_LABEL
@@ -123,6 +123,7 @@ class RouterConfig:
         self._check_admission()
         self._check_targets()
         self._check_traces()
+        check_host("host", self.host)
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         check_range("processes", self.processes, 1, MOST_PROCESSES)

@@ -18,7 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.applications import Starlette
 
-from baton import hub, logs, options, wakeups
+from baton import hub, logs, options, sockets, wakeups
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
@@ -177,16 +177,16 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
         garbage = partial(collect, lambda: all(ring.idle for ring in rings))
         stack.callback(tasks.start("garbage", garbage).cancel)
-        host, port = listener.getsockname()[:2]
         last = _HttpServer(_http_config(config, draining_app(*services, siblings=siblings), LAST_ANSWERS_S))
         serving_last = asyncio.create_task(_serve_last(last, listener.dup(), stopping))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         if place is None:
-            announce(RouterReady(options.join_address(host, port), grpc_address))
+            announce(RouterReady(sockets.own_address(listener), grpc_address))
         else:
             stack.callback(tasks.start("process beat", partial(_keep_beating, place)).cancel)
             place.tell_ready()
-        log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
+        names = ", ".join(each.model_name for each in configs)
+        log.info("router ready at %s for %s", sockets.own_address(listener), names)
         draining = asyncio.create_task(_drain_grpc(grpc_server, stopping, config.drain_timeout))
         await serving
         stopping.set()
@@ -410,11 +410,8 @@ def _http_config(config: RouterConfig, app: Starlette, drain_timeout: int) -> uv
 
 def _listen(config: RouterConfig, together: bool = False) -> socket.socket:
     """``together``: with others, between which the system shares out the connections."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listener = socket.create_server(
-            (config.host, config.port), family=family, backlog=BACKLOG, reuse_port=together
-        )
+        listener = sockets.listen(config.host, config.port, backlog=BACKLOG, reuse_port=together)
     except OSError as error:
         where = options.join_address(config.host, config.port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error

@@ -19,6 +19,7 @@ import msgspec
 import orjson
 import uvicorn
 
+from baton import sockets
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
 from baton.options import StartError, join_address
@@ -210,7 +211,7 @@ async def _gone(receive: Receive) -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=2048)
+        return sockets.listen(host, port, backlog=2048)
     except OSError as error:
         raise StartError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
 

@@ -19,6 +19,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
 from baton import options, wakeups
+from baton.connector.choice import encryption
 from baton.connector.identity import PROTOCOL, compatibility_digest
 from baton.connector.liveness import NO_PROBES
 from baton.connector.ranks.end import Place
@@ -397,4 +398,5 @@ class Worker:
             head_dim=kv.head_dim,
             block_size=self._engine.pool.block_size,
             quantization="" if self._config.quantization == "none" else self._config.quantization,
+            encryption=encryption(self._config.connector, self._config.tls),
         )
