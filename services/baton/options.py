@@ -64,7 +64,7 @@ def parse_address(text: str) -> tuple[str, int]:
         return host[1:-1], int(port)
     if set(host) & _NEVER_IN_NAMES:
         raise ValueError(
-            f"{text!r} is not an address; an IPv6 address, and nothing else, has brackets, as in [fd00::7]:9000"
+            f"{text!r} is not an address; an IPv6 address, and no other, has brackets, as in [fd00::7]:9000"
         )
     return host, int(port)
 
@@ -81,6 +81,12 @@ def is_ipv6(host: str) -> bool:
 def join_address(host: str, port: int) -> str:
     """``host:port``, with the brackets an IPv6 host needs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def loopback_beside(host: str) -> str:
+    """Where services listen that only this machine calls, beside one that listens on ``host``: the loopback
+    address of its family."""
+    return "::1" if is_ipv6(host) else "127.0.0.1"
 
 
 def local_host(host: str) -> str:
@@ -110,8 +116,8 @@ def check_range(option: str, value: float, low: float, high: float | None = None
 
 
 def check_host(option: str, host: str) -> None:
-    """Raise ConfigError unless ``host`` could be a name or an address by itself: a port does not belong to it,
-    nor do brackets."""
+    """Raise ConfigError unless ``host`` could be a name or an address by itself, without port and
+    brackets."""
     if set(host) & _NEVER_IN_NAMES and not is_ipv6(host):
         raise ConfigError(option, f"must be a host alone, such as 10.0.0.7 or fd00::7, not {host!r}")
 

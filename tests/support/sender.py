@@ -36,9 +36,8 @@ def make(kind: str, staging: Staging | None = None, on_crash: Callable[[], None]
     """``kind`` may be ``encrypted``'s. ``on_crash``: a test that does not care has its transfers time out."""
     staging = staging or Staging()
     if kind.startswith(ENCRYPTED):
-        return TcpConnector(
-            staging, on_crash, DataTls(Authority.at(Path(kind[len(ENCRYPTED) :])).given("kv"))
-        )
+        files = Authority.at(Path(kind.removeprefix(ENCRYPTED))).given("kv")
+        return TcpConnector(staging, on_crash, DataTls(files))
     if kind == "tcp":
         return TcpConnector(staging, on_crash)
     if kind == "gloo":

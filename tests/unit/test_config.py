@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cli import main, ring
+from baton.nodes.config import NodeConfig
 from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
+from baton.planner.config import PlannerConfig
 from baton.router.config import RouterConfig
 from baton.worker.config import RoleName, WorkerConfig
 from tests.support.certificates import Authority
@@ -38,15 +40,67 @@ def test_sizes_that_are_none(text: str) -> None:
         parse_size(text)
 
 
-@given(st.sampled_from(["127.0.0.1", "worker-0.svc", "::1"]), st.integers(1, 65535))
+@given(
+    st.sampled_from(["127.0.0.1", "worker-0.svc", "::1", "fd00::7", "::ffff:10.0.0.7", "fe80::1%eth0"]),
+    st.integers(1, 65535),
+)
 def test_addresses_survive_the_round_trip(host: str, port: int) -> None:
     assert parse_address(join_address(host, port)) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["host", ":80", "host:", "host:0", "host:65536", "host:x", "host:²"])
+@pytest.mark.parametrize(
+    "text", ["host", ":80", "host:", "host:0", "host:65536", "host:x", "host:²", "[::1]"]
+)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "::1:80",
+        "[::1:80",
+        "::1]:80",
+        "[]:80",
+        "[10.0.0.7]:80",
+        "[host]:80",
+        "[fe80::1%]:80",
+        "[[::1]]:80",
+        "a:b:80",
+    ],
+)
+def test_brackets_are_for_ipv6_and_ipv6_has_brackets(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not an address; an IPv6 address.* \[fd00::7\]:9000"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "host", ["[::1]", "::1]", "127.0.0.1:9000", "host:80", "http://host", "fe80::1%", ":"]
+)
+def test_a_host_is_given_without_port_and_brackets(host: str) -> None:
+    node = {"leader_address": "leader", "nodes": 2, "node_index": 1, "cluster_key": "k"}
+    planner = {"prometheus_url": "http://p:9090", "ttft_target_ms": 1, "itl_target_ms": 1, "gpu_budget": 2}
+    for option, make in (
+        ("host", lambda: WorkerConfig(role="both", host=host)),
+        ("advertise", lambda: WorkerConfig(role="both", advertise=host)),
+        ("host", lambda: RouterConfig(workers=("w:1",), host=host)),
+        ("host", lambda: NodeConfig(**node, host=host)),
+        ("advertise", lambda: NodeConfig(**node, advertise=host)),
+        ("leader_address", lambda: NodeConfig(**{**node, "leader_address": host})),
+        ("host", lambda: PlannerConfig(**planner, host=host)),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"--{option.replace('_', '-')}: must be a host alone, such as"
+        ) as said:
+            make()
+        assert repr(host) in str(said.value)
+
+
+@pytest.mark.parametrize("host", ["::1", "::", "fe80::1%eth0", "worker-0.svc", "10.0.0.7"])
+def test_a_host_of_either_family_or_a_name(host: str) -> None:
+    WorkerConfig(role="both", host=host, advertise=host)
+    RouterConfig(workers=(join_address(host, 9000),), host=host)
 
 
 @pytest.mark.parametrize(

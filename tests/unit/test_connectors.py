@@ -525,7 +525,7 @@ class TestFence:
         async with asyncio.timeout(0.5):
             await receiver.close()
         assert isinstance(received.exception(), TransferError)
-        peer.close()
+        peer.sock.close()
         await decode.close()
 
     async def test_a_library_gives_up_a_peer_that_never_connects(
@@ -543,7 +543,7 @@ class TestFence:
         for _ in range(8):
             token = os.urandom(32)
             links.append(decode.expect(token, HostMemory(2), lambda: None))
-            peers.append(await dial(address, GROUP_MAGIC, token))
+            peers.append((await dial(address, GROUP_MAGIC, token)).sock)
             peers[-1].setblocking(True)
         await until(lambda: meeting() == len(links))
         await asyncio.gather(*(asyncio.to_thread(say_an_address, peer) for peer in peers))

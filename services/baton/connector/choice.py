@@ -45,8 +45,8 @@ def available(
     ``tcp`` alone, whose connections are encrypted, and another connector is had by its name only. Raises
     ConnectorMissingError, and ConfigError for files that cannot be used here.
 
-    Without, ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested, and
-    ``nccl`` after ``ucx``, which needs no host memory in between.
+    Without, ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested,
+    and ``nccl`` after ``ucx``, which needs no host memory in between.
     """
     group = "gloo" if device is None else "nccl"
     if wanted in ("nccl", "gloo"):

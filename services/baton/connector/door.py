@@ -36,6 +36,8 @@ MOST_GREETINGS = 256
 _WELCOME = b"+"
 _GREETING_BYTES = 16 << 10
 """What is read at a time of whoever has shown no token."""
+_LEAST_S = 0.001
+"""0 would be for ever."""
 _TLS_HELLO = b"\x16\x03"
 _IDLE_S, _PROBE_S, _PROBES = 10, 2, 3
 """TCP keepalive: a link idle for hours outlives the idle timers of what lies between."""
@@ -44,8 +46,8 @@ _ACCEPT_PAUSE_S = 0.1
 
 class Door:
     """Listens, and calls ``admitted(token, stream)`` for each peer that shows one of the ``expected`` tokens.
-    Whoever is called takes the token out of them: it admits one peer, once. The stream's socket does not block
-    yet."""
+    Whoever is called takes the token out of them: it admits one peer, once. The stream's socket does not
+    block yet. With ``tls``, nobody is heard without."""
 
     def __init__(
         self,
@@ -89,7 +91,12 @@ class Door:
                 oldest.cancel("too many come at once")
             task = asyncio.create_task(self._greet(sock))
             self._greetings[task] = None
-            task.add_done_callback(lambda done: self._greetings.pop(done, None))
+            task.add_done_callback(partial(self._greeted, sock))
+
+    def _greeted(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._greetings.pop(task, None)
+        if task.cancelled():  # it may not even have begun
+            sock.close()
 
     async def _greet(self, sock: socket.socket) -> None:
         try:
@@ -103,12 +110,11 @@ class Door:
                 sock.send(session.take())  # nothing lies in its buffer
             keep_alive(sock)
         except (OSError, TransferError) as error:
-            log.warning("a data connection was refused: %s", error or f"it took more than {HANDSHAKE_S:g} s")
+            log.warning(
+                "a data connection was refused: %s", str(error) or f"it took more than {HANDSHAKE_S:g} s"
+            )
             sock.close()
             return
-        except asyncio.CancelledError:
-            sock.close()
-            raise
         self._admitted(token, PlainStream(sock) if session is None else TlsStream(sock, session))
 
     async def _proven(self, sock: socket.socket, tls: DataTls) -> TlsSession:
@@ -192,11 +198,13 @@ def _introduce(sock: socket.socket, session: TlsSession, greeting: bytes) -> Non
 
 
 def _exchange(sock: socket.socket, session: TlsSession, until: float) -> None:
-    sock.sendall(session.take())
-    sock.settimeout(max(0.001, until - time.monotonic()))
-    received = sock.recv(_GREETING_BYTES)
+    sock.settimeout(max(_LEAST_S, until - time.monotonic()))
+    received = b""
+    with suppress(ConnectionError):  # as if it had closed in order
+        sock.sendall(session.take())
+        received = sock.recv(_GREETING_BYTES)
     if not received:
-        raise TransferError("the data port closed the connection before TLS had begun: does it speak TLS?")
+        raise TransferError("the data port ended the greeting: does its worker have --worker-tls-certfile?")
     session.feed(received)
 
 

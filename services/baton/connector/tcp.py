@@ -1,12 +1,12 @@
 """The ``tcp`` connector: the standard library only, the default where nothing better is there.
 
-One stream per link (``baton.connector.stream``). A message is a 16-byte header (tag, size) and its bytes, which
-go from the sender's pages to the stream and from the stream into the receiver's pages without a copy between,
-or by way of ``staging`` where they are not contiguous. A stream is plain, or TLS 1.3 where the services have
-certificates: what was received is in pages before all of its message is there, as without TLS, but never a byte
-that was not proved to be the peer's. Each end has one thread: a blocking ``recvmsg_into`` or ``sendmsg`` releases
-the GIL and needs no event loop turn per packet, and neither the engine nor the control plane waits for it.
-Once ``close`` has joined the thread, nothing can touch a page: that is the fence.
+One stream per link (``baton.connector.stream``), plain, or TLS 1.3 where the services have certificates. A
+message is a 16-byte header (tag, size) and its bytes, which go from the sender's pages to the stream and from
+the stream into the receiver's pages, or by way of ``staging`` where they are not contiguous. Between pages
+and a plain socket nothing is copied; under TLS no byte comes to pages that was not proved to be the peer's.
+Each end has one thread: a blocking ``recvmsg_into`` or ``sendmsg`` releases the GIL and needs no event loop
+turn per packet, and neither the engine nor the control plane waits for it. Once ``close`` has joined the
+thread, nothing can touch a page: that is the fence.
 """
 
 from __future__ import annotations

@@ -522,7 +522,7 @@ class UcxConnector:
                 attached = True
                 await link.attach(driver, way, sock, address)
         except (OSError, TransferError) as error:
-            log.warning("a data connection was not made: %s", error or "too slow")
+            log.warning("a data connection was not made: %s", str(error) or "too slow")
             link.refuse()
         finally:
             if not attached:
