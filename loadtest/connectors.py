@@ -107,10 +107,12 @@ def certificates() -> DataTls:
     folder = Path(os.environ[CERTIFICATES])
     if not (folder / "certificate").exists():
         subprocess.run(
-            ["openssl", "req", "-x509", "-days", "2", "-nodes", "-subj", "/CN=loadtest"]
-            + ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-            + ["-keyout", folder / "key", "-out", folder / "certificate"]
-            + ["-addext", "subjectAltName=IP:127.0.0.1"],
+            [
+                *("openssl", "req", "-x509", "-days", "2", "-nodes", "-subj", "/CN=loadtest"),
+                *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+                *("-keyout", folder / "key", "-out", folder / "certificate"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+            ],
             check=True,
             capture_output=True,
         )

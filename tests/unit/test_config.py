@@ -11,9 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cli import main, ring
+from baton.cli.up import url_of
 from baton.nodes.config import NodeConfig
-from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
+from baton.options import (
+    ConfigError,
+    StartError,
+    join_address,
+    loopback_beside,
+    parse_address,
+    parse_size,
+    served_name,
+)
 from baton.planner.config import PlannerConfig
+from baton.ready import RouterReady
 from baton.router.config import RouterConfig
 from baton.worker.config import RoleName, WorkerConfig
 from tests.support.certificates import Authority
@@ -459,3 +469,23 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=rf"^--port: cannot listen on 127.0.0.1:{port}: "):
             ring.plan(WorkerConfig(role="both"), ["both"], ["cpu"], {"port": port})
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ("0.0.0.0:80", "http://127.0.0.1:80"),
+        ("[::]:80", "http://[::1]:80"),
+        ("[::1]:80", "http://[::1]:80"),
+        ("10.0.0.7:80", "http://10.0.0.7:80"),
+    ],
+)
+def test_where_a_ring_is_asked(said: str, url: str) -> None:
+    assert url_of(RouterReady(said, None)) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "::1")]
+)
+def test_workers_of_a_ring_are_on_the_loopback_of_its_family(host: str, inside: str) -> None:
+    assert loopback_beside(host) == inside

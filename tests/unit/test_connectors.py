@@ -34,8 +34,10 @@ from baton.connector.meeting import Meeting
 from baton.connector.memory import PoolMemory
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.transport import Connector, DeviceView, Link, PageMemory, TransferError
+from baton.options import join_address, parse_address
 from tests.support import sender
 from tests.support.certificates import Authority
+from tests.support.ipv6 import needs_ipv6
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 from tests.support.sender import LARGE, UCX, make
 from tests.support.warm import ADDRESS, WarmProcess, warm_processes
@@ -484,6 +486,20 @@ class TestFailure:
             pair.receiver.send(1, [1])
         with pytest.raises(TransferError):
             pair.sender.post_receive(1, [1])
+
+
+@needs_ipv6
+@pytest.mark.parametrize(("bound", "called"), [("::1", "::1"), ("::", "::1"), ("::", "127.0.0.1")])
+async def test_links_over_either_family(kind: str, bound: str, called: str) -> None:
+    """One that listens on the wildcard of IPv6 is called by both. Bytes of UCX go as its own options say."""
+    source, target = HostMemory(64, seed=1), HostMemory(64)
+    prefill, decode = make(kind), make(kind)
+    host, port = parse_address(await decode.listen(bound, 0))
+    assert host == bound
+    pair = await linked(prefill, decode, join_address(called, port), source, target)
+    await move([pair], [[3, 4, 7]])
+    assert [target.page(page) for page in (3, 4, 7)] == [source.page(page) for page in (3, 4, 7)]
+    await closed([pair], prefill, decode)
 
 
 class TestLoss:
