@@ -19,30 +19,40 @@ import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1 import inference_pb2, inference_pb2_grpc
+from tests.support.ipv6 import needs_ipv6
 from tests.support.kubelet import Cluster, Pod, until
-from tests.support.release import Release
+from tests.support.release import Release, own_ports
 
 TOKENS = 150
 
 
 @asynccontextmanager
 async def installed(folder: Path, example: str) -> AsyncIterator[Cluster]:
-    """An example's pods, none of them started; a short preStop."""
+    """An example's pods, none of them started."""
+    async with released(folder, example).installed() as running:
+        yield running
+
+
+def released(folder: Path, example: str, **router: object) -> Release:
+    """A short preStop. ``router``: values of it."""
     plain = {"name": "BATON_CPU_KERNELS", "value": "plain"}  # each pod would build its own
     worker_values = {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "extraEnv": [plain]}
     values = {
-        "router": {"preStopSeconds": 1, "drainTimeoutSeconds": 30, "options": {"disaggregation": "always"}},
+        "router": {
+            "preStopSeconds": 1,
+            "drainTimeoutSeconds": 30,
+            "options": {"disaggregation": "always"},
+            **router,
+        },
         "redis": {"mode": "none"},
         "prefill": worker_values,
         "decode": worker_values,
     }
-    release = Release(folder, example, values)
-    async with release.installed() as running:
-        yield running
+    return Release(folder, example, values)
 
 
 def url_of(router: Pod) -> str:
-    return f"http://{router.ip}:{router.port('http')}"
+    return f"http://{router.address('http')}"
 
 
 async def ask(router: Pod, tokens: int = 8) -> dict[str, Any]:
@@ -87,7 +97,7 @@ async def call(router: Pod, begun: asyncio.Event, tokens: int) -> int:
     params = inference_pb2.SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
     request = inference_pb2.GenerateRequest(model="demo", text="Baton is", params=params)
     used = 0
-    async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
+    async with grpc.aio.insecure_channel(router.address("grpc")) as channel:
         async for response in inference_pb2_grpc.InferenceStub(channel).Generate(request):
             begun.set()
             used += len(response.token_ids)
@@ -96,7 +106,7 @@ async def call(router: Pod, begun: asyncio.Event, tokens: int) -> int:
 
 async def watch_health(router: Pod) -> list[int]:
     """What a client that looks after its channels is told, until the router lets it go."""
-    async with grpc.aio.insecure_channel(f"{router.ip}:{router.port('grpc')}") as channel:
+    async with grpc.aio.insecure_channel(router.address("grpc")) as channel:
         watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         return [answer.status async for answer in watched]
 
@@ -132,7 +142,7 @@ async def all_ready(ring: Cluster, router: Pod) -> None:
 
 async def metric(pod: Pod, name: str, port: str = "metrics") -> float:
     async with httpx.AsyncClient() as client:
-        page = (await client.get(f"http://{pod.ip}:{pod.port(port)}/metrics")).text
+        page = (await client.get(f"http://{pod.address(port)}/metrics")).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{"))
 
 
@@ -185,6 +195,27 @@ async def test_pods_start_answer_and_drain(tmp_path: Path) -> None:
         assert (await watching)[-1] == health_pb2.HealthCheckResponse.NOT_SERVING
         assert [await each for each in answers] == [2 * TOKENS] * 2
         assert decode.ready
+
+
+@needs_ipv6
+async def test_pods_of_a_cluster_that_has_only_ipv6(tmp_path: Path) -> None:
+    """What the chart says with the value for such a cluster. Workers listen on the address of their pod."""
+    release = released(tmp_path, "simulated", host="::")
+    async with release.installed(ip_of=lambda number: "::1") as ring:
+        router = await ring.start("test-baton-router")
+        prefill, decode = [
+            await ring.start(name, own_ports(release, name))
+            for name in ("test-baton-prefill", "test-baton-decode")
+        ]
+        await all_ready(ring, router)
+        assert all(passed_in_order(pod) for pod in ring.pods), [pod.events for pod in ring.pods]
+        assert (await ask(router))["usage"]["completion_tokens"] == 8
+        assert await call(router, asyncio.Event(), 8) == 8
+        assert await metric(prefill, "baton_handoffs_completed_total") >= 1
+        for pod in (prefill, decode):
+            assert f"ready at {pod.address('grpc')}" in pod.log.read_text()
+        await asyncio.gather(prefill.delete(), decode.delete())
+        assert [pod.process.returncode for pod in (prefill, decode)] == [0, 0]
 
 
 async def test_pods_with_a_model_answer(tmp_path: Path) -> None:

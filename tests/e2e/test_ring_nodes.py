@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-import socket
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from baton import sockets
 from tests.support.clients import RingClient
+from tests.support.ipv6 import needs_ipv6
 from tests.support.ring import Service, running, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
@@ -35,18 +36,23 @@ def clear_questions(model: Path) -> dict[tuple[int, ...], list[int]]:
     return drawn
 
 
-async def test_a_worker_on_two_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("leads", "follows"),
+    [("127.0.0.1", "127.0.0.2"), pytest.param("::1", "::1", marks=needs_ipv6)],
+    ids=["IPv4", "IPv6"],
+)
+async def test_a_worker_on_two_nodes(tmp_path: Path, leads: str, follows: str) -> None:
     """KV blocks come from one process to each rank at its own node's address; the tokens are one process's;
     and the node that is killed ends the other one."""
     model = TINY_MODELS["llama"](tmp_path / "llama")
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    with sockets.listen(leads, 0) as free:
         port = str(free.getsockname()[1])
     on_two = ("--tensor-parallel-size", "2", "--nodes", "2", "--node-port", port)
-    small = ("--num-blocks", "64", "--connector", "tcp", "--verify-handoff")
+    small = ("--num-blocks", "64", "--connector", "tcp", "--verify-handoff", "--host", leads)
     prefill = worker(tmp_path, "prefill", "prefill", str(model), *small)
     decode = worker(tmp_path, "decode", "decode", str(model), *small, *on_two)
-    joining = ("--leader-address", "127.0.0.1", "--nodes", "2", "--node-index", "1", "--node-port", port)
-    node = Service("node", ("node", *joining, "--host", "127.0.0.2"), tmp_path / "node.log")
+    joining = ("--leader-address", leads, "--nodes", "2", "--node-index", "1", "--node-port", port)
+    node = Service("node", ("node", *joining, "--host", follows), tmp_path / "node.log")
     node.start()
     try:
         with (
@@ -63,12 +69,12 @@ async def test_a_worker_on_two_nodes(tmp_path: Path) -> None:
             assert sum(v for name, v in counted.items() if name.startswith("baton_handoffs_completed")) == 2
             assert sum(v for name, v in counted.items() if name.startswith("baton_handoffs_aborted")) == 0
             listening = {c.laddr.ip for c in rank.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-            assert listening == {"127.0.0.2"}
+            assert listening == {follows}
             node.kill()
             killed = time.monotonic()
             assert decode.process.wait(10) == CRASHED
             rank.wait(10)
             assert time.monotonic() - killed < MOST_TO_END_S
-            assert "node 1 (127.0.0.2) is gone" in decode.log.read_text()
+            assert f"node 1 ({follows}) is gone" in decode.log.read_text()
     finally:
         node.stop()

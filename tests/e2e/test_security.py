@@ -1,21 +1,24 @@
-"""Keys, mTLS between all services and the audit log, in a ring of real processes."""
+"""Keys, mTLS between all services, TLS of KV blocks and the audit log, in a ring of real processes."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from baton.router.security.keys import entry_line, new_key
 from tests.support.certificates import Authority
-from tests.support.ring import Ring, running_ring
+from tests.support.ring import Ring, running, running_ring, worker
 
 pytestmark = pytest.mark.beside
 
@@ -29,16 +32,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ring(folder: Path) -> Iterator[Ring]:
+def tls(folder: Path) -> tuple[str, ...]:
     files = Authority.new(folder).files("service", hosts="DNS:baton.internal")
-    tls = [
+    return (
         *("--worker-tls-certfile", files.certificate, "--worker-tls-keyfile", files.key),
         *("--worker-tls-ca-certs", str(files.ca), "--worker-tls-server-name", "baton.internal"),
-    ]
+    )
+
+
+@pytest.fixture(scope="module")
+def ring(folder: Path, tls: tuple[str, ...]) -> Iterator[Ring]:
+    """Decode has two ranks."""
     keys = folder / "keys.yaml"
     keys.write_text("\n".join(["keys:", entry_line(ALICE, "alice", "a"), entry_line(BOB, "bob", "b")]))
     router = [*tls, "--api-keys", str(keys), "--audit-log", str(folder / "audit")]
-    with running_ring(folder / "ring", options=tls, router_options=router) as started:
+    split = ("--tensor-parallel-size", "2")
+    with running_ring(folder / "ring", options=tls, decode_options=split, router_options=router) as started:
         yield started
 
 
@@ -75,6 +84,32 @@ async def test_tenants_are_answered_apart_over_mtls(ring: Ring, folder: Path) ->
     ]  # fmt: skip
     logs = "".join(path.read_text() for path in (folder / "ring").glob("*.log"))
     assert ALICE not in logs and "large language" not in logs + str(lines)
+
+
+def test_kv_blocks_travel_under_tls(ring: Ring) -> None:
+    """To each rank. Whoever comes to a data port without is sent away."""
+    for each in ring.workers:
+        assert "KV blocks travel under TLS 1.3 (connector tcp)" in each.log.read_text()
+    [decode] = ring.of_role("decode")
+    [rank] = psutil.Process(decode.process.pid).children()
+    prefill = psutil.Process(ring.of_role("prefill")[0].process.pid)
+    linked = {c.raddr.port for c in prefill.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED}
+    listening = {c.laddr.port for c in rank.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+    [port] = listening & linked
+    with socket.create_connection(("127.0.0.1", port), 10) as stranger:
+        stranger.sendall(b"baton-tcp-1\n" + bytes(32))
+        with suppress(ConnectionResetError):
+            while stranger.recv(1 << 10):
+                pass
+    assert "it speaks no TLS: does its worker have --worker-tls-certfile?" in decode.log.read_text()
+
+
+def test_a_connector_that_does_not_encrypt_is_warned_of(tmp_path: Path, tls: tuple[str, ...]) -> None:
+    chosen = worker(tmp_path, "gloo", "decode", "demo", *tls, "--connector", "gloo")
+    with running([chosen]):
+        said = chosen.log.read_text()
+    assert "WARNING" in said
+    assert "--connector gloo does not encrypt KV blocks, in spite of --worker-tls-certfile" in said
 
 
 async def test_a_key_that_is_taken_out_of_the_file_ends(ring: Ring, folder: Path) -> None:

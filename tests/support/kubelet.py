@@ -1,7 +1,8 @@
 """Rendered pods as local processes: what a kubelet does with command, env, volumes, probes and drain.
 
-Each pod has a loopback address of its own (127.0.0.0/8), so that ports are those of the manifest. Probes are
-asked as the manifest says, only more often. What containers isolate is not imitated: users, file systems,
+Each pod has a loopback address of its own (127.0.0.0/8), so that ports are those of the manifest; of IPv6
+there is only ``::1``, which pods share, so that each needs ports of its own. Probes are asked as the manifest
+says, only more often. What containers isolate is not imitated: users, file systems,
 resources.
 """
 
@@ -23,6 +24,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from baton.options import is_ipv6, join_address
 from tests.support.chart import Object, of_kind, selects
 from tests.support.fake_kubernetes import FakeKubernetes, Slice
 
@@ -76,6 +78,10 @@ class Pod:
     def port(self, name: str | int) -> int:
         named = {each["name"]: each["containerPort"] for each in self.container["ports"]}
         return name if isinstance(name, int) else int(named[name])
+
+    def address(self, port: str | int) -> str:
+        """host:port"""
+        return join_address(self.ip, self.port(port))
 
     async def start(self) -> None:
         self.folder.mkdir(parents=True)
@@ -207,12 +213,12 @@ class Pod:
     async def _answers(self, probe: Object) -> bool:
         if "httpGet" in probe:
             get = probe["httpGet"]
-            url = f"{get['scheme'].lower()}://{self.ip}:{self.port(get['port'])}{get['path']}"
+            url = f"{get['scheme'].lower()}://{self.address(get['port'])}{get['path']}"
             async with httpx.AsyncClient(verify=False) as client:
                 return 200 <= (await client.get(url)).status_code < 400
         if "grpc" in probe:
             asked = probe["grpc"]
-            async with grpc.aio.insecure_channel(f"{self.ip}:{asked['port']}") as channel:
+            async with grpc.aio.insecure_channel(self.address(asked["port"])) as channel:
                 request = health_pb2.HealthCheckRequest(service=asked["service"])
                 answer = await health_pb2_grpc.HealthStub(channel).Check(request)
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -231,14 +237,17 @@ class Cluster:
         folder: Path,
         hurry: float = HURRY,
         lag_s: Callable[[], float] = lambda: SLICES_LAG_S,
+        ip_of: Callable[[int], str] = lambda number: f"127.0.1.{10 + number}",
     ) -> None:
-        """``lag_s``: seconds until the next change of a pod is in the slices."""
+        """``lag_s``: seconds until the next change of a pod is in the slices. ``ip_of``: the address of each,
+        by its number."""
         self.objects = objects
         self.pods: list[Pod] = []
         self._api = api
         self._folder = folder
         self._hurry = hurry
         self._lag_s = lag_s
+        self._ip_of = ip_of
 
     async def start(self, deployment: str, template: Object | None = None) -> Pod:
         """One more pod of it. ``template``: another than that of ``objects``."""
@@ -246,7 +255,7 @@ class Cluster:
         pod = Pod(
             f"{deployment}-{number}",
             template or of_kind(self.objects, "Deployment")[deployment]["spec"]["template"],
-            f"127.0.1.{10 + number}",
+            self._ip_of(number),
             self._folder / f"{deployment}-{number}",
             of_kind(self.objects, "Secret"),
             self._changed,
@@ -279,7 +288,9 @@ class Cluster:
                 for pod in chosen[:1]
                 for port in service["spec"]["ports"]
             ]
-            self._api.put(name, [_endpoint(pod) for pod in alive], labels=labels, ports=ports)
+            family = "IPv6" if any(is_ipv6(pod.ip) for pod in alive) else "IPv4"
+            endpoints = [_endpoint(pod) for pod in alive]
+            self._api.put(name, endpoints, labels=labels, ports=ports, addressType=family)
 
 
 def _endpoint(pod: Pod) -> Slice:
@@ -301,9 +312,11 @@ async def cluster(
     folder: Path,
     hurry: float = HURRY,
     lag_s: Callable[[], float] = lambda: SLICES_LAG_S,
+    ip_of: Callable[[int], str] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Whatever still runs at the end is killed."""
-    running = Cluster(objects, api, folder, hurry, lag_s)
+    of_their_own = {} if ip_of is None else {"ip_of": ip_of}
+    running = Cluster(objects, api, folder, hurry, lag_s, **of_their_own)
     try:
         yield running
     finally:

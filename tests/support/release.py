@@ -40,7 +40,10 @@ class Release:
 
     @asynccontextmanager
     async def installed(
-        self, hurry: float = HURRY, lag_s: Callable[[], float] = lambda: SLICES_LAG_S
+        self,
+        hurry: float = HURRY,
+        lag_s: Callable[[], float] = lambda: SLICES_LAG_S,
+        ip_of: Callable[[int], str] | None = None,
     ) -> AsyncIterator[Cluster]:
         """Its pods, none of them started, before an API server that knows the selector that is rendered."""
         objects = self.objects()
@@ -48,8 +51,16 @@ class Release:
         selector = router["args"][router["args"].index("--kubernetes-selector") + 1]
         async with serving(FakeKubernetes(selector=selector)) as api:
             self._kubeconfig.write_text(yaml.safe_dump(kubeconfig(api.url)))
-            async with cluster(objects, api, self._folder, hurry, lag_s) as running:
+            async with cluster(objects, api, self._folder, hurry, lag_s, ip_of) as running:
                 yield running
+
+
+def own_ports(release: Release, deployment: str) -> Object:
+    """A worker's pods, as the release has them but for their ports: other pods have the same address."""
+    grpc, metrics = free_ports(2)
+    objects = release.objects({"workers": {"ports": {"grpc": grpc, "metrics": metrics}}})
+    found: Object = of_kind(objects, "Deployment")[deployment]["spec"]["template"]
+    return found
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
