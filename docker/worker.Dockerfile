@@ -51,6 +51,6 @@ EXPOSE 9000 9100
 STOPSIGNAL SIGTERM
 # That its metrics are served, on whatever address it listens: a worker that has not loaded has no port.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=1800s \
-    CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen('http://%s:9100/metrics' % os.environ.get('POD_IP', '127.0.0.1'), timeout=2)"]
+    CMD ["python3", "-c", "import os, urllib.request as r; h = os.environ.get('POD_IP', '127.0.0.1'); r.urlopen('http://%s:9100/metrics' % ('[%s]' % h if ':' in h else h), timeout=2)"]
 ENTRYPOINT ["baton"]
 CMD ["both", "--host", "0.0.0.0", "--port", "9000", "--metrics-port", "9100"]

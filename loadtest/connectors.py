@@ -40,6 +40,7 @@ from baton.tls.session import DataTls
 UCX: dict[str, Mapping[str, str]] = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
 TCP = ("tcp", "tcp-tls")
 KINDS = (*TCP, *UCX, "gloo")
+CPU = "CPU: seconds of the receiver's for each GB"
 CERTIFICATES = "LOADTEST_CERTIFICATES"
 """The environment variable with the folder of both processes' certificates."""
 ROUND_BYTES = 1 << 30
@@ -284,7 +285,7 @@ async def receive(kind: str, rounds: int, queued: int, cases: str) -> None:
             await queue_up(kind, case, end, link, queued, sock)
         else:
             # One more than asked for: in the first, either side meets its memory for the first time.
-            rates = {name: list[float]() for name in ("baton", *alone)}
+            rates = {name: list[float]() for name in ("baton", CPU, *alone)}
             for number in range(rounds + 1):
                 for name, rate in (await one_round(end, link, number, alone, sock)).items():
                     rates[name] += [rate] if number else []
@@ -298,7 +299,7 @@ async def receive(kind: str, rounds: int, queued: int, cases: str) -> None:
 async def one_round(
     end: End, link: Link, number: int, alone: Mapping[str, Move], sock: socket.socket
 ) -> dict[str, float]:
-    """GB/s of each."""
+    """GB/s of each, and what the connector's took of this process's CPU, in seconds per GB."""
     volume, rates, started = end.case.messages * end.case.message_bytes / 1e9, {}, 0.0
 
     def go() -> None:
@@ -311,18 +312,21 @@ async def one_round(
         rates[name] = volume / (time.perf_counter() - started)
     first = number * end.case.messages
     receives = [link.post_receive(first + i, end.blocks(i)) for i in range(end.case.messages)]
+    used = time.process_time()
     go()
     await asyncio.gather(*receives)
     rates["baton"] = volume / (time.perf_counter() - started)
+    rates[CPU] = (time.process_time() - used) / volume
     await asyncio.to_thread(sock.recv, 1)  # DONE
     return rates
 
 
 def report(kind: str, case: Case, rates: Mapping[str, list[float]]) -> None:
     medians = {name: statistics.median(rate) for name, rate in rates.items()}
-    baton = medians.pop("baton")
+    baton, cpu = medians.pop("baton"), medians.pop(CPU)
     others = "".join(f"{rate:8.2f}{baton / rate:6.2f}" for rate in medians.values())
-    print(f"{kind:<8} {case.name:<24} {case.message_bytes / 1e6:8.1f} {baton:7.2f}{others}", flush=True)
+    size = case.message_bytes / 1e6
+    print(f"{kind:<8} {case.name:<24} {size:8.1f} {baton:7.2f}{cpu:7.2f}{others}", flush=True)
 
 
 # --- memory
@@ -370,10 +374,9 @@ def main() -> None:
         print(f"{options.queued} messages queued at once: growth of either process's peak, in MB")
         print(f"{'':<8} {'message':<24} {'MB':>8} {'sender':>8} {'receiver':>8}")
     else:
-        print(f"GB/s, medians of {options.rounds} rounds of at least {ROUND_BYTES >> 20} MiB")
-        print(
-            f"{'':<8} {'message':<24} {'MB':>8} {'baton':>7}{'plain':>8}{'ratio':>6}{'tuned':>8}{'ratio':>6}"
-        )
+        print(f"GB/s, medians of {options.rounds} rounds of at least {ROUND_BYTES >> 20} MiB; {CPU}")
+        words = f"{'baton':>7}{'CPU':>7}{'plain':>8}{'ratio':>6}{'tuned':>8}{'ratio':>6}"
+        print(f"{'':<8} {'message':<24} {'MB':>8} {words}")
     with tempfile.TemporaryDirectory() as folder:
         os.environ[CERTIFICATES] = folder
         for kind in options.kinds.split(","):

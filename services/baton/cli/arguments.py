@@ -333,7 +333,13 @@ ThreadsPerWorker = Annotated[
     ),
 ]
 
-Host = Annotated[str, typer.Option(help="Address to listen on.", rich_help_panel=_NETWORK)]
+Host = Annotated[
+    str,
+    typer.Option(
+        help="Address to listen on, such as 10.0.0.7 or fd00::7; 0.0.0.0: all of IPv4, :: of both families.",
+        rich_help_panel=_NETWORK,
+    ),
+]
 Advertise = Annotated[
     str | None,
     typer.Option(
@@ -384,7 +390,8 @@ DataPort = Annotated[
 Connector = Annotated[
     str,
     typer.Option(
-        help="How KV blocks travel: auto (the best that both sides have), ucx, nccl, gloo or tcp.",
+        help="How KV blocks travel: auto (the best that both sides have; with --worker-tls-certfile tcp, "
+        "which alone encrypts them), ucx, nccl, gloo or tcp.",
         rich_help_panel=_NETWORK,
     ),
 ]
@@ -577,7 +584,7 @@ WorkerTlsCertfile = Annotated[
     typer.Option(
         metavar="FILE",
         help="Certificate chain (PEM) of this service for mTLS between router and workers, and between "
-        "workers. Read again for each connection.",
+        "workers, KV blocks over tcp included. Read again for each connection.",
         rich_help_panel=_SECURITY,
     ),
 ]
