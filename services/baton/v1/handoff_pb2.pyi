@@ -6,6 +6,7 @@ Every message after the greeting names (request_id, attempt) and is sent on one 
 (prefill incarnation, decode incarnation, epoch).
 """
 
+from baton.v1 import greeting_pb2 as _greeting_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
 from baton.v1 import worker_pb2 as _worker_pb2
 from collections import abc as _abc
@@ -89,6 +90,8 @@ class PrefillMessage(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     WITHDRAW_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    GREETING_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___LinkOpen: ...
     @_builtins.property
@@ -103,6 +106,10 @@ class PrefillMessage(_message.Message):
     def withdraw(self) -> Global___Withdraw: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def greeting(self) -> _greeting_pb2.Greeting: ...
+    @_builtins.property
+    def proof(self) -> _greeting_pb2.Proof: ...
     def __init__(
         self,
         *,
@@ -113,12 +120,14 @@ class PrefillMessage(_message.Message):
         drained: Global___Drained | None = ...,
         withdraw: Global___Withdraw | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        greeting: _greeting_pb2.Greeting | None = ...,
+        proof: _greeting_pb2.Proof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "greeting", b"greeting", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "proof", b"proof", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "greeting", b"greeting", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "proof", b"proof", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "ask", "ready", "send_complete", "drained", "withdraw", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "ask", "ready", "send_complete", "drained", "withdraw", "heartbeat", "greeting", "proof"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -136,6 +145,7 @@ class DecodeMessage(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accept(self) -> Global___LinkAccept: ...
     @_builtins.property
@@ -152,6 +162,8 @@ class DecodeMessage(_message.Message):
     def cancel(self) -> Global___CancelHandoff: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def challenge(self) -> _greeting_pb2.Challenge: ...
     def __init__(
         self,
         *,
@@ -163,12 +175,13 @@ class DecodeMessage(_message.Message):
         release: Global___Release | None = ...,
         cancel: Global___CancelHandoff | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        challenge: _greeting_pb2.Challenge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "cancel", b"cancel", "credit", b"credit", "decline", b"decline", "grant", b"grant", "heartbeat", b"heartbeat", "message", b"message", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "cancel", b"cancel", "challenge", b"challenge", "credit", b"credit", "decline", b"decline", "grant", b"grant", "heartbeat", b"heartbeat", "message", b"message", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "cancel", b"cancel", "credit", b"credit", "decline", b"decline", "grant", b"grant", "heartbeat", b"heartbeat", "message", b"message", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "cancel", b"cancel", "challenge", b"challenge", "credit", b"credit", "decline", b"decline", "grant", b"grant", "heartbeat", b"heartbeat", "message", b"message", "refuse", b"refuse", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["accept", "refuse", "credit", "decline", "grant", "release", "cancel", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["accept", "refuse", "credit", "decline", "grant", "release", "cancel", "heartbeat", "challenge"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -186,6 +199,7 @@ class LinkOpen(_message.Message):
     VERIFY_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     prefill_incarnation: _builtins.str
+    """the name that it has greeted by"""
     decode_incarnation: _builtins.str
     """whom prefill believes it is talking to"""
     prefill_address: _builtins.str

@@ -45,7 +45,8 @@ class HandoffServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Link(self, request_iterator, context):
-        """Opened by prefill. The end of the stream, either way, fences the link.
+        """Opened by prefill. It begins with proofs both ways (see greeting.proto), then comes LinkOpen. The end of the
+        stream, either way, fences the link.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,13 +35,17 @@ class HandoffStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> HandoffAsyncStub: ...
     Link: _grpc.StreamStreamMultiCallable[_handoff_pb2.PrefillMessage, _handoff_pb2.DecodeMessage]
-    """Opened by prefill. The end of the stream, either way, fences the link."""
+    """Opened by prefill. It begins with proofs both ways (see greeting.proto), then comes LinkOpen. The end of the
+    stream, either way, fences the link.
+    """
 
 @_typing.type_check_only
 class HandoffAsyncStub(HandoffStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Link: _aio.StreamStreamMultiCallable[_handoff_pb2.PrefillMessage, _handoff_pb2.DecodeMessage]  # type: ignore[assignment]
-    """Opened by prefill. The end of the stream, either way, fences the link."""
+    """Opened by prefill. It begins with proofs both ways (see greeting.proto), then comes LinkOpen. The end of the
+    stream, either way, fences the link.
+    """
 
 class HandoffServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -50,6 +54,8 @@ class HandoffServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_handoff_pb2.PrefillMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_handoff_pb2.DecodeMessage], _abc.AsyncIterator[_handoff_pb2.DecodeMessage]]:
-        """Opened by prefill. The end of the stream, either way, fences the link."""
+        """Opened by prefill. It begins with proofs both ways (see greeting.proto), then comes LinkOpen. The end of the
+        stream, either way, fences the link.
+        """
 
 def add_HandoffServicer_to_server(servicer: HandoffServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,68 +22,69 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from baton.v1 import greeting_pb2 as baton_dot_v1_dot_greeting__pb2
 from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\"h\n\x11SwitchRoleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\x12\r\n\x05proof\x18\x04 \x01(\x0c\"\\\n\x0fSwitchRoleReply\x12\x1b\n\x03was\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x1b\n\x03now\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xc4\x02\n\rRouterMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.RouterHelloH\x00\x12\"\n\x06submit\x18\x02 \x01(\x0b\x32\x10.baton.v1.SubmitH\x00\x12\"\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x12&\n\x05peers\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodePeersH\x00\x12.\n\theartbeat\x18\x05 \x01(\x0b\x32\x19.baton.v1.RouterHeartbeatH\x00\x12+\n\x0b\x64rain_noted\x18\x06 \x01(\x0b\x32\x14.baton.v1.DrainNotedH\x00\x12\x33\n\x0fsnapshot_wanted\x18\x14 \x01(\x0b\x32\x18.baton.v1.SnapshotWantedH\x00\x42\t\n\x07message\"\x8f\x01\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerHelloH\x00\x12 \n\x05\x66rame\x18\x02 \x01(\x0b\x32\x0f.baton.v1.FrameH\x00\x12)\n\ndrain_done\x18\x03 \x01(\x0b\x32\x13.baton.v1.DrainDoneH\x00\x42\t\n\x07message\" \n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\xaf\x03\n\x0bWorkerHello\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fhandoff_address\x18\t \x01(\t\x12\x13\n\x0bmax_running\x18\n \x01(\r\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x18\n\x10takes_priorities\x18\x0c \x01(\x08\x12\x15\n\rcompatibility\x18\r \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x14 \x01(\r\x12\x1c\n\x14mixed_prefill_tokens\x18\x15 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x16 \x01(\r\x12\x14\n\x0ctells_blocks\x18\x17 \x01(\x08\x12\x1d\n\x15longest_shared_prompt\x18\x18 \x01(\r\"2\n\x0b\x44\x65\x63odePeers\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.baton.v1.DecodePeer\":\n\nDecodePeer\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x11\n\x0fRouterHeartbeat\"\x0c\n\nDrainNoted\"\x0b\n\tDrainDone\"\xfe\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x16.baton.v1.DecodeTarget\x12\"\n\x07urgency\x18\x07 \x01(\x0b\x32\x11.baton.v1.Urgency\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"<\n\x04\x46ork\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\noutput_ids\x18\x03 \x03(\r\"L\n\x0c\x44\x65\x63odeTarget\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\"?\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08\x66ork_ids\x18\x03 \x03(\t\"\x10\n\x0eSnapshotWanted\"\x94\x01\n\x05\x46rame\x12$\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x14.baton.v1.TokenDelta\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\x12%\n\x06\x62locks\x18\x14 \x01(\x0b\x32\x15.baton.v1.BlockEvents\x12 \n\x06phases\x18\x15 \x03(\x0b\x32\x10.baton.v1.Phases\"\xb3\x01\n\x06Phases\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x17.baton.v1.ComputePhasesH\x00\x12*\n\x07handoff\x18\x04 \x01(\x0b\x32\x17.baton.v1.HandoffPhasesH\x00\x12$\n\x04join\x18\x05 \x01(\x0b\x32\x14.baton.v1.JoinPhasesH\x00\x42\x06\n\x04part\"\x97\x01\n\rComputePhases\x12\x0f\n\x07link_us\x18\x01 \x01(\x04\x12\x0f\n\x07room_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x12\n\ncompute_us\x18\x04 \x01(\x04\x12\x12\n\npublish_us\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\"\x90\x01\n\rHandoffPhases\x12\x0f\n\x07room_us\x18\x01 \x01(\x04\x12\x0f\n\x07wait_us\x18\x02 \x01(\x04\x12\x10\n\x08grant_us\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x04 \x01(\x04\x12\x10\n\x08\x66lush_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x11\n\tconnector\x18\x07 \x01(\t\"C\n\nJoinPhases\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x12\n\npublish_us\x18\x03 \x01(\x04\"i\n\x0b\x42lockEvents\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\x0f\n\x07restart\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x03(\x06\x12\x0f\n\x07removed\x18\x05 \x03(\x06\x12\x0c\n\x04left\x18\x06 \x01(\r\"\xa7\x02\n\nTokenDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tfirst_seq\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0f\n\x07refused\x18\x08 \x01(\x08\x12\x0c\n\x04lost\x18\t \x01(\x08\x12\'\n\x07\x64\x65tails\x18\n \x01(\x0b\x32\x16.baton.v1.TokenDetails\x12\x0f\n\x07invalid\x18\x0b \x01(\x08\x12\x0f\n\x07\x65xpired\x18\x0c \x01(\x08\x12\x0f\n\x07started\x18\r \x01(\x08\"a\n\x0cTokenDetails\x12$\n\x08logprobs\x18\x01 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12+\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x12.baton.v1.Logprobs\"\xf4\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x04 \x01(\r\x12\x15\n\rblocks_cached\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x06 \x01(\r\x12\x15\n\ropen_handoffs\x18\x07 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x1a\n\rsubmits_taken\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0f\x62locks_reserved\x18\x15 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x16 \x01(\x01\x12\x14\n\x0cstep_base_ms\x18\x17 \x01(\x01\x12\x13\n\x0bstep_row_ms\x18\x18 \x01(\x01\x12\x1b\n\x13handoff_bytes_per_s\x18\x19 \x01(\x01\x42\x10\n\x0e_submits_taken*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\r\n\tROLE_BOTH\x10\x03\x32\x8f\x01\n\x06Worker\x12?\n\x07\x43onnect\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x12\x44\n\nSwitchRole\x12\x1b.baton.v1.SwitchRoleRequest\x1a\x19.baton.v1.SwitchRoleReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/worker.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/greeting.proto\x1a\x18\x62\x61ton/v1/inference.proto\"h\n\x11SwitchRoleRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x11\n\ttimeout_s\x18\x03 \x01(\x01\x12\r\n\x05proof\x18\x04 \x01(\x0c\"\\\n\x0fSwitchRoleReply\x12\x1b\n\x03was\x18\x01 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x1b\n\x03now\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\x8e\x03\n\rRouterMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.RouterHelloH\x00\x12\"\n\x06submit\x18\x02 \x01(\x0b\x32\x10.baton.v1.SubmitH\x00\x12\"\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x10.baton.v1.CancelH\x00\x12&\n\x05peers\x18\x04 \x01(\x0b\x32\x15.baton.v1.DecodePeersH\x00\x12.\n\theartbeat\x18\x05 \x01(\x0b\x32\x19.baton.v1.RouterHeartbeatH\x00\x12+\n\x0b\x64rain_noted\x18\x06 \x01(\x0b\x32\x14.baton.v1.DrainNotedH\x00\x12\x33\n\x0fsnapshot_wanted\x18\x14 \x01(\x0b\x32\x18.baton.v1.SnapshotWantedH\x00\x12&\n\x08greeting\x18( \x01(\x0b\x32\x12.baton.v1.GreetingH\x00\x12 \n\x05proof\x18) \x01(\x0b\x32\x0f.baton.v1.ProofH\x00\x42\t\n\x07message\"\xb9\x01\n\rWorkerMessage\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.baton.v1.WorkerHelloH\x00\x12 \n\x05\x66rame\x18\x02 \x01(\x0b\x32\x0f.baton.v1.FrameH\x00\x12)\n\ndrain_done\x18\x03 \x01(\x0b\x32\x13.baton.v1.DrainDoneH\x00\x12(\n\tchallenge\x18( \x01(\x0b\x32\x13.baton.v1.ChallengeH\x00\x42\t\n\x07message\" \n\x0bRouterHello\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\xaf\x03\n\x0bWorkerHello\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.baton.v1.Role\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x12\n\nvocab_size\x18\x06 \x01(\r\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x12\n\nnum_blocks\x18\x08 \x01(\r\x12\x17\n\x0fhandoff_address\x18\t \x01(\t\x12\x13\n\x0bmax_running\x18\n \x01(\r\x12\x15\n\reos_token_ids\x18\x0b \x03(\r\x12\x18\n\x10takes_priorities\x18\x0c \x01(\x08\x12\x15\n\rcompatibility\x18\r \x01(\t\x12\x14\n\x0c\x63hunk_tokens\x18\x14 \x01(\r\x12\x1c\n\x14mixed_prefill_tokens\x18\x15 \x01(\r\x12\x1a\n\x12kv_bytes_per_token\x18\x16 \x01(\r\x12\x14\n\x0ctells_blocks\x18\x17 \x01(\x08\x12\x1d\n\x15longest_shared_prompt\x18\x18 \x01(\r\"2\n\x0b\x44\x65\x63odePeers\x12#\n\x05peers\x18\x01 \x03(\x0b\x32\x14.baton.v1.DecodePeer\":\n\nDecodePeer\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x11\n\x0fRouterHeartbeat\"\x0c\n\nDrainNoted\"\x0b\n\tDrainDone\"\xfe\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12&\n\x06\x64\x65\x63ode\x18\x06 \x01(\x0b\x32\x16.baton.v1.DecodeTarget\x12\"\n\x07urgency\x18\x07 \x01(\x0b\x32\x11.baton.v1.Urgency\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"<\n\x04\x46ork\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\noutput_ids\x18\x03 \x03(\r\"L\n\x0c\x44\x65\x63odeTarget\x12\x17\n\x0fhandoff_address\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0e\n\x06handle\x18\x03 \x01(\x0c\"?\n\x06\x43\x61ncel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08\x66ork_ids\x18\x03 \x03(\t\"\x10\n\x0eSnapshotWanted\"\x94\x01\n\x05\x46rame\x12$\n\x06\x64\x65ltas\x18\x01 \x03(\x0b\x32\x14.baton.v1.TokenDelta\x12\x1c\n\x04load\x18\x02 \x01(\x0b\x32\x0e.baton.v1.Load\x12%\n\x06\x62locks\x18\x14 \x01(\x0b\x32\x15.baton.v1.BlockEvents\x12 \n\x06phases\x18\x15 \x03(\x0b\x32\x10.baton.v1.Phases\"\xb3\x01\n\x06Phases\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12*\n\x07\x63ompute\x18\x03 \x01(\x0b\x32\x17.baton.v1.ComputePhasesH\x00\x12*\n\x07handoff\x18\x04 \x01(\x0b\x32\x17.baton.v1.HandoffPhasesH\x00\x12$\n\x04join\x18\x05 \x01(\x0b\x32\x14.baton.v1.JoinPhasesH\x00\x42\x06\n\x04part\"\x97\x01\n\rComputePhases\x12\x0f\n\x07link_us\x18\x01 \x01(\x04\x12\x0f\n\x07room_us\x18\x02 \x01(\x04\x12\x10\n\x08queue_us\x18\x03 \x01(\x04\x12\x12\n\ncompute_us\x18\x04 \x01(\x04\x12\x12\n\npublish_us\x18\x05 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x06 \x01(\r\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\"\x90\x01\n\rHandoffPhases\x12\x0f\n\x07room_us\x18\x01 \x01(\x04\x12\x0f\n\x07wait_us\x18\x02 \x01(\x04\x12\x10\n\x08grant_us\x18\x03 \x01(\x04\x12\x13\n\x0btransfer_us\x18\x04 \x01(\x04\x12\x10\n\x08\x66lush_us\x18\x05 \x01(\x04\x12\x11\n\tcommit_us\x18\x06 \x01(\x04\x12\x11\n\tconnector\x18\x07 \x01(\t\"C\n\nJoinPhases\x12\x10\n\x08queue_us\x18\x01 \x01(\x04\x12\x0f\n\x07step_us\x18\x02 \x01(\x04\x12\x12\n\npublish_us\x18\x03 \x01(\x04\"i\n\x0b\x42lockEvents\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x04\x12\x0f\n\x07restart\x18\x03 \x01(\x08\x12\x0e\n\x06stored\x18\x04 \x03(\x06\x12\x0f\n\x07removed\x18\x05 \x03(\x06\x12\x0c\n\x04left\x18\x06 \x01(\r\"\xa7\x02\n\nTokenDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\tfirst_seq\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12-\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x0f\n\x07refused\x18\x08 \x01(\x08\x12\x0c\n\x04lost\x18\t \x01(\x08\x12\'\n\x07\x64\x65tails\x18\n \x01(\x0b\x32\x16.baton.v1.TokenDetails\x12\x0f\n\x07invalid\x18\x0b \x01(\x08\x12\x0f\n\x07\x65xpired\x18\x0c \x01(\x08\x12\x0f\n\x07started\x18\r \x01(\x08\"a\n\x0cTokenDetails\x12$\n\x08logprobs\x18\x01 \x01(\x0b\x32\x12.baton.v1.Logprobs\x12+\n\x0fprompt_logprobs\x18\x02 \x01(\x0b\x32\x12.baton.v1.Logprobs\"\xf4\x02\n\x04Load\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_prefill_tokens\x18\x03 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\x04 \x01(\r\x12\x15\n\rblocks_cached\x18\x05 \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x06 \x01(\r\x12\x15\n\ropen_handoffs\x18\x07 \x01(\r\x12\x13\n\x0bpreemptions\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x1a\n\rsubmits_taken\x18\x14 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0f\x62locks_reserved\x18\x15 \x01(\r\x12\x1c\n\x14prefill_tokens_per_s\x18\x16 \x01(\x01\x12\x14\n\x0cstep_base_ms\x18\x17 \x01(\x01\x12\x13\n\x0bstep_row_ms\x18\x18 \x01(\x01\x12\x1b\n\x13handoff_bytes_per_s\x18\x19 \x01(\x01\x42\x10\n\x0e_submits_taken*N\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\r\n\tROLE_BOTH\x10\x03\x32\x8f\x01\n\x06Worker\x12?\n\x07\x43onnect\x12\x17.baton.v1.RouterMessage\x1a\x17.baton.v1.WorkerMessage(\x01\x30\x01\x12\x44\n\nSwitchRole\x12\x1b.baton.v1.SwitchRoleRequest\x1a\x19.baton.v1.SwitchRoleReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=3422
-  _globals['_ROLE']._serialized_end=3500
-  _globals['_SWITCHROLEREQUEST']._serialized_start=61
-  _globals['_SWITCHROLEREQUEST']._serialized_end=165
-  _globals['_SWITCHROLEREPLY']._serialized_start=167
-  _globals['_SWITCHROLEREPLY']._serialized_end=259
-  _globals['_ROUTERMESSAGE']._serialized_start=262
-  _globals['_ROUTERMESSAGE']._serialized_end=586
-  _globals['_WORKERMESSAGE']._serialized_start=589
-  _globals['_WORKERMESSAGE']._serialized_end=732
-  _globals['_ROUTERHELLO']._serialized_start=734
-  _globals['_ROUTERHELLO']._serialized_end=766
-  _globals['_WORKERHELLO']._serialized_start=769
-  _globals['_WORKERHELLO']._serialized_end=1200
-  _globals['_DECODEPEERS']._serialized_start=1202
-  _globals['_DECODEPEERS']._serialized_end=1252
-  _globals['_DECODEPEER']._serialized_start=1254
-  _globals['_DECODEPEER']._serialized_end=1312
-  _globals['_ROUTERHEARTBEAT']._serialized_start=1314
-  _globals['_ROUTERHEARTBEAT']._serialized_end=1331
-  _globals['_DRAINNOTED']._serialized_start=1333
-  _globals['_DRAINNOTED']._serialized_end=1345
-  _globals['_DRAINDONE']._serialized_start=1347
-  _globals['_DRAINDONE']._serialized_end=1358
-  _globals['_SUBMIT']._serialized_start=1361
-  _globals['_SUBMIT']._serialized_end=1615
-  _globals['_FORK']._serialized_start=1617
-  _globals['_FORK']._serialized_end=1677
-  _globals['_DECODETARGET']._serialized_start=1679
-  _globals['_DECODETARGET']._serialized_end=1755
-  _globals['_CANCEL']._serialized_start=1757
-  _globals['_CANCEL']._serialized_end=1820
-  _globals['_SNAPSHOTWANTED']._serialized_start=1822
-  _globals['_SNAPSHOTWANTED']._serialized_end=1838
-  _globals['_FRAME']._serialized_start=1841
-  _globals['_FRAME']._serialized_end=1989
-  _globals['_PHASES']._serialized_start=1992
-  _globals['_PHASES']._serialized_end=2171
-  _globals['_COMPUTEPHASES']._serialized_start=2174
-  _globals['_COMPUTEPHASES']._serialized_end=2325
-  _globals['_HANDOFFPHASES']._serialized_start=2328
-  _globals['_HANDOFFPHASES']._serialized_end=2472
-  _globals['_JOINPHASES']._serialized_start=2474
-  _globals['_JOINPHASES']._serialized_end=2541
-  _globals['_BLOCKEVENTS']._serialized_start=2543
-  _globals['_BLOCKEVENTS']._serialized_end=2648
-  _globals['_TOKENDELTA']._serialized_start=2651
-  _globals['_TOKENDELTA']._serialized_end=2946
-  _globals['_TOKENDETAILS']._serialized_start=2948
-  _globals['_TOKENDETAILS']._serialized_end=3045
-  _globals['_LOAD']._serialized_start=3048
-  _globals['_LOAD']._serialized_end=3420
-  _globals['_WORKER']._serialized_start=3503
-  _globals['_WORKER']._serialized_end=3646
+  _globals['_ROLE']._serialized_start=3563
+  _globals['_ROLE']._serialized_end=3641
+  _globals['_SWITCHROLEREQUEST']._serialized_start=86
+  _globals['_SWITCHROLEREQUEST']._serialized_end=190
+  _globals['_SWITCHROLEREPLY']._serialized_start=192
+  _globals['_SWITCHROLEREPLY']._serialized_end=284
+  _globals['_ROUTERMESSAGE']._serialized_start=287
+  _globals['_ROUTERMESSAGE']._serialized_end=685
+  _globals['_WORKERMESSAGE']._serialized_start=688
+  _globals['_WORKERMESSAGE']._serialized_end=873
+  _globals['_ROUTERHELLO']._serialized_start=875
+  _globals['_ROUTERHELLO']._serialized_end=907
+  _globals['_WORKERHELLO']._serialized_start=910
+  _globals['_WORKERHELLO']._serialized_end=1341
+  _globals['_DECODEPEERS']._serialized_start=1343
+  _globals['_DECODEPEERS']._serialized_end=1393
+  _globals['_DECODEPEER']._serialized_start=1395
+  _globals['_DECODEPEER']._serialized_end=1453
+  _globals['_ROUTERHEARTBEAT']._serialized_start=1455
+  _globals['_ROUTERHEARTBEAT']._serialized_end=1472
+  _globals['_DRAINNOTED']._serialized_start=1474
+  _globals['_DRAINNOTED']._serialized_end=1486
+  _globals['_DRAINDONE']._serialized_start=1488
+  _globals['_DRAINDONE']._serialized_end=1499
+  _globals['_SUBMIT']._serialized_start=1502
+  _globals['_SUBMIT']._serialized_end=1756
+  _globals['_FORK']._serialized_start=1758
+  _globals['_FORK']._serialized_end=1818
+  _globals['_DECODETARGET']._serialized_start=1820
+  _globals['_DECODETARGET']._serialized_end=1896
+  _globals['_CANCEL']._serialized_start=1898
+  _globals['_CANCEL']._serialized_end=1961
+  _globals['_SNAPSHOTWANTED']._serialized_start=1963
+  _globals['_SNAPSHOTWANTED']._serialized_end=1979
+  _globals['_FRAME']._serialized_start=1982
+  _globals['_FRAME']._serialized_end=2130
+  _globals['_PHASES']._serialized_start=2133
+  _globals['_PHASES']._serialized_end=2312
+  _globals['_COMPUTEPHASES']._serialized_start=2315
+  _globals['_COMPUTEPHASES']._serialized_end=2466
+  _globals['_HANDOFFPHASES']._serialized_start=2469
+  _globals['_HANDOFFPHASES']._serialized_end=2613
+  _globals['_JOINPHASES']._serialized_start=2615
+  _globals['_JOINPHASES']._serialized_end=2682
+  _globals['_BLOCKEVENTS']._serialized_start=2684
+  _globals['_BLOCKEVENTS']._serialized_end=2789
+  _globals['_TOKENDELTA']._serialized_start=2792
+  _globals['_TOKENDELTA']._serialized_end=3087
+  _globals['_TOKENDETAILS']._serialized_start=3089
+  _globals['_TOKENDETAILS']._serialized_end=3186
+  _globals['_LOAD']._serialized_start=3189
+  _globals['_LOAD']._serialized_end=3561
+  _globals['_WORKER']._serialized_start=3644
+  _globals['_WORKER']._serialized_end=3787
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ Router <-> worker. One long-lived stream per (router, worker); every engine step
 new tokens of all of that router's requests.
 """
 
+from baton.v1 import greeting_pb2 as _greeting_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -111,6 +112,8 @@ class RouterMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     DRAIN_NOTED_FIELD_NUMBER: _builtins.int
     SNAPSHOT_WANTED_FIELD_NUMBER: _builtins.int
+    GREETING_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -125,6 +128,10 @@ class RouterMessage(_message.Message):
     def drain_noted(self) -> Global___DrainNoted: ...
     @_builtins.property
     def snapshot_wanted(self) -> Global___SnapshotWanted: ...
+    @_builtins.property
+    def greeting(self) -> _greeting_pb2.Greeting: ...
+    @_builtins.property
+    def proof(self) -> _greeting_pb2.Proof: ...
     def __init__(
         self,
         *,
@@ -135,12 +142,14 @@ class RouterMessage(_message.Message):
         heartbeat: Global___RouterHeartbeat | None = ...,
         drain_noted: Global___DrainNoted | None = ...,
         snapshot_wanted: Global___SnapshotWanted | None = ...,
+        greeting: _greeting_pb2.Greeting | None = ...,
+        proof: _greeting_pb2.Proof | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "greeting", b"greeting", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "proof", b"proof", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "greeting", b"greeting", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "proof", b"proof", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "peers", "heartbeat", "drain_noted", "snapshot_wanted"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "peers", "heartbeat", "drain_noted", "snapshot_wanted", "greeting", "proof"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -153,24 +162,28 @@ class WorkerMessage(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     FRAME_FIELD_NUMBER: _builtins.int
     DRAIN_DONE_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
     def frame(self) -> Global___Frame: ...
     @_builtins.property
     def drain_done(self) -> Global___DrainDone: ...
+    @_builtins.property
+    def challenge(self) -> _greeting_pb2.Challenge: ...
     def __init__(
         self,
         *,
         hello: Global___WorkerHello | None = ...,
         frame: Global___Frame | None = ...,
         drain_done: Global___DrainDone | None = ...,
+        challenge: _greeting_pb2.Challenge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_done", b"drain_done", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "drain_done", b"drain_done", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain_done", b"drain_done", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "drain_done", b"drain_done", "frame", b"frame", "hello", b"hello", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "drain_done"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "frame", "drain_done", "challenge"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -183,7 +196,7 @@ class RouterHello(_message.Message):
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Random per router process; a prefill worker names it to decode, so that decode knows whose stream the
-    tokens belong on.
+    tokens belong on. The name that it has greeted by.
     """
     def __init__(
         self,

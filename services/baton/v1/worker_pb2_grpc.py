@@ -50,8 +50,8 @@ class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Connect(self, request_iterator, context):
-        """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-        frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+        """It begins with proofs both ways (see greeting.proto). The next message each way is the hello (RouterHello,
+        WorkerHello); then submits and cancels go up, frames come down. The end of the stream ends every request that was submitted on it, unless the worker
         said DrainDone before. Each side says something every half second, or is taken for dead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -34,8 +34,8 @@ class WorkerStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
     Connect: _grpc.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]
-    """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-    frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+    """It begins with proofs both ways (see greeting.proto). The next message each way is the hello (RouterHello,
+    WorkerHello); then submits and cancels go up, frames come down. The end of the stream ends every request that was submitted on it, unless the worker
     said DrainDone before. Each side says something every half second, or is taken for dead.
     """
     SwitchRole: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SwitchRoleRequest, _worker_pb2.SwitchRoleReply]
@@ -54,8 +54,8 @@ class WorkerStub:
 class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_worker_pb2.RouterMessage, _worker_pb2.WorkerMessage]  # type: ignore[assignment]
-    """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-    frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+    """It begins with proofs both ways (see greeting.proto). The next message each way is the hello (RouterHello,
+    WorkerHello); then submits and cancels go up, frames come down. The end of the stream ends every request that was submitted on it, unless the worker
     said DrainDone before. Each side says something every half second, or is taken for dead.
     """
     SwitchRole: _aio.UnaryUnaryMultiCallable[_worker_pb2.SwitchRoleRequest, _worker_pb2.SwitchRoleReply]  # type: ignore[assignment]
@@ -77,8 +77,8 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.RouterMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerMessage], _abc.AsyncIterator[_worker_pb2.WorkerMessage]]:
-        """The first message each way is the greeting (RouterHello, WorkerHello); then submits and cancels go up,
-        frames come down. The end of the stream ends every request that was submitted on it, unless the worker
+        """It begins with proofs both ways (see greeting.proto). The next message each way is the hello (RouterHello,
+        WorkerHello); then submits and cancels go up, frames come down. The end of the stream ends every request that was submitted on it, unless the worker
         said DrainDone before. Each side says something every half second, or is taken for dead.
         """
 

@@ -1,0 +1,1 @@
+"""How a stream between two services begins: each proves to the other that it has the cluster key."""

@@ -1,0 +1,111 @@
+"""A worker's side of greetings over gRPC: nobody gets past who has not proved to have the cluster key."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+
+from baton.greeting.places import NoPlaceError, Places
+from baton.greeting.proofs import GREETING_S, Called, Kind, MalformedGreetingError, WrongProofError
+from baton.v1.greeting_pb2 import Challenge
+from baton.v1.handoff_pb2 import PrefillMessage
+from baton.v1.worker_pb2 import RouterMessage
+
+log = logging.getLogger(__name__)
+
+MOST_UNPROVED = 128
+"""Streams of one service of a worker that have not proved anything yet."""
+MOST_UNPROVED_FROM_ONE = 32
+"""Of these, from one address. Who finds no place calls again within a second, and a greeting takes
+milliseconds."""
+TELL_S = 10.0
+"""At most one line of the log in this time tells of callers that were refused."""
+
+Messages = AsyncIterator[RouterMessage] | AsyncIterator[PrefillMessage]
+Say = Callable[[Challenge], Awaitable[None]]
+
+
+class CallerRefusedError(Exception):
+    """A caller is not let in; ``status`` is what it is told, with the text."""
+
+    def __init__(self, status: grpc.StatusCode, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Entrance:
+    """Of one service of a worker. Event loop's thread only."""
+
+    def __init__(self, cluster_key: bytes, kind: Kind, greeting_s: float = GREETING_S) -> None:
+        self.refused: Counter[str] = Counter()
+        """Callers that were not let in since the start, by the name of their status."""
+        self._cluster_key = cluster_key
+        self._kind = kind
+        self._greeting_s = greeting_s
+        self._places = Places(MOST_UNPROVED, MOST_UNPROVED_FROM_ONE)
+        self._told_at = -TELL_S
+        self._untold = 0
+
+    @property
+    def unproved(self) -> int:
+        """Streams whose greeting is under way."""
+        return self._places.taken
+
+    async def admit(self, messages: Messages, peer: str, incarnation: str, say: Say) -> str:
+        """The caller's name, once it has proved that it has the cluster key.
+
+        ``messages``: what it sends, of which nothing was read. ``peer``: where it calls from, as gRPC names
+        it. ``incarnation``: the worker's. ``say`` sends a challenge. Raises CallerRefusedError.
+        """
+        try:
+            with self._places.one_for(peer):
+                return await self._greeted(messages, incarnation, say)
+        except NoPlaceError as error:
+            refusal = CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"greeting: {error}")
+        except CallerRefusedError as error:
+            refusal = error
+        self._count(peer, refusal)
+        raise refusal
+
+    async def _greeted(self, messages: Messages, incarnation: str, say: Say) -> str:
+        try:
+            async with asyncio.timeout(self._greeting_s):
+                return await self._proved(messages, incarnation, say)
+        except TimeoutError:
+            reason = f"the greeting took longer than {self._greeting_s:g} s"
+            raise CallerRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
+        except MalformedGreetingError as error:
+            raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, f"greeting.{error}") from None
+        except WrongProofError as error:
+            raise CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)) from None
+
+    async def _proved(self, messages: Messages, incarnation: str, say: Say) -> str:
+        first = await anext(messages, None)
+        if first is None or not first.HasField("greeting"):
+            raise _unproved(f"the first message must be a Greeting: is the {self._kind} of an older release?")
+        called = Called(self._cluster_key, self._kind, incarnation, first.greeting)
+        await say(called.challenge)
+        second = await anext(messages, None)
+        if second is None or not second.HasField("proof"):
+            raise _unproved("the second message must be a Proof")
+        called.check(second.proof)
+        return first.greeting.name
+
+    def _count(self, peer: str, refusal: CallerRefusedError) -> None:
+        self.refused[refusal.status.name] += 1
+        now = time.monotonic()
+        if now - self._told_at < TELL_S:
+            self._untold += 1
+            return
+        more = f" (and {self._untold} more callers since the last such line)" if self._untold else ""
+        log.warning("a %s at %s was refused: %s%s", self._kind, peer, refusal, more)
+        self._told_at, self._untold = now, 0
+
+
+def _unproved(reason: str) -> CallerRefusedError:
+    return CallerRefusedError(grpc.StatusCode.UNAUTHENTICATED, reason)
