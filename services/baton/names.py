@@ -32,15 +32,20 @@ def check_address(field: str, text: str) -> None:
         raise ValueError(f"{field}: {error}") from None
 
 
+def is_words(text: str) -> bool:
+    """Whether ``text`` can be what a person calls something: see ``check_words``."""
+    return len(text) <= LONGEST_NAME and text.isprintable()
+
+
 def check_words(field: str, text: str) -> None:
     """ValueError unless ``text`` can be what a person calls something, a model say: up to 128 characters that
     can be printed. It may be empty."""
-    if len(text) > LONGEST_NAME or not text.isprintable():
+    if not is_words(text):
         raise ValueError(f"{field}: must be at most {LONGEST_NAME} printable characters, not {shown(text)}")
 
 
 def shown(text: str) -> str:
     """``text`` for an error or a log: in ASCII, on one line, and cut."""
     if len(text) > LONGEST_NAME:
-        return f"{len(text)} characters, {ascii(text[:16])}..."
+        return f"{len(text)} characters, {text[:16]!a}..."
     return ascii(text)

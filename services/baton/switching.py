@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import grpc
 
 from baton.connector.identity import sign_switch
+from baton.greeting.proofs import Caller, GreetingError
 from baton.options import UserError, parse_address
 from baton.tls.channels import Dialer
 from baton.v1 import worker_pb2 as pb
@@ -55,7 +56,7 @@ async def switch_role(
     try:
         async with (dialer or Dialer()).channel(address, CHANNEL_OPTIONS) as channel:
             stub: pb_grpc.WorkerAsyncStub = pb_grpc.WorkerStub(channel)
-            incarnation = await _incarnation(stub)
+            incarnation = await _incarnation(stub, cluster_key)
             request = pb.SwitchRoleRequest(
                 role=wanted,
                 incarnation=incarnation,
@@ -65,18 +66,23 @@ async def switch_role(
             reply = await stub.SwitchRole(request)
     except grpc.aio.AioRpcError as error:
         raise SwitchError(address, error.code(), error.details() or "no reason was given") from error
+    except GreetingError as error:
+        raise SwitchError(address, grpc.StatusCode.PERMISSION_DENIED, str(error)) from error
     return Switched(_name(reply.was), _name(reply.now), reply.seconds)
 
 
-async def _incarnation(stub: pb_grpc.WorkerAsyncStub) -> str:
-    """The name of the process in the role that it has, from its greeting."""
-    hello = pb.RouterMessage(hello=pb.RouterHello(router_id=f"switch-{secrets.token_hex(8)}"))
-    stream = stub.Connect(iter([hello]), timeout=GREETING_S)
-    async for message in stream:
-        if message.HasField("hello"):
-            stream.cancel()
-            return message.hello.incarnation
-    return ""
+async def _incarnation(stub: pb_grpc.WorkerAsyncStub, cluster_key: bytes) -> str:
+    """The name of the process in the role that it has, as it proves it. What would make a router of us is not
+    said. Raises GreetingError."""
+    caller = Caller(cluster_key, "router", f"switch-{secrets.token_hex(8)}")
+    stream = stub.Connect(None, timeout=GREETING_S)
+    await stream.write(pb.RouterMessage(greeting=caller.greeting))
+    answer = await stream.read()
+    stream.cancel()
+    if not isinstance(answer, pb.WorkerMessage) or not answer.HasField("challenge"):
+        raise GreetingError("it answers a greeting with no challenge: is it of an older release?")
+    caller.prove(answer.challenge)
+    return answer.challenge.incarnation
 
 
 def _name(role: pb.Role.ValueType) -> str:

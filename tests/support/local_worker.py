@@ -48,13 +48,14 @@ from baton.worker.main import start_timers
 from baton.worker.post import Post
 from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
+from baton.worker.server import make_server
 from baton.worker.service import WorkerService
 from baton.worker.switch_request import TO_PROTO
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
 from tests.support.runners import runner_of
 
-KEY = b"tests"
+KEY = b"the cluster key of tests"
 SPLIT = PlacementOptions("always")
 """What a test of handoffs wants: an idle decode worker would rather compute a prompt itself."""
 
@@ -89,7 +90,9 @@ class LocalWorker:
         port: int = 0,
         kv_bytes_per_token: int = 96,
         tls: TlsFiles | None = None,
+        cluster_key: bytes = KEY,
     ) -> None:
+        self._cluster_key = cluster_key
         self.role = role
         self.port = port
         self._kv_bytes_per_token = kv_bytes_per_token
@@ -111,14 +114,14 @@ class LocalWorker:
         self.address = ""
 
     async def start(self) -> None:
-        server = grpc.aio.server()
+        server = make_server(max_model_len=256)
         self.port = add_port(server, f"127.0.0.1:{self.port}", self._tls)
         self.address = f"127.0.0.1:{self.port}"
         self.registry = CollectorRegistry()
         self.wiring = self._wiring()
         crash = self.crashed.set
         self.prefill = PrefillRole(self.engine, self.wiring, self.routers, crash, self._tempo)
-        self.decode = DecodeRole(self.engine, self.wiring, KEY, self.routers, crash, crash, self._tempo)
+        self.decode = DecodeRole(self.engine, self.wiring, self.routers, crash, crash, self._tempo)
         hello = worker_pb2.WorkerHello(
             incarnation=self.incarnation,
             role=worker_pb2.Role.Value(f"ROLE_{self.role.upper()}"),
@@ -138,7 +141,14 @@ class LocalWorker:
             hello.compatibility = compatibility_digest(self.wiring.compatibility)
         stages = StageMetrics(self.registry).of(self.role, "fake")
         self.service = WorkerService(
-            self.engine, hello, self.routers, self.prefill, self.decode, self._tempo, stages
+            self.engine,
+            hello,
+            self.routers,
+            self.prefill,
+            self.decode,
+            self._tempo,
+            stages,
+            cluster_key=self._cluster_key,
         )
         loop = EngineLoop(self.engine, self.service.on_outputs, crash, self.service.on_start)
         self.health = HealthServicer()
@@ -148,7 +158,7 @@ class LocalWorker:
             self.drain,
             lambda post: self._take_post(post, hello),
             SwitchMetrics(self.registry),
-            cluster_key=KEY,
+            cluster_key=self._cluster_key,
             timeout=None,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
@@ -187,6 +197,7 @@ class LocalWorker:
             metrics=HandoffMetrics(self.registry, self.role),
             dialer=Dialer(self._tls),
             tasks=Supervision(TaskMetrics(self.registry)),
+            cluster_key=self._cluster_key,
         )
 
     async def stop(self) -> None:

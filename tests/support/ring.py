@@ -22,7 +22,7 @@ from tests.support.warm import WarmProcess
 START_S = 120.0
 PORT_TRIES = 20
 PORT_PAUSE_S = 0.5
-CLUSTER_KEY = "tests"
+CLUSTER_KEY = "the cluster key of tests"
 SMALL = "64MiB"
 """Of KV blocks: a worker of tests does not spend its start on clearing the gibibyte of the default."""
 

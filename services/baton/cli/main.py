@@ -495,6 +495,8 @@ def switch_role(
         mutual=True,
         server_name=worker_tls_server_name,
     )
+    if not cluster_key:
+        raise UserError("--cluster-key: is needed, as workers switch for nobody else (BATON_CLUSTER_KEY)")
     done = asyncio.run(switch(address, role, cluster_key.encode(), timeout_s=timeout, dialer=Dialer(tls)))
     print(f"{address}: was {done.was}, is {done.now}, after {done.seconds:.2f} s")
 

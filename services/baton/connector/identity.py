@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from baton.connector.messages import Name
 from baton.v1 import handoff_pb2 as pb
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Of handoffs. Workers of different ones are not paired, so it also tells releases apart in which the same
-request gives other tokens: 2 draws by a race, 3 lets something come around a structured output."""
+request gives other tokens: 2 draws by a race, 3 lets something come around a structured output. With 4 a link
+begins with proofs."""
 
 
 def new_incarnation() -> str:

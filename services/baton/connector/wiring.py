@@ -9,6 +9,7 @@ from baton.connector.choice import first_common
 from baton.connector.identity import first_mismatch
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share, Tie, objection, ties
+from baton.names import check_address, check_name, check_words
 from baton.supervision import Supervision
 from baton.telemetry.handoff import HandoffMetrics
 from baton.tls.channels import Dialer
@@ -34,6 +35,8 @@ class Wiring:
     """How prefill calls decode."""
     tasks: Supervision = field(default_factory=Supervision)
     """Who looks after what runs for as long as the worker."""
+    cluster_key: bytes = field(default=b"", repr=False)
+    """What both prove to have."""
 
     @property
     def whole(self) -> Share:
@@ -51,6 +54,29 @@ class Terms:
     verify: bool
     ties: tuple[Tie, ...]
     """Which ranks exchange what."""
+
+
+MOST_CONNECTORS = 16
+MOST_RANKS = 4096
+
+
+def check_names(opened: pb.LinkOpen) -> None:
+    """ValueError, naming the field, if something that a prefill worker calls itself or its model cannot be.
+    What it offers is looked at by ``agree``."""
+    check_name("prefill_incarnation", opened.prefill_incarnation)
+    check_name("decode_incarnation", opened.decode_incarnation)
+    check_address("prefill_address", opened.prefill_address)
+    for each in opened.connectors:
+        check_name("connectors", each)
+    for descriptor, value in opened.compatibility.ListFields():
+        if isinstance(value, str):
+            check_words(f"compatibility.{descriptor.name}", value)
+    for name, count, most in (
+        ("connectors", len(opened.connectors), MOST_CONNECTORS),
+        ("ranks", len(opened.ranks), MOST_RANKS),
+    ):
+        if count > most:
+            raise ValueError(f"{name}: at most {most} are allowed, not {count}")
 
 
 def agree(ours: Wiring, opened: pb.LinkOpen) -> Terms | pb.LinkRefuse:

@@ -36,7 +36,7 @@ from baton.connector.ranks.end import DataLink
 from baton.connector.ranks.ends import Strand
 from baton.connector.timeline import STAGE_OF, Stage, Timeline
 from baton.connector.transport import TransferError
-from baton.connector.wiring import Terms, Wiring, agree
+from baton.connector.wiring import Terms, Wiring, agree, check_names
 from baton.decode.phases import handoff_phases, join_phases
 from baton.decode.room import PoolRoom
 from baton.engine.beams import Candidates
@@ -45,11 +45,13 @@ from baton.engine.outlet import Outlet
 from baton.engine.sequence import Sequence, Status
 from baton.engine.stop import stops
 from baton.engine.wire import sequence_from
+from baton.greeting.entrance import CallerRefusedError, Entrance
 from baton.logprobs import Logprobs
 from baton.telemetry.handoff import Holds, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 from baton.v1 import inference_pb2, worker_pb2
+from baton.v1.greeting_pb2 import Challenge
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ IN_LINE = 10
 FOR_PAGES = 2
 """Times as long it may wait for pages of decode's. Not much longer: of two full workers that wait for each
 other's, one has to give in."""
+
+MOST_LINKS = 4096
 
 _STAGES = (
     ("room", Stage.ASKED, Stage.CREDITED),
@@ -104,7 +108,6 @@ class DecodeRole(pb_grpc.HandoffServicer):
         self,
         engine: Engine,
         wiring: Wiring,
-        cluster_key: bytes,
         outlet: Outlet,
         on_retire: Callable[[], None],
         on_crash: Callable[[], None],
@@ -112,7 +115,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     ) -> None:
         self._engine = engine
         self._wiring = wiring
-        self._cluster_key = cluster_key
+        self._entrance = Entrance(wiring.cluster_key, "prefill")
         self._outlet = outlet
         self._on_retire = on_retire
         self._on_crash = on_crash
@@ -148,6 +151,11 @@ class DecodeRole(pb_grpc.HandoffServicer):
         with self._engine.lock:
             pages = self._machine.pinned_pages()
         return Holds(len(pages), since)
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Callers that did not prove to be prefill workers of this ring, by status."""
+        return self._entrance.refused
 
     @property
     def open_links(self) -> int:
@@ -240,16 +248,18 @@ class DecodeRole(pb_grpc.HandoffServicer):
         request_iterator: AsyncIterator[pb.PrefillMessage],
         context: grpc.aio.ServicerContext[pb.PrefillMessage, pb.DecodeMessage],
     ) -> AsyncIterator[pb.DecodeMessage]:
-        first = await anext(aiter(request_iterator), None)
-        if first is None or not first.HasField("open"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be LinkOpen")
+        messages = aiter(request_iterator)
+        try:
+            opened = await self._admit(messages, context)
+        except CallerRefusedError as error:
+            await context.abort(error.status, str(error))
             return
-        peer = await self._accept(first.open)
+        peer = await self._accept(opened)
         if isinstance(peer, pb.LinkRefuse):
-            log.warning("refused prefill at %s: %s", first.open.prefill_address, peer.reason)
+            log.warning("refused prefill at %s: %s", opened.prefill_address, peer.reason)
             yield pb.DecodeMessage(refuse=peer)
             return
-        reader = asyncio.create_task(self._read(peer, request_iterator))
+        reader = asyncio.create_task(self._read(peer, messages))
         try:
             while (message := await peer.outbound.get()) is not None:
                 if isinstance(message, pb.DecodeMessage):
@@ -259,6 +269,29 @@ class DecodeRole(pb_grpc.HandoffServicer):
         finally:
             reader.cancel()
             self._do(lambda now: self._machine.link_lost(peer.id, now))
+
+    async def _admit(
+        self,
+        messages: AsyncIterator[pb.PrefillMessage],
+        context: grpc.aio.ServicerContext[pb.PrefillMessage, pb.DecodeMessage],
+    ) -> pb.LinkOpen:
+        """What a prefill worker asks for, that has proved who it is. Raises CallerRefusedError."""
+
+        async def say(challenge: Challenge) -> None:
+            await context.write(pb.DecodeMessage(challenge=challenge))
+
+        name = await self._entrance.admit(messages, context.peer(), self._wiring.incarnation, say)
+        opened = await self._entrance.next_of(messages, "open", "LinkOpen")
+        if opened.open.prefill_incarnation != name:
+            raise self._entrance.wrong_name("prefill_incarnation")
+        try:
+            check_names(opened.open)
+        except ValueError as error:
+            raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        if len(self._peers) >= MOST_LINKS:
+            reason = f"there are {MOST_LINKS} links, as many as are allowed"
+            raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        return opened.open
 
     async def _read(self, peer: _Peer, messages: AsyncIterator[pb.PrefillMessage]) -> None:
         try:
@@ -368,7 +401,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
     def _check(self, name: Name, sequence: Sequence, handle: bytes) -> None:
         """ValueError, saying why, if this request must not come in."""
         if not handle_is_valid(
-            handle, self._cluster_key, name, self._wiring.incarnation, sequence.num_tokens
+            handle, self._wiring.cluster_key, name, self._wiring.incarnation, sequence.num_tokens
         ):
             raise ValueError("invalid handle: do router and workers share one cluster key?")
         self._engine.check(sequence)

@@ -277,6 +277,16 @@ class Engine:
         with self.lock:
             return any(seq.owner == owner for seq in self._sequences.values())
 
+    @property
+    def open_requests(self) -> int:
+        """Requests here, in whatever state."""
+        return len(self._sequences)
+
+    def count_of(self, owner: str) -> int:
+        """Requests of this owner here, in whatever state."""
+        with self.lock:
+            return sum(seq.owner == owner for seq in self._sequences.values())
+
     def cancel_all_of(self, owner: str) -> None:
         """Ends every request of an owner that is gone."""
         with self.lock:

@@ -8,18 +8,29 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from baton.engine.sequence import Fork, Sequence
+from baton.names import check_name
 from baton.request.limits import MAX_ANSWERS
 from baton.sampling_params import SamplingParams
 from baton.urgency import Urgency
 from baton.v1 import handoff_pb2, worker_pb2
 
+MOST_SALT_BYTES = 64
+"""Routers make digests of 32."""
+
 
 def sequence_from(message: worker_pb2.Submit | handoff_pb2.Ask) -> Sequence:
-    """The request of a message, its times from now on. ValueError, for the client, if its forks are none."""
+    """The request of a message, its times from now on. ValueError, for the client, if its names or its forks
+    are none."""
     if isinstance(message, worker_pb2.Submit):
         request_id, attempt, owner = message.request_id, message.attempt, ""
     else:
         request_id, attempt, owner = message.name.request_id, message.name.attempt, message.router_id
+        check_name("router_id", owner)
+    check_name("request_id", request_id)
+    if len(message.cache_salt) > MOST_SALT_BYTES:
+        raise ValueError(
+            f"cache_salt: must have at most {MOST_SALT_BYTES} bytes, not {len(message.cache_salt)}"
+        )
     params = SamplingParams.from_proto(message.params)
     output_ids, first_token = list(message.output_ids), None
     if message.forks:
@@ -66,6 +77,8 @@ def _check(request_id: str, forks: Iterable[worker_pb2.Fork]) -> None:
         raise ValueError(
             f"request {request_id} has {len(names) - 1} forks; at most {MAX_ANSWERS - 1} are allowed"
         )
+    for name in names:
+        check_name("forks.request_id", name)
     if len(set(names)) < len(names) or not all(names):
         raise ValueError(f"request {request_id}: each fork needs a request id of its own")
 

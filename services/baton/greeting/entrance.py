@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 import grpc
 
@@ -26,7 +27,7 @@ milliseconds."""
 TELL_S = 10.0
 """At most one line of the log in this time tells of callers that were refused."""
 
-Messages = AsyncIterator[RouterMessage] | AsyncIterator[PrefillMessage]
+M = TypeVar("M", RouterMessage, PrefillMessage)
 Say = Callable[[Challenge], Awaitable[None]]
 
 
@@ -56,26 +57,43 @@ class Entrance:
         """Streams whose greeting is under way."""
         return self._places.taken
 
-    async def admit(self, messages: Messages, peer: str, incarnation: str, say: Say) -> str:
+    async def admit(self, messages: AsyncIterator[M], peer: str, incarnation: str, say: Say) -> str:
         """The caller's name, once it has proved that it has the cluster key.
 
         ``messages``: what it sends, of which nothing was read. ``peer``: where it calls from, as gRPC names
         it. ``incarnation``: the worker's. ``say`` sends a challenge. Raises CallerRefusedError.
         """
         try:
-            with self._places.one_for(peer):
-                return await self._greeted(messages, incarnation, say)
-        except NoPlaceError as error:
-            refusal = CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"greeting: {error}")
+            return await self._greeted(messages, peer, incarnation, say)
         except CallerRefusedError as error:
-            refusal = error
-        self._count(peer, refusal)
-        raise refusal
+            self._count(peer, error)
+            raise
 
-    async def _greeted(self, messages: Messages, incarnation: str, say: Say) -> str:
+    async def next_of(self, messages: AsyncIterator[M], field: str, kind: str) -> M:
+        """The message that follows the greeting, of ``field`` and ``kind``. Raises CallerRefusedError."""
         try:
             async with asyncio.timeout(self._greeting_s):
-                return await self._proved(messages, incarnation, say)
+                message = await anext(messages, None)
+        except TimeoutError:
+            reason = f"no {kind} came within {self._greeting_s:g} s"
+            raise CallerRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
+        if message is None or not message.HasField(field):  # type: ignore[arg-type]  # a name of either kind
+            reason = f"the message after the greeting must be {kind}"
+            raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        return message
+
+    def wrong_name(self, field: str) -> CallerRefusedError:
+        """Why a caller is refused that has proved to be another than it says in ``field``."""
+        reason = f"{field}: must be the name that this {self._kind} has greeted by"
+        return CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, reason)
+
+    async def _greeted(self, messages: AsyncIterator[M], peer: str, incarnation: str, say: Say) -> str:
+        try:
+            with self._places.one_for(peer):
+                async with asyncio.timeout(self._greeting_s):
+                    return await self._proved(messages, incarnation, say)
+        except NoPlaceError as error:
+            raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"greeting: {error}") from None
         except TimeoutError:
             reason = f"the greeting took longer than {self._greeting_s:g} s"
             raise CallerRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
@@ -84,7 +102,7 @@ class Entrance:
         except WrongProofError as error:
             raise CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)) from None
 
-    async def _proved(self, messages: Messages, incarnation: str, say: Say) -> str:
+    async def _proved(self, messages: AsyncIterator[M], incarnation: str, say: Say) -> str:
         first = await anext(messages, None)
         if first is None or not first.HasField("greeting"):
             raise _unproved(f"the first message must be a Greeting: is the {self._kind} of an older release?")

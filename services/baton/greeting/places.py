@@ -15,7 +15,7 @@ class Places:
     """Counts the calls that are open, in all and from each address. Event loop's thread only."""
 
     def __init__(self, most: int, most_from_one: int) -> None:
-        """``most_from_one``: from one address, so that whoever fills the places of one leaves some to others."""
+        """``most_from_one``: from one address, so that one cannot take all places."""
         self._most = most
         self._most_from_one = most_from_one
         self._taken: Counter[str] = Counter()
@@ -32,8 +32,8 @@ class Places:
             if not self._taken[address]:
                 del self._taken[address]
             raise NoPlaceError(
-                f"too many calls are open; at most {self._most_from_one} from one address and {self._most} in all "
-                "are allowed"
+                f"too many calls are open; at most {self._most_from_one} from one address are allowed, and "
+                f"{self._most} in all"
             )
         self._taken[address] += 1
         try:

@@ -1,8 +1,8 @@
 """What two services prove to each other before a stream of theirs begins: that they have the cluster key.
 
-The caller says its name and a nonce; the worker answers with its own and an HMAC over both; the caller answers
-with another one. Each HMAC is also over who speaks, what kind of caller it is and both names, so that a proof
-is good for one stream, from one caller to one worker: it is neither replayed (no nonce is used twice), nor
+The caller says its name and a nonce; the worker answers with its own and an HMAC over both; the caller
+answers with another one. Each HMAC is also over who speaks, what kind of caller it is and both names, so that
+a proof is good for one stream, from one caller to one worker: it cannot be replayed (no nonce is used twice),
 sent back as the other side's, nor shown to another worker or under another name.
 
 A proof says who is at the other end when the stream begins. What follows is neither encrypted nor signed: who
@@ -84,7 +84,7 @@ class Called:
         """Raises WrongProofError unless the caller has the cluster key."""
         if not hmac.compare_digest(proof.proof, _proof(self._key, b"caller", self._text)):
             raise WrongProofError(
-                "the proof is wrong: it is of another cluster key (--cluster-key, BATON_CLUSTER_KEY) or stream"
+                "proof: it is of another cluster key (--cluster-key, BATON_CLUSTER_KEY), or of another stream"
             )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range, reachable_host
+from baton.cluster_key import check_cluster_key
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range, flag, reachable_host
 from baton.parallel.layout import MOST_NODES
 
 NODE_PORT = 9200
@@ -43,6 +44,10 @@ class NodeConfig:
         check_choice("log_level", self.log_level, LOG_LEVELS)
         if not self.cluster_key:
             raise ConfigError("cluster_key", "is needed to join the leader, which has the same")
+        hosts = [("leader_address", self.leader_address), ("host", self.host), ("advertise", self.advertise)]
+        check_cluster_key(
+            self.cluster_key, [(f"{flag(option)} {host}", host) for option, host in hosts if host is not None]
+        )
 
     @property
     def advertised_host(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from baton.cluster_key import HOW, LEAST_BYTES, suffices
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
 from baton.planner.goals import Bounds, Targets, Times
 from baton.router.discovery.slices import ROLE_LABEL
@@ -68,6 +69,11 @@ class PlannerConfig:
         for name in ("prefill_deployment", "decode_deployment"):
             if not getattr(self, name):
                 raise ConfigError(name, "must not be empty")
+        if self.switching and not self.dry_run and not suffices(self.cluster_key):
+            raise ConfigError(
+                "cluster_key",
+                f"must have at least {LEAST_BYTES} bytes, as workers switch for no other: {HOW}",
+            )
         _ = self.targets, self.bounds, self.times, self.worker_tls  # each refuses what cannot work
 
     @property

@@ -7,6 +7,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
+from typing import TypeAlias
 
 import grpc
 
@@ -16,6 +17,7 @@ from baton.connector.messages import LinkId
 from baton.connector.ranks.end import DataLink
 from baton.connector.transport import TransferError
 from baton.connector.wiring import Wiring
+from baton.greeting.proofs import Caller, GreetingError
 from baton.prefill.peers import LONGEST_PAUSE_S, MAX_PEERS, Backoff, KnownPeers, Peer
 from baton.supervision import Supervision
 from baton.telemetry.handoff import BusyTime, Pair
@@ -50,6 +52,8 @@ class LinkRefusedError(Exception):
 UNREACHABLE = (OSError, TransferError, TimeoutError, grpc.aio.AioRpcError)
 """What a dial raises when nobody is there, or nobody who answers."""
 
+
+LinkStream: TypeAlias = "grpc.aio.StreamStreamCall[pb.PrefillMessage, pb.DecodeMessage]"
 
 LateMessage = Callable[[], pb.PrefillMessage | None]
 """Makes a message when the stream has come to it, or None if it is no longer wanted. For what is long: a
@@ -99,6 +103,7 @@ class DecodePeer:
         try:
             async with asyncio.timeout(OPEN_S):
                 stream = pb_grpc.HandoffStub(channel).Link(self._outgoing())
+                await self._greet(stream, greeting.prefill_incarnation)
                 self.send(pb.PrefillMessage(open=greeting))
                 answer = await stream.read()
                 if not isinstance(answer, pb.DecodeMessage):
@@ -122,6 +127,15 @@ class DecodePeer:
         self._reading = asyncio.create_task(self._read(stream, link), name=f"read {self.address}")
         self.living = asyncio.create_task(self._live(channel, self._reading), name=f"link {self.address}")
         return link
+
+    async def _greet(self, stream: LinkStream, incarnation: str) -> None:
+        """Prove to each other who is there. Raises GreetingError, and what reading raises."""
+        caller = Caller(self._wiring.cluster_key, "prefill", incarnation)
+        self.send(pb.PrefillMessage(greeting=caller.greeting))
+        answer = await stream.read()
+        if not isinstance(answer, pb.DecodeMessage) or not answer.HasField("challenge"):
+            raise GreetingError("it answers a greeting with no challenge: is it of an older release?")
+        self.send(pb.PrefillMessage(proof=caller.prove(answer.challenge)))
 
     async def _connect(self, accept: pb.LinkAccept) -> DataLink:
         """Take decode's terms and make the data connection, or those of each rank."""
@@ -162,9 +176,7 @@ class DecodePeer:
             if made is not None:
                 yield made
 
-    async def _read(
-        self, stream: grpc.aio.StreamStreamCall[pb.PrefillMessage, pb.DecodeMessage], link: LinkId
-    ) -> None:
+    async def _read(self, stream: LinkStream, link: LinkId) -> None:
         while isinstance(message := await stream.read(), pb.DecodeMessage):
             self.pulse.heard()
             self._on_message(link, message)

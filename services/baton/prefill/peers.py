@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from baton.names import check_address, check_name
+from baton.v1.worker_pb2 import DecodePeers
+
 log = logging.getLogger(__name__)
 
 MAX_PEERS = 4096
@@ -19,6 +22,20 @@ class Peer(NamedTuple):
 
     address: str
     incarnation: str
+
+
+def peers_of(told: DecodePeers) -> list[Peer]:
+    """Those that a router names, but for what cannot be one."""
+    peers = []
+    for each in told.peers[:MAX_PEERS]:
+        try:
+            check_address("handoff_address", each.handoff_address)
+            check_name("incarnation", each.incarnation)
+        except ValueError as error:
+            log.warning("a router names a decode worker that cannot be one: %s", error)
+        else:
+            peers.append(Peer(each.handoff_address, each.incarnation))
+    return peers
 
 
 class KnownPeers:

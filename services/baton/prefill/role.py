@@ -208,6 +208,10 @@ class PrefillRole:
     def has_any_of(self, owner: str) -> bool:
         return any(request.sequence.owner == owner for request in self._requests.values())
 
+    def count_of(self, owner: str) -> int:
+        """Requests of this owner that wait for a link or room, or are being computed, to be handed on."""
+        return sum(request.sequence.owner == owner for request in self._requests.values())
+
     def cancel_all_of(self, owner: str) -> None:
         """The router ``owner`` is gone."""
         self._links.forget(owner)

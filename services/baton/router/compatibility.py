@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
 
+from baton.greeting.proofs import MalformedGreetingError
+from baton.names import check_name, check_words
 from baton.router.placement import Role, takes_over
 from baton.v1 import worker_pb2 as pb
 
@@ -31,6 +33,16 @@ class Greeted(Protocol):
 
 
 W = TypeVar("W", bound=Greeted)
+
+
+def check_hello(hello: pb.WorkerHello) -> None:
+    """GreetingError, naming the field, if something that a worker calls itself or its model cannot be."""
+    try:
+        check_name("incarnation", hello.incarnation)
+        for field in ("model", "revision", "compatibility", "handoff_address"):
+            check_words(field, getattr(hello, field))
+    except ValueError as error:
+        raise MalformedGreetingError(str(error)) from None
 
 
 _ROLES: Mapping[int, Role] = MappingProxyType(

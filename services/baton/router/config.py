@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from baton import options
+from baton.cluster_key import check_cluster_key
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
 from baton.request.defaults import GENERATION_CONFIGS
 from baton.request.limits import MAX_ANSWERS
@@ -186,10 +187,18 @@ class RouterConfig:
 
     def _check_security(self) -> None:
         check_choice("ssl_client_auth", self.ssl_client_auth, CLIENT_AUTHS)
+        self._check_cluster_key()
         _ = self.client_tls, self.worker_tls
         for option in ("log_prompts", "audit_log_required"):
             if getattr(self, option) and self.audit_log is None:
                 raise ConfigError(option, "needs --audit-log")
+
+    def _check_cluster_key(self) -> None:
+        reached = [(f"--host {self.host}", self.host)]
+        reached += [(f"--worker {each}", options.parse_address(each)[0]) for each in self.workers]
+        if self.discovery != "static":
+            reached.append((f"--discovery {self.discovery}", self.discovery))
+        check_cluster_key(self.cluster_key, reached)
 
     def _check_traces(self) -> None:
         check_range("trace_requests", self.trace_requests, 0, 10**6)

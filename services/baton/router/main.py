@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.applications import Starlette
 
 from baton import hub, logs, options, sockets, wakeups
+from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
@@ -46,6 +47,7 @@ from baton.router.processes.siblings import Siblings
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.security.keys import KeyFile
+from baton.router.security.salts import CacheSalts
 from baton.router.shared.limits import Tenant
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
@@ -86,6 +88,8 @@ def run(config: RouterConfig) -> int:
     Raises StartError, with one line for a person, when the tokenizer or a port cannot be had.
     """
     logs.configure(config.log_level)
+    if not suffices(config.cluster_key):
+        log.warning(OPEN_WARNING, LEAST_BYTES)
     if config.processes > 1:
         return Parent(config, _serve_place, _listen).run()
     return _serve_place(config, None)
@@ -143,6 +147,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             gate=_gate(config, ring, shared, admission),
             audit=audit,
             traces=traces,
+            salts=CacheSalts(config.cluster_key.encode()),
         )
         for ring, model in zip(rings, models, strict=True)
     ]

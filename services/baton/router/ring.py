@@ -65,7 +65,7 @@ class WorkerRing:
         router_id = secrets.token_hex(8)
         self._supervision = tasks or Supervision()
         members = Members(
-            lambda address: WorkerClient(address, router_id, self, tempo, members, dialer),
+            lambda address: WorkerClient(address, router_id, self, tempo, members, dialer, cluster_key),
             tasks=self._supervision,
         )
         if isinstance(discovery, Sequence):

@@ -13,7 +13,8 @@ from typing import Protocol
 import grpc
 
 from baton.connector.liveness import NO_PROBES, TEMPO, Pulse, Tempo
-from baton.router.compatibility import group_of, knows_role, role_of
+from baton.greeting.proofs import Caller, GreetingError
+from baton.router.compatibility import check_hello, group_of, knows_role, role_of
 from baton.router.placement import Role, WorkerReport
 from baton.router.sent import Sent
 from baton.router.step_times import StepTimes
@@ -41,6 +42,7 @@ CHANNEL_OPTIONS = (
     *NO_PROBES,
 )
 
+Outbound = asyncio.Queue["pb.RouterMessage | None"]
 Stream = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 
 
@@ -89,6 +91,7 @@ class WorkerClient:
         tempo: Tempo = TEMPO,
         judge: Judge | None = None,
         dialer: Dialer | None = None,
+        cluster_key: bytes = b"",
     ) -> None:
         self.address = address
         self.name = address
@@ -103,6 +106,7 @@ class WorkerClient:
         self._tempo = tempo
         self._judge = judge
         self._dialer = dialer or Dialer()
+        self._cluster_key = cluster_key
         self._pulse = Pulse(tempo)
         self._times = StepTimes()
         self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
@@ -272,12 +276,11 @@ class WorkerClient:
             try:
                 await self._stream_once()
                 log.info("the stream of worker %s has ended", self.address)
-            except (grpc.aio.AioRpcError, TimeoutError) as error:
-                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else "no answer in time"
-                # One that does not listen yet is no news. One whose certificate is refused stays so.
-                news = self.ready or (reason != distrust and "handshake failed" in str(reason).lower())
+            except (grpc.aio.AioRpcError, TimeoutError, GreetingError) as error:
+                reason, stays = _why(error)
+                news = self.ready or (reason != distrust and stays)
                 log.log(logging.WARNING if news else logging.DEBUG, "%s: %s", self.address, reason)
-                distrust = reason or ""
+                distrust = reason
             except Exception:  # it would look ready for ever
                 log.exception("what worker %s said could not be taken in: its stream is closed", self.address)
             finally:
@@ -304,20 +307,34 @@ class WorkerClient:
         self._times = StepTimes()
         self.drained = False
         async with self._dialer.channel(self.address, CHANNEL_OPTIONS) as channel:
-            outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
             stream: Stream = pb_grpc.WorkerStub(channel).Connect(_outgoing(outbound))
             async with asyncio.timeout(GREETING_S):
-                first = await stream.read()
-            if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
-                return
-            if not knows_role(first.hello):
+                hello = await self._greet(stream, outbound)
+            if not knows_role(hello):
                 log.error("worker %s has a role that this router does not know", self.address)
                 return
-            self.hello = first.hello
-            log.info("worker %s is ready: %s of %s", self.address, self.role, first.hello.model)
+            self.hello = hello
+            log.info("worker %s is ready: %s of %s", self.address, self.role, hello.model)
             self._watcher.on_ready(self)
             self._watcher.on_change(self)
             await self._read_until_silent(stream)
+
+    async def _greet(self, stream: Stream, outbound: Outbound) -> pb.WorkerHello:
+        """Prove to each other who is there. Raises GreetingError, and what reading raises."""
+        caller = Caller(self._cluster_key, "router", self._router_id)
+        outbound.put_nowait(pb.RouterMessage(greeting=caller.greeting))
+        answer = await stream.read()
+        if not isinstance(answer, pb.WorkerMessage) or not answer.HasField("challenge"):
+            raise GreetingError("it answers a greeting with no challenge: is it of an older release?")
+        outbound.put_nowait(pb.RouterMessage(proof=caller.prove(answer.challenge)))
+        outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
+        first = await stream.read()
+        if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
+            raise GreetingError("it does not say what it is")
+        if first.hello.incarnation != answer.challenge.incarnation:
+            raise GreetingError("it says that it is another than it has proved to be")
+        check_hello(first.hello)
+        return first.hello
 
     async def _read_until_silent(self, stream: Stream) -> None:
         """Read in a task of its own, so that silence ends the reading and not ourselves."""
@@ -373,6 +390,18 @@ class WorkerClient:
 async def _outgoing(outbound: asyncio.Queue[pb.RouterMessage | None]) -> AsyncIterator[pb.RouterMessage]:
     while (message := await outbound.get()) is not None:
         yield message
+
+
+def _why(error: grpc.aio.AioRpcError | TimeoutError | GreetingError) -> tuple[str, bool]:
+    """Why there is no stream, and whether somebody has to put it right: one that does not listen yet is no
+    news, but one whose certificate or key is another stays so."""
+    if isinstance(error, GreetingError):
+        return str(error), True
+    if isinstance(error, TimeoutError):
+        return "no answer in time", False
+    reason = error.details() or ""
+    denied = error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    return reason, denied or "handshake failed" in reason.lower()
 
 
 def _blocks_spare(hello: pb.WorkerHello, load: pb.Load) -> int | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from baton import hub, logs
+from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
 from baton.connector.ranks.end import LocalEnd
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
@@ -43,6 +44,8 @@ def run(config: SimulatedConfig, clock: StartClock) -> int:
     Raises StartError, with one line for a person, when the model's configuration or a port cannot be had.
     """
     logs.configure(config.worker.log_level)
+    if not suffices(config.worker.cluster_key):
+        log.warning(OPEN_WARNING, LEAST_BYTES)
     log.warning("this worker is simulated: its answers mean nothing, and its times are made up")
     try:
         with clock.phase("config"):

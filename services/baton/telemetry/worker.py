@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -118,6 +118,8 @@ class WorkerStats:
     """What sends and receives pin now."""
     host_tier: HostTierStats
     speculation: SpeculationStats
+    refused_callers: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By what they said they were ("router", "prefill"), then by the status that they were told."""
 
 
 class WorkerCollector(Collector):
@@ -175,6 +177,7 @@ class WorkerCollector(Collector):
         yield from self._speculation(stats.speculation)
         yield counter("baton_handoffs_completed", "Handoffs that went through.", stats.handoffs_completed)
         yield self._aborts(stats)
+        yield self._refused_callers(stats)
         yield counter(
             "baton_handoff_stale_messages",
             "Messages dropped for an unknown name, an older attempt or an older epoch.",
@@ -260,6 +263,18 @@ class WorkerCollector(Collector):
         for reason, total in stats.handoffs_aborted.items():
             for role, count in self._counted.split((family.name, reason), total).items():
                 family.add_metric((role, reason), count)
+        return family
+
+    def _refused_callers(self, stats: WorkerStats) -> Metric:
+        family = CounterMetricFamily(
+            "baton_worker_refused_callers",
+            "Callers that did not prove to have the cluster key, or greeted wrongly.",
+            labels=("role", "caller", "status"),
+        )
+        for caller, statuses in stats.refused_callers.items():
+            for status, total in statuses.items():
+                for role, count in self._counted.split((family.name, caller, status), total).items():
+                    family.add_metric((role, caller, status), count)
         return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:

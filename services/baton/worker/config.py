@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton import options
+from baton.cluster_key import check_cluster_key
 from baton.models.quantization import QUANTIZATIONS, Quantization
+from baton.names import LONGEST_NAME, is_words, shown
 from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT
 from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
 from baton.parallel.layout import Layout
@@ -103,7 +105,18 @@ class WorkerConfig:
         self._check_sizes()
         self._check_speculation()
         self._check_parallelism()
+        self._check_cluster_key()
         _ = self.tls
+
+    def _check_cluster_key(self) -> None:
+        if not is_words(self.model_name):
+            name = shown(self.model_name)
+            problem = f"must be at most {LONGEST_NAME} printable characters, not {name}"
+            raise ConfigError("served_model_name", problem)
+        reached = [(f"--host {self.host}", self.host)]
+        if self.advertise is not None:
+            reached.append((f"--advertise {self.advertise}", self.advertise))
+        check_cluster_key(self.cluster_key, reached)
 
     def _check_ports(self) -> None:
         check_range("port", self.port, 0, 65535)

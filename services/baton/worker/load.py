@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from baton import hub, logs
+from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
 from baton.engine.config import EngineConfig
 from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
@@ -38,6 +39,8 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
     Raises StartError, with one line for a person, when the model or a port cannot be had.
     """
     logs.configure(config.log_level)
+    if not suffices(config.cluster_key):
+        log.warning(OPEN_WARNING, LEAST_BYTES)
     try:
         with clock.phase("config"):
             path = hub.resolve_model(config.model)

@@ -21,13 +21,11 @@ from prometheus_client import CollectorRegistry
 from baton import options, wakeups
 from baton.connector.choice import encryption
 from baton.connector.identity import PROTOCOL, compatibility_digest
-from baton.connector.liveness import NO_PROBES
 from baton.connector.ranks.end import Place
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
-from baton.decoding import DecodingInterceptor
 from baton.engine.engine import Engine
 from baton.nodes.others import Nobody, Others
 from baton.options import StartError
@@ -52,6 +50,7 @@ from baton.worker.engine_loop import EngineLoop
 from baton.worker.post import Post
 from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
+from baton.worker.server import make_server
 from baton.worker.service import WorkerService
 from baton.worker.switch_request import TO_PROTO
 
@@ -64,19 +63,6 @@ EXIT_RETIRED = 75
 STOP_GRACE_S = 1.0
 LONGEST_END_S = 5.0
 """Whatever hangs: a worker that retires must end, as nothing else proves that its memory is quiet."""
-
-_SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.max_send_message_length", 64 << 20),
-    *NO_PROBES,
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    # A router that was given up while it read nothing: its stream ends with its connection.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # A second worker on a port in use must fail to start, not share it.
-    ("grpc.so_reuseport", 0),
-)
 
 
 def end_process(status: int) -> NoReturn:
@@ -229,7 +215,7 @@ class Worker:
             ends = await self._served.make_ends(self._crash)
         stack.push_async_callback(ends.close)
         routers = self.routers
-        server = grpc.aio.server(interceptors=[DecodingInterceptor()], options=_SERVER_OPTIONS)
+        server = make_server(engine.scheduler.limits.max_model_len)
         address = options.join_address(config.advertised_host, self._bind(server))
         registry = CollectorRegistry()
         compatibility = self._compatibility(ends.whole)
@@ -240,14 +226,14 @@ class Worker:
         decode = DecodeRole(
             engine,
             wiring,
-            config.cluster_key.encode(),
             routers,
             on_retire=lambda: self._end(EXIT_RETIRED),
             on_crash=self._crash,
         )
         hello = self._hello(address, ends.whole, compatibility)
         stages = StageMetrics(registry).of(config.role, config.model_name)
-        service = WorkerService(engine, hello, routers, prefill, decode, stages=stages)
+        key = config.cluster_key.encode()
+        service = WorkerService(engine, hello, routers, prefill, decode, cluster_key=key, stages=stages)
         registry.register(WorkerCollector(counted, service.stats))
         export_identity(registry, lambda: [Identity(counted.role, config.model_name, self._revision)])
         if engine.grammars is not None:
@@ -287,7 +273,7 @@ class Worker:
             drain,
             lambda post: self._take_post(post, parts),
             SwitchMetrics(registry),
-            cluster_key=config.cluster_key.encode(),
+            cluster_key=key,
             timeout=config.drain_timeout,
         )
         service.switching = switch
@@ -334,6 +320,7 @@ class Worker:
             patience_s=self._config.handoff_patience,
             dialer=Dialer(self._config.tls),
             tasks=Supervision(TaskMetrics(registry)),
+            cluster_key=self._config.cluster_key.encode(),
         )
 
     async def _listen(self, ends: Ends) -> dict[str, list[str]]:

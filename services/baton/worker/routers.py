@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_FRAMES = 4096
 """A router this far behind is cut off: it can resume its requests, and the worker's memory stays bounded."""
 
+MOST_ROUTERS = 1024
+"""Connected at once."""
+
 SPREAD_S = 0.01
 """Between frames that carry nothing but a long account of blocks."""
 
@@ -113,6 +116,10 @@ class Routers:
 
     def __init__(self) -> None:
         self._streams: dict[str, RouterStream] = {}
+
+    @property
+    def full(self) -> bool:
+        return len(self._streams) >= MOST_ROUTERS
 
     def add(self, stream: RouterStream) -> RouterStream | None:
         """Returns the router's previous stream, if that is still here: it has been replaced."""

@@ -19,17 +19,24 @@ from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import FinishReason, Sequence
 from baton.engine.wire import sequence_from
 from baton.grammar.errors import GrammarBusyError, GrammarError
-from baton.prefill.peers import Peer
+from baton.greeting.entrance import CallerRefusedError, Entrance
+from baton.names import is_name
+from baton.prefill.peers import peers_of
 from baton.prefill.role import PrefillRole
+from baton.request.limits import MAX_ANSWERS
 from baton.telemetry.stages import Stages
 from baton.telemetry.worker import WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
+from baton.v1.greeting_pb2 import Challenge
 from baton.worker.block_feed import BlockFeed
-from baton.worker.routers import Routers, RouterStream
+from baton.worker.routers import MOST_ROUTERS, Routers, RouterStream
 from baton.worker.switch_request import Switching, SwitchRefusedError
 
 log = logging.getLogger(__name__)
+
+MOST_SUBMITS = 16_384
+"""Requests of one router that are open here."""
 
 _FINISH = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -78,8 +85,10 @@ class WorkerService(pb_grpc.WorkerServicer):
         decode: DecodeRole,
         tempo: Tempo = TEMPO,
         stages: Stages | None = None,
+        *,
+        cluster_key: bytes,
     ) -> None:
-        """``stages`` hears what they take here."""
+        """``stages`` hears what they take here. ``cluster_key``: what routers prove to have."""
         self._engine = engine
         self._hello = hello
         self._routers = routers
@@ -87,6 +96,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode = decode
         self._tempo = tempo
         self._stages = stages
+        self._entrance = Entrance(cluster_key, "router")
         self._draining = False
         self._deadlines_exceeded = 0
         self.switching: Switching | None = None
@@ -109,12 +119,14 @@ class WorkerService(pb_grpc.WorkerServicer):
         request_iterator: AsyncIterator[worker_pb2.RouterMessage],
         context: grpc.aio.ServicerContext[worker_pb2.RouterMessage, worker_pb2.WorkerMessage],
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
-        first = await anext(aiter(request_iterator), None)
-        if first is None or not first.HasField("hello") or not first.hello.router_id:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be RouterHello")
+        messages = aiter(request_iterator)
+        try:
+            router_id = await self._admit(messages, context)
+        except CallerRefusedError as error:
+            await context.abort(error.status, str(error))
             return
-        stream = self._welcome(first.hello.router_id)
-        reader = asyncio.create_task(self._read(stream, request_iterator))
+        stream = self._welcome(router_id)
+        reader = asyncio.create_task(self._read(stream, messages))
         try:
             yield worker_pb2.WorkerMessage(hello=self._hello)
             while (frame := await stream.frames.get()) is not None:
@@ -122,6 +134,25 @@ class WorkerService(pb_grpc.WorkerServicer):
         finally:
             reader.cancel()
             self._part(stream)
+
+    async def _admit(
+        self,
+        messages: AsyncIterator[worker_pb2.RouterMessage],
+        context: grpc.aio.ServicerContext[worker_pb2.RouterMessage, worker_pb2.WorkerMessage],
+    ) -> str:
+        """The id of a router that has proved who it is. Raises CallerRefusedError."""
+
+        async def say(challenge: Challenge) -> None:
+            await context.write(worker_pb2.WorkerMessage(challenge=challenge))
+
+        name = await self._entrance.admit(messages, context.peer(), self._hello.incarnation, say)
+        first = await self._entrance.next_of(messages, "hello", "RouterHello")
+        if first.hello.router_id != name:
+            raise self._entrance.wrong_name("router_id")
+        if self._routers.full and not self._routers.connected(name):
+            reason = f"{MOST_ROUTERS} routers are connected, as many as are allowed"
+            raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        return name
 
     def _welcome(self, router_id: str) -> RouterStream:
         """A router has connected. If it was connected before, it has given up what it had submitted then."""
@@ -163,12 +194,12 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._routers.count_submit(router_id)
                 self._submit(router_id, message.submit)
             case "cancel":
-                self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
-                for request_id in message.cancel.fork_ids:
+                if is_name(message.cancel.request_id):  # what is unknown is remembered as cancelled
+                    self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
+                for request_id in message.cancel.fork_ids[:MAX_ANSWERS]:
                     self._engine.cancel(request_id, message.cancel.attempt)
             case "peers":
-                peers = [Peer(peer.handoff_address, peer.incarnation) for peer in message.peers.peers]
-                self._prefill.know_peers(router_id, peers)
+                self._prefill.know_peers(router_id, peers_of(message.peers))
             case "heartbeat":
                 pass  # that it was heard is all there is to it
             case other:
@@ -181,6 +212,10 @@ class WorkerService(pb_grpc.WorkerServicer):
             self._routers.refuse(router_id, submit.request_id, submit.attempt, "this worker is draining")
             return
         named = (router_id, submit.request_id, submit.attempt)
+        if self._has_too_many_of(router_id):
+            reason = f"{MOST_SUBMITS} requests of this router are here, as many as are allowed"
+            self._routers.refuse(*named, reason)
+            return
         arrived = time.monotonic()
         try:
             sequence = sequence_from(submit)
@@ -199,6 +234,14 @@ class WorkerService(pb_grpc.WorkerServicer):
             self._routers.reject(*named, str(error))
         except ValueError as error:
             self._routers.fail(*named, str(error))
+
+    def _has_too_many_of(self, router_id: str) -> bool:
+        """Whether another request of this router would be one too many. They are counted only where there may
+        be as many."""
+        parts = (self._engine, self._prefill)
+        if sum(part.open_requests for part in parts) < MOST_SUBMITS:
+            return False
+        return sum(part.count_of(router_id) for part in parts) >= MOST_SUBMITS
 
     def _cancel(self, name: Name) -> None:
         self._prefill.cancel(name)
@@ -379,6 +422,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             handoff_holds=(self._prefill.holds(), self._decode.holds()),
             host_tier=load.host_tier,
             speculation=load.speculation,
+            refused_callers={"router": dict(self._entrance.refused), "prefill": dict(self._decode.refused)},
         )
 
     def load(self) -> worker_pb2.Load:

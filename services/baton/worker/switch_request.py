@@ -56,6 +56,10 @@ def role_asked_for(request: worker_pb2.SwitchRoleRequest, post: Post, cluster_ke
             grpc.StatusCode.INVALID_ARGUMENT,
             f"timeout_s: must be between 0 and {LONGEST_TIMEOUT_S:g}, not {timeout:g}",
         )
+    if not cluster_key:
+        raise SwitchRefusedError(
+            grpc.StatusCode.PERMISSION_DENIED, "this worker has no cluster key, so nobody may switch its role"
+        )
     if not switch_is_valid(request.proof, cluster_key, request.incarnation, role):
         raise SwitchRefusedError(
             grpc.StatusCode.PERMISSION_DENIED, "proof: it is not this cluster's: is the cluster key the same?"

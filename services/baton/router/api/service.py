@@ -25,6 +25,7 @@ from baton.router.api.relay import Relay, SlowClientError
 from baton.router.api.settings import ApiSettings
 from baton.router.audit import LONGEST_PROMPT, MOST_PROMPTS, AuditLog, Following, Record
 from baton.router.security.client import Client
+from baton.router.security.salts import CacheSalts
 from baton.router.shared.limits import Tenant
 from baton.router.shared.state import SharedState
 from baton.router.traces.origin import NOWHERE, Origin
@@ -122,10 +123,11 @@ class CompletionService:
         gate: Gate | None = None,
         audit: AuditLog | None = None,
         traces: Traces | None = None,
+        salts: CacheSalts | None = None,
     ) -> None:
         """``tenant`` is everybody's, where no ``authentication`` says otherwise. ``names`` are what clients
         may call the model, by its own name first; none: as the ring does. ``gate``: None, and nobody waits in
-        front of the ring."""
+        front of the ring. ``salts``: None, and they are keyed with nothing."""
         self.ring = ring
         self.tokenizer = tokenizer
         self.settings = settings
@@ -137,6 +139,7 @@ class CompletionService:
         self._gate = gate
         self.audit = audit
         self.traces = Traces() if traces is None else traces
+        self._salts = salts or CacheSalts(b"")
         self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer, self.shared, metrics)
 
@@ -275,7 +278,7 @@ class CompletionService:
             Request(
                 f"{job.request_id}-{index}",
                 self._params(job, index),
-                job.cache_salt,
+                self._salts.of(job.cache_salt),
                 trace=trace.answers[index],
             )
             for index in range(job.choices)

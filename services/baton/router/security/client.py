@@ -31,7 +31,7 @@ class Client:
     def cache_salt(self, given: str | None) -> bytes:
         """Among whom cached blocks are shared: with keys, its tenant alone, and within it those requests that
         give the same salt. Both have a part of their own in the digest, so that no salt that a client gives
-        is another tenant's."""
+        is another tenant's. There is no secret in it: that is for `CacheSalts` to add."""
         if self.key is None and not given:
             return b""
         tenant = b"" if self.key is None else hashlib.sha256(self.tenant.name.encode()).digest()
