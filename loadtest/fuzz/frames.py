@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from baton.connector.identity import PROTOCOL
 from baton.hub import resolve_model
 from baton.v1 import handoff_pb2, inference_pb2, worker_pb2
-from baton.v1.worker_pb2_grpc import WorkerStub
 from baton_kernels.paged import LAYOUT
 from loadtest.fuzz.account import Account
+from loadtest.fuzz.opening import CONNECT, LINK, Opening
 from loadtest.fuzz.protos import frames
+from tests.support.ring import CLUSTER_KEY
 
 StreamCall: TypeAlias = "grpc.StreamStreamMultiCallable[bytes, bytes]"
+NAME = "fuzz"
+HELLO = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id=NAME)).SerializeToString()
 TIMEOUT_S = 20.0
 STREAM_S = 0.5
 """How long a stream is listened to: a worker's never ends by itself."""
@@ -38,33 +41,39 @@ def fuzz_router(address: str, examples: int) -> Iterator[Account]:
         ("ListModels", inference_pb2.ListModelsRequest.DESCRIPTOR),
     ):
         path = f"/baton.v1.Inference/{method}"
-        yield _fuzzed(f"router {path}", address, path, [], descriptor, examples, TIMEOUT_S)
+        yield _fuzzed(f"router {path}", address, path, None, descriptor, examples, TIMEOUT_S)
 
 
 def fuzz_worker(name: str, address: str, examples: int) -> Iterator[Account]:
     """The streams for routers and for other workers, begun as they should be and not."""
-    hello = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id="fuzz"))
-    open_ = handoff_pb2.PrefillMessage(open=link_open(address, hello))
+    open_ = handoff_pb2.PrefillMessage(open=link_open(address)).SerializeToString()
     for path, first, descriptor in (
-        ("/baton.v1.Worker/Connect", hello.SerializeToString(), worker_pb2.RouterMessage.DESCRIPTOR),
-        ("/baton.v1.Handoff/Link", open_.SerializeToString(), handoff_pb2.PrefillMessage.DESCRIPTOR),
+        (CONNECT, HELLO, worker_pb2.RouterMessage.DESCRIPTOR),
+        (LINK, open_, handoff_pb2.PrefillMessage.DESCRIPTOR),
     ):
-        for begun in (True, False):
-            target = f"{name} {path}{', begun' if begun else ''}"
-            greeting = [first] if begun else []
-            yield _fuzzed(target, address, path, greeting, descriptor, examples, STREAM_S)
+        yield _fuzzed(f"{name} {path}", address, path, None, descriptor, examples, STREAM_S)
+        yield _fuzzed(f"{name} {path}, begun", address, path, first, descriptor, examples, STREAM_S)
 
 
-def link_open(address: str, hello: worker_pb2.RouterMessage) -> handoff_pb2.LinkOpen:
-    """What a decode worker with the demo model in float32 at ``address`` agrees to."""
+def hello_of(address: str) -> worker_pb2.WorkerHello:
+    """What the worker at ``address`` tells a router of itself."""
+    opening = Opening(CONNECT, CLUSTER_KEY.encode(), NAME, HELLO)
     with grpc.insecure_channel(address) as channel:
-        stream = WorkerStub(channel).Connect(iter([hello]), timeout=TIMEOUT_S)
-        told = next(iter(stream)).hello
-        stream.cancel()  # type: ignore[no-untyped-call]
+        call = channel.stream_stream(CONNECT, _as_it_is, _as_it_is)
+        stream = call(opening.requests([], TIMEOUT_S), timeout=TIMEOUT_S)
+        opening.hear(next(stream))
+        told = worker_pb2.WorkerMessage.FromString(next(stream)).hello
+        stream.cancel()
+    return told
+
+
+def link_open(address: str) -> handoff_pb2.LinkOpen:
+    """What a decode worker with the demo model in float32 at ``address`` agrees to."""
+    told = hello_of(address)
     config = json.loads((resolve_model("demo") / "config.json").read_text())
     heads = config["num_attention_heads"]
     return handoff_pb2.LinkOpen(
-        prefill_incarnation="fuzz",
+        prefill_incarnation=NAME,
         decode_incarnation=told.incarnation,
         connectors=["tcp"],
         prefill_address="127.0.0.1:1",
@@ -86,11 +95,12 @@ def _fuzzed(
     target: str,
     address: str,
     path: str,
-    greeting: Sequence[bytes],
+    first: bytes | None,
     descriptor: Descriptor,
     examples: int,
     timeout_s: float,
 ) -> Account:
+    """``first``: what follows a greeting; None: there is none."""
     account = Account(target)
 
     @settings(
@@ -102,7 +112,8 @@ def _fuzzed(
     )
     @given(st.lists(frames(descriptor, _nearer), min_size=1, max_size=1 if timeout_s == TIMEOUT_S else 6))
     def send(sent: list[bytes]) -> None:
-        told = _told(call, [*greeting, *sent], timeout_s)
+        opening = None if first is None else Opening(path, CLUSTER_KEY.encode(), NAME, first)
+        told = _told(call, sent, timeout_s, opening)
         account.add(told.split(":")[0])
         if any(told.startswith(code.name) for code in BUGS) and UNDECODABLE not in told:
             account.blame(f"{told}: {[frame.hex() for frame in sent]}")
@@ -126,13 +137,16 @@ def _nearer(message: Message) -> Message:
     return message
 
 
-def _told(call: StreamCall, sent: Sequence[bytes], timeout_s: float) -> str:
+def _told(call: StreamCall, sent: Sequence[bytes], timeout_s: float, opening: Opening | None) -> str:
     """The status of a call, and what it says."""
     try:
         # A stream is kept open until it has been listened to: its end would end what it asked for.
         requests = _then_wait(sent, timeout_s) if timeout_s == STREAM_S else iter(sent)
-        for _ in call(requests, timeout=timeout_s):
-            pass
+        if opening is not None:
+            requests = opening.requests(sent, timeout_s)
+        for answer in call(requests, timeout=timeout_s):
+            if opening is not None:
+                opening.hear(answer)
     except grpc.RpcError as error:
         assert isinstance(error, grpc.Call)
         return f"{error.code().name}: {error.details()}"

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import psutil
 
-from tests.support.ring import Service, running, simulated
+from tests.support.ring import CLUSTER_KEY, Service, running, simulated
 
 ROUTER_CORE = 0
 OTHERS_CORE = 1
@@ -65,7 +65,8 @@ def flock(tmp: Path, count: int, step_ms: float) -> Iterator[Flock]:
     argv = [sys.executable, "-m", "loadtest.routers.flock", "--workers", str(count)]
     argv += ["--step-ms", str(step_ms), "--record", str(tmp / "record-0")]
     with on_core(OTHERS_CORE):
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY}
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     try:
         found: list[list[str]] = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import os
 import re
 import secrets
 import time
@@ -29,11 +30,13 @@ import uvloop
 
 from baton import hub
 from baton.connector.liveness import NO_PROBES
+from baton.greeting.proofs import Called
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
+CLUSTER_KEY = "BATON_CLUSTER_KEY"
 TEXT = "What is a KV block? A block holds the keys and values of some tokens of a sequence. "
 _LENGTH = re.compile(rb'"max_tokens":\s*(\d+)')
 _BODY = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
@@ -85,11 +88,13 @@ class Worker(pb_grpc.WorkerServicer):
         request_iterator: AsyncIterator[pb.RouterMessage],
         context: grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage],
     ) -> AsyncIterator[pb.WorkerMessage]:
-        await anext(aiter(request_iterator))
+        hello = self.hello()
+        async for answer in _greeted(aiter(request_iterator), hello.incarnation):
+            yield answer
         frames = self.frames = asyncio.Queue()
         reader = asyncio.create_task(self._read(request_iterator))
         try:
-            yield pb.WorkerMessage(hello=self.hello())
+            yield pb.WorkerMessage(hello=hello)
             while True:
                 yield await frames.get()
         finally:
@@ -144,6 +149,19 @@ class Worker(pb_grpc.WorkerServicer):
                 inference_pb2.FINISH_REASON_UNSPECIFIED if seat.left else inference_pb2.FINISH_REASON_LENGTH
             ),
         )
+
+
+async def _greeted(
+    messages: AsyncIterator[pb.RouterMessage], incarnation: str
+) -> AsyncIterator[pb.WorkerMessage]:
+    """As a worker of the router's release: those of before there were greetings are measured as well."""
+    first = await anext(messages)
+    if not first.HasField("greeting"):
+        return
+    called = Called(os.environ[CLUSTER_KEY].encode(), "router", incarnation, first.greeting)
+    yield pb.WorkerMessage(challenge=called.challenge)
+    called.check((await anext(messages)).proof)
+    await anext(messages)
 
 
 def _write_event(seat: Seat) -> None:

@@ -10,8 +10,8 @@ from baton.options import ConfigError
 LEAST_BYTES = 16
 HOW = "make one with `openssl rand -hex 32`, and give it to all routers and workers (BATON_CLUSTER_KEY)"
 OPEN_WARNING = (
-    "there is no cluster key of %d bytes or more: whatever runs on this machine can call the workers as a router "
-    "does; " + HOW
+    "there is no cluster key of %d bytes or more: whatever runs on this machine can call the workers as a "
+    "router does; " + HOW
 )
 """What a service logs once that starts without: with LEAST_BYTES."""
 
@@ -22,8 +22,8 @@ def suffices(key: str) -> bool:
 
 
 def check_cluster_key(key: str, reached: Iterable[tuple[str, str]]) -> None:
-    """ConfigError unless ``key`` suffices, or nothing but this machine is ``reached``: hosts on which a service
-    listens or which it calls, each with the words that a person has given it by."""
+    """ConfigError unless ``key`` suffices, or nothing but this machine is ``reached``: the hosts on which a
+    service listens or that it calls, each with the words that a person gave it by."""
     if suffices(key):
         return
     for words, host in reached:

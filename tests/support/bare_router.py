@@ -11,7 +11,8 @@ from baton.sampling_params import SamplingParams
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1.worker_pb2_grpc import WorkerStub
-from tests.support.ring import Service
+from tests.support.greetings import greet_worker
+from tests.support.ring import CLUSTER_KEY, Service
 
 
 class BareRouter:
@@ -23,8 +24,7 @@ class BareRouter:
         self.call = WorkerStub(self.channel).Connect(None)
 
     async def greet(self) -> pb.WorkerHello:
-        await self.call.write(pb.RouterMessage(hello=pb.RouterHello(router_id="bare")))
-        return (await self._heard()).hello
+        return await greet_worker(self.call, CLUSTER_KEY.encode(), "bare")
 
     async def _heard(self) -> pb.WorkerMessage:
         message = await self.call.read()

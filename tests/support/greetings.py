@@ -14,7 +14,7 @@ RouterCall = grpc.aio.StreamStreamCall[pb.RouterMessage, pb.WorkerMessage]
 LinkCall = grpc.aio.StreamStreamCall[handoff_pb2.PrefillMessage, handoff_pb2.DecodeMessage]
 
 
-async def greeted(
+async def say_hello(
     messages: AsyncIterator[pb.RouterMessage], key: bytes, hello: pb.WorkerHello
 ) -> AsyncIterator[pb.WorkerMessage]:
     """What a worker with this hello says to a router that greets it, with the hello at the end. It has an
@@ -23,7 +23,10 @@ async def greeted(
     first = await anext(messages)
     called = Called(key, "router", hello.incarnation, first.greeting)
     yield pb.WorkerMessage(challenge=called.challenge)
-    called.check((await anext(messages)).proof)
+    second = await anext(messages, None)
+    if second is None:  # it only wanted to know who is here
+        return
+    called.check(second.proof)
     assert (await anext(messages)).hello.router_id == first.greeting.name
     yield pb.WorkerMessage(hello=hello)
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
-import grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 from torch import Tensor

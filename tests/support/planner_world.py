@@ -27,6 +27,7 @@ from baton.telemetry.planner import PlannerMetrics
 from baton.tls.channels import Dialer
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
+from tests.support.greetings import say_hello
 from tests.support.planning import BOUNDS, TARGETS, TIMES
 
 KEY = b"tests"
@@ -147,8 +148,9 @@ class SwitchingWorker(pb_grpc.WorkerServicer):
         request_iterator: AsyncIterator[pb.RouterMessage],
         context: grpc.aio.ServicerContext[pb.RouterMessage, pb.WorkerMessage],
     ) -> AsyncIterator[pb.WorkerMessage]:
-        await anext(aiter(request_iterator))
-        yield pb.WorkerMessage(hello=pb.WorkerHello(incarnation=self.incarnation, role=ROLE_OF[self.role]))
+        hello = pb.WorkerHello(incarnation=self.incarnation, role=ROLE_OF[self.role])
+        async for answer in say_hello(aiter(request_iterator), KEY, hello):
+            yield answer
 
     async def SwitchRole(  # noqa: N802
         self,

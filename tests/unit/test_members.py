@@ -30,7 +30,8 @@ from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from tests.support.discovery_scripts import greeted
 from tests.support.fake_kubernetes import PORT_NAME, FakeKubernetes, pod, serving
-from tests.support.local_worker import LocalWorker, answer, local_ring, until
+from tests.support.greetings import say_hello
+from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
 FACTOR = 5.0
@@ -170,7 +171,9 @@ async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> No
         async def Connect(  # noqa: N802 (the name is the contract's)
             self, request_iterator: AsyncIterator[pb.RouterMessage], context: object
         ) -> AsyncIterator[pb.WorkerMessage]:
-            yield pb.WorkerMessage(hello=pb.WorkerHello(role=pb.ROLE_UNSPECIFIED, max_model_len=256))
+            hello = pb.WorkerHello(role=pb.ROLE_UNSPECIFIED, max_model_len=256)
+            async for said in say_hello(request_iterator, KEY, hello):
+                yield said
             async for _ in request_iterator:
                 pass
 
@@ -183,7 +186,7 @@ async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> No
     pb_grpc.add_WorkerServicer_to_server(Newer(), server)
     newer = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    ring = WorkerRing([newer], "fake", b"key")
+    ring = WorkerRing([newer], "fake", KEY)
     ring.start()
     await asyncio.sleep(0.3)
     assert not ring.ready and not any(worker.ready for worker in ring.workers)
@@ -339,7 +342,9 @@ class Failing(pb_grpc.WorkerServicer):
     async def Connect(  # noqa: N802 (the name is the contract's)
         self, request_iterator: AsyncIterator[pb.RouterMessage], context: object
     ) -> AsyncIterator[pb.WorkerMessage]:
-        yield pb.WorkerMessage(hello=pb.WorkerHello(role=pb.ROLE_BOTH, max_model_len=256, vocab_size=97))
+        hello = pb.WorkerHello(role=pb.ROLE_BOTH, max_model_len=256, vocab_size=97)
+        async for said in say_hello(request_iterator, KEY, hello):
+            yield said
         async for message in request_iterator:
             if message.HasField("submit"):
                 asked = message.submit

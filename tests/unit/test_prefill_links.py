@@ -17,6 +17,7 @@ import pytest
 from baton.connector.liveness import Pulse
 from baton.connector.messages import LinkId
 from baton.connector.wiring import Wiring
+from baton.greeting.proofs import Called
 from baton.prefill import links
 from baton.prefill.links import DecodeLinks, DecodePeer, LinkRefusedError
 from baton.prefill.peers import Backoff, KnownPeers, Peer
@@ -332,13 +333,13 @@ async def test_a_worker_started_where_one_died_is_called_at_once() -> None:
     the channels of a process share them."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    wiring = cast(Wiring, SimpleNamespace(dialer=Dialer()))
+    wiring = cast(Wiring, SimpleNamespace(dialer=Dialer(), cluster_key=b"key"))
 
     async def call_until_there() -> float:
         while True:
             peer = DecodePeer(f"127.0.0.1:{port}", wiring, lambda *_: None, lambda _: None)
             try:
-                await peer.open(pb.LinkOpen())
+                await peer.open(pb.LinkOpen(prefill_incarnation="prefill"))
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.02)
             except LinkRefusedError:
@@ -368,6 +369,8 @@ class Refusing(pb_grpc.HandoffServicer):
     async def Link(  # noqa: N802
         self, request_iterator: AsyncIterator[pb.PrefillMessage], context: object
     ) -> AsyncIterator[pb.DecodeMessage]:
+        called = Called(b"key", "prefill", "decode", (await anext(request_iterator)).greeting)
+        yield pb.DecodeMessage(challenge=called.challenge)
         yield pb.DecodeMessage(refuse=pb.LinkRefuse(reason="not today"))
 
 

@@ -26,6 +26,7 @@ from baton.worker import drain
 from baton.worker.config import RoleName
 from baton.worker.post import Post
 from baton.worker.switch_request import TO_PROTO, SwitchRefusedError, role_asked_for
+from tests.support.greetings import greet_decode
 from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
@@ -269,10 +270,12 @@ async def test_who_holds_an_old_name_is_refused() -> None:
             decode_incarnation=before,
             compatibility=prefill.wiring.compatibility,
             connectors=["tcp"],
+            prefill_address=prefill.address,
         )
         async with grpc.aio.insecure_channel(decode.address) as channel:
-            opened = handoff_pb2.PrefillMessage(open=greeting)
-            stream = handoff_pb2_grpc.HandoffStub(channel).Link(iter([opened]))
+            stream = handoff_pb2_grpc.HandoffStub(channel).Link(None)
+            await greet_decode(stream, KEY, "late")
+            await stream.write(handoff_pb2.PrefillMessage(open=greeting))
             refused = await stream.read()
         assert isinstance(refused, handoff_pb2.DecodeMessage)
         assert refused.refuse.field == "decode_incarnation"

@@ -34,6 +34,7 @@ from baton.worker.config import RoleName
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.main import end_process_after
 from tests.support.fake_engine import fake_engine
+from tests.support.greetings import greet_worker, say_hello
 from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
 
 IDLE = Tempo(heartbeat_s=0.1, busy_silence_s=0.3, idle_silence_s=1.0)
@@ -92,6 +93,7 @@ async def test_a_link_that_is_closed_as_soon_as_it_is_made_ends_all_the_same() -
             decode_incarnation=decode.incarnation,
             compatibility=prefill.wiring.compatibility,
             connectors=["tcp"],
+            prefill_address=prefill.address,
         )
         lost: list[DecodePeer] = []
         peer = DecodePeer(decode.address, prefill.wiring, lambda link, message: None, lost.append)
@@ -335,19 +337,18 @@ class SilentRouter:
 
     def __init__(self, worker: LocalWorker, *messages: pb.RouterMessage, router_id: str = "silent") -> None:
         self._worker = worker
-        self._messages = [pb.RouterMessage(hello=pb.RouterHello(router_id=router_id)), *messages]
+        self._router_id = router_id
+        self._messages = messages
         self.reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async with grpc.aio.insecure_channel(self._worker.address) as channel:
-            stream = pb_grpc.WorkerStub(channel).Connect(self._say())
+            stream = pb_grpc.WorkerStub(channel).Connect(None)
+            await greet_worker(stream, KEY, self._router_id)
+            for message in self._messages:
+                await stream.write(message)
             while isinstance(await stream.read(), pb.WorkerMessage):
                 pass
-
-    async def _say(self) -> AsyncIterator[pb.RouterMessage]:
-        for message in self._messages:
-            yield message
-        await asyncio.Event().wait()
 
 
 def submit(request_id: str, max_tokens: int) -> pb.RouterMessage:
@@ -407,7 +408,9 @@ class SilentWorker(pb_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[pb.RouterMessage], context: object
     ) -> AsyncIterator[pb.WorkerMessage]:
         self.streams += 1
-        yield pb.WorkerMessage(hello=pb.WorkerHello(role=pb.ROLE_BOTH, max_model_len=256, vocab_size=97))
+        hello = pb.WorkerHello(role=pb.ROLE_BOTH, max_model_len=256, vocab_size=97)
+        async for said in say_hello(request_iterator, KEY, hello):
+            yield said
         await asyncio.Event().wait()
 
     async def SwitchRole(  # noqa: N802

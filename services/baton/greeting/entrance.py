@@ -39,6 +39,14 @@ class CallerRefusedError(Exception):
         self.status = status
 
 
+class CallerLeftError(CallerRefusedError):
+    """A stream has ended before its greeting was whole, as that of an operator does who only wants to know who
+    is here. Nobody needs to hear of it."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.UNAUTHENTICATED, "the stream ended before its greeting was whole")
+
+
 class Entrance:
     """Of one service of a worker. Event loop's thread only."""
 
@@ -65,6 +73,8 @@ class Entrance:
         """
         try:
             return await self._greeted(messages, peer, incarnation, say)
+        except CallerLeftError:
+            raise
         except CallerRefusedError as error:
             self._count(peer, error)
             raise
@@ -103,13 +113,13 @@ class Entrance:
             raise CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)) from None
 
     async def _proved(self, messages: AsyncIterator[M], incarnation: str, say: Say) -> str:
-        first = await anext(messages, None)
-        if first is None or not first.HasField("greeting"):
+        first = await _next(messages)
+        if not first.HasField("greeting"):
             raise _unproved(f"the first message must be a Greeting: is the {self._kind} of an older release?")
         called = Called(self._cluster_key, self._kind, incarnation, first.greeting)
         await say(called.challenge)
-        second = await anext(messages, None)
-        if second is None or not second.HasField("proof"):
+        second = await _next(messages)
+        if not second.HasField("proof"):
             raise _unproved("the second message must be a Proof")
         called.check(second.proof)
         return first.greeting.name
@@ -123,6 +133,13 @@ class Entrance:
         more = f" (and {self._untold} more callers since the last such line)" if self._untold else ""
         log.warning("a %s at %s was refused: %s%s", self._kind, peer, refusal, more)
         self._told_at, self._untold = now, 0
+
+
+async def _next(messages: AsyncIterator[M]) -> M:
+    message = await anext(messages, None)
+    if message is None:
+        raise CallerLeftError
+    return message
 
 
 def _unproved(reason: str) -> CallerRefusedError:

@@ -7,7 +7,7 @@ import hmac
 
 
 class CacheSalts:
-    """Keys salts with the cluster key: who does not have it cannot find out what a tenant asked, by making the
+    """Keys salts with the cluster key: who does not have it cannot find out what a tenant asked by making the
     digests of a guess. All routers of one ring make the same."""
 
     def __init__(self, cluster_key: bytes) -> None:
