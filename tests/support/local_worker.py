@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
+from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 from torch import Tensor
@@ -162,6 +163,7 @@ class LocalWorker:
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._stack.push_async_callback(self._ends.close)
         self._stack.push_async_callback(self.prefill.close)
         self.decode.data_addresses = await self._ends.listen([Place("127.0.0.1", "127.0.0.1")], 0)

@@ -81,6 +81,7 @@ def test_kernels_that_cannot_be_had_are_one_line_and_exit_1(
         "BATON_CPU_KERNELS": "native",
         "BATON_CACHE_DIR": str(tmp_path),
         "CXX": "no-such-compiler",
+        "BATON_CLUSTER_KEY": "a cluster key of tests",
     }.items():
         monkeypatch.setenv(name, value)
     result = baton("decode", "--device", "cpu", "--port", "0")

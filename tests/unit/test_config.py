@@ -193,13 +193,16 @@ def test_a_host_tier_needs_prefix_caching() -> None:
 )
 def test_a_router_refuses_by_name(option: str, given: str, value: Any) -> None:
     with pytest.raises(ConfigError) as refusal:
-        RouterConfig(**{"workers": ("a:1",), given: value})
+        RouterConfig(**{"workers": ("a:1",), "cluster_key": HUSH, given: value})
     assert refusal.value.option == option
 
 
+HUSH = "hush, a key of tests"
+
+
 def test_the_cluster_key_is_in_no_repr() -> None:
-    assert "hush" not in repr(WorkerConfig(role="both", cluster_key="hush"))
-    assert "hush" not in repr(RouterConfig(workers=("a:1",), cluster_key="hush"))
+    assert HUSH not in repr(WorkerConfig(role="both", cluster_key=HUSH))
+    assert HUSH not in repr(RouterConfig(workers=("a:1",), cluster_key=HUSH))
 
 
 def test_the_served_name(tmp_path: Path) -> None:
@@ -283,15 +286,15 @@ def test_worker_options_survive_the_command_line(
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
     ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2)
     assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks
-    monkeypatch.setenv("BATON_CLUSTER_KEY", "hush")
-    nodes = WorkerConfig(role="both", tensor_parallel_size=4, nodes=2, cluster_key="hush")
+    monkeypatch.setenv("BATON_CLUSTER_KEY", HUSH)
+    nodes = WorkerConfig(role="both", tensor_parallel_size=4, nodes=2, cluster_key=HUSH)
     assert parsed(monkeypatch, ["both", *ring.arguments(nodes)]) == nodes
 
 
 def test_router_options_survive_the_command_line(
     monkeypatch: pytest.MonkeyPatch, files: tuple[str, str, str]
 ) -> None:
-    monkeypatch.setenv("BATON_CLUSTER_KEY", "hush")
+    monkeypatch.setenv("BATON_CLUSTER_KEY", HUSH)
     config = RouterConfig(
         workers=("a:1", "[::1]:2"),
         discovery_max_staleness=7.0,
@@ -312,7 +315,7 @@ def test_router_options_survive_the_command_line(
         allow_credentials=True,
         allowed_methods=("GET",),
         allowed_headers=("x-a", "x-b"),
-        cluster_key="hush",
+        cluster_key=HUSH,
         max_body_bytes=2048,
         max_n=2,
         max_stop_strings=0,
@@ -358,9 +361,9 @@ def test_router_options_survive_the_command_line(
         kubernetes_port="p",
         kubeconfig="/k",
         kubernetes_context="c",
-        cluster_key="hush",
+        cluster_key=HUSH,
     )
-    several = RouterConfig(models="/m.yaml", cluster_key="hush")
+    several = RouterConfig(models="/m.yaml", cluster_key=HUSH)
     same = [f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default]
     assert all(
         getattr(other, name) != getattr(config, name)
@@ -369,7 +372,7 @@ def test_router_options_survive_the_command_line(
     ), "each differs in one of them"
     for each in (config, found, several):
         arguments = ring.arguments(each)
-        assert "hush" not in " ".join(arguments)
+        assert HUSH not in " ".join(arguments)
         assert parsed(monkeypatch, ["router", *arguments]) == each
 
 

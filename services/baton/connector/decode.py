@@ -175,7 +175,9 @@ class DecodeHandoffs:
         self._queue: list[Name] = []
         """Who waits for a promise, in order of turn."""
         self._links: dict[str, _Link] = {}
-        self._epochs: dict[str, int] = {}
+        self._last_epoch = 0
+        """Of any link: one for each prefill worker would have to be remembered for as long as a message of its
+        links may be under way, whether it ever comes back or not."""
         self._next_tag = 1
 
     # --- what can be asked of the machine
@@ -209,9 +211,8 @@ class DecodeHandoffs:
         """
         if prefill in self._links:
             return None
-        epoch = self._epochs.get(prefill, 0) + 1
-        self._epochs[prefill] = epoch
-        link = LinkId(prefill, self.incarnation, epoch)
+        self._last_epoch += 1
+        link = LinkId(prefill, self.incarnation, self._last_epoch)
         self._links[prefill] = _Link(link, blocks_per_page, verify)
         return link
 

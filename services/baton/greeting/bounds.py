@@ -47,6 +47,8 @@ class StrangersInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
     ) -> Handler:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
+        if handler is None:  # there is no such service here
+            return handler
         if method in GREETED:
             return _short_at_first(handler)
         if method in OPEN:
@@ -86,7 +88,7 @@ def _short_at_first(handler: Handler) -> Handler:
     streaming = cast(Streaming, handler.stream_stream)
 
     async def stream(messages: AsyncIterator[bytes], context: Context) -> AsyncGenerator[object]:
-        async with aclosing(streaming(_ShortAtFirst(aiter(messages)), context)) as answers:
+        async with aclosing(streaming(_ShortAtFirst(messages), context)) as answers:
             async for answer in answers:
                 yield answer
 

@@ -69,12 +69,12 @@ class PlannerConfig:
         for name in ("prefill_deployment", "decode_deployment"):
             if not getattr(self, name):
                 raise ConfigError(name, "must not be empty")
+        _ = self.targets, self.bounds, self.times, self.worker_tls  # each refuses what cannot work
         if self.switching and not self.dry_run and not suffices(self.cluster_key):
             raise ConfigError(
                 "cluster_key",
                 f"must have at least {LEAST_BYTES} bytes, as workers switch for no other: {HOW}",
             )
-        _ = self.targets, self.bounds, self.times, self.worker_tls  # each refuses what cannot work
 
     @property
     def targets(self) -> Targets:

@@ -145,6 +145,7 @@ class RouterConfig:
             check_range("itl_target_ms", self.itl_target_ms, 1)
         check_range("drain_timeout", self.drain_timeout, 1, 86400)
         check_choice("log_level", self.log_level, LOG_LEVELS)
+        self._check_cluster_key()
 
     def _check_names(self) -> None:
         if not all(self.served_model_name):
@@ -187,7 +188,6 @@ class RouterConfig:
 
     def _check_security(self) -> None:
         check_choice("ssl_client_auth", self.ssl_client_auth, CLIENT_AUTHS)
-        self._check_cluster_key()
         _ = self.client_tls, self.worker_tls
         for option in ("log_prompts", "audit_log_required"):
             if getattr(self, option) and self.audit_log is None:

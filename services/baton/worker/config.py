@@ -105,8 +105,8 @@ class WorkerConfig:
         self._check_sizes()
         self._check_speculation()
         self._check_parallelism()
-        self._check_cluster_key()
         _ = self.tls
+        self._check_cluster_key()
 
     def _check_cluster_key(self) -> None:
         if not is_words(self.model_name):
