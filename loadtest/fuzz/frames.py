@@ -59,12 +59,14 @@ def hello_of(address: str) -> worker_pb2.WorkerHello:
     """What the worker at ``address`` tells a router of itself."""
     opening = Opening(CONNECT, CLUSTER_KEY.encode(), NAME, HELLO)
     with grpc.insecure_channel(address) as channel:
-        call = channel.stream_stream(CONNECT, _as_it_is, _as_it_is)
-        stream = call(opening.requests([], TIMEOUT_S), timeout=TIMEOUT_S)
-        opening.hear(next(stream))
-        told = worker_pb2.WorkerMessage.FromString(next(stream)).hello
-        stream.cancel()
-    return told
+        for answer in channel.stream_stream(CONNECT, _as_it_is, _as_it_is)(
+            opening.requests([]), timeout=TIMEOUT_S
+        ):
+            opening.hear(answer)
+            told = worker_pb2.WorkerMessage.FromString(answer)
+            if told.HasField("hello"):
+                return told.hello
+    raise RuntimeError(f"the worker at {address} does not say what it is")
 
 
 def link_open(address: str) -> handoff_pb2.LinkOpen:

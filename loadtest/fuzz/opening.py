@@ -25,7 +25,7 @@ class Opening:
         self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def requests(self, sent: Sequence[bytes], hold_s: float = 0.0) -> Iterator[bytes]:
-        """The opening, what is ``sent``, and ``hold_s`` seconds before the end, as that ends what was asked."""
+        """The opening, what is ``sent``, and ``hold_s`` seconds before the end, which ends what was asked."""
         yield self._sends(greeting=self._caller.greeting).SerializeToString()
         answer = self._hears.FromString(self._heard.get(timeout=PATIENCE_S))
         yield self._sends(proof=self._caller.prove(answer.challenge)).SerializeToString()

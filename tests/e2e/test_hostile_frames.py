@@ -73,7 +73,9 @@ def test_a_link_to_a_worker_that_takes_no_handoffs(demo_ring: Ring) -> None:
     for _ in range(2):
         opening = Opening(LINK, KEY, NAME, opened)
         with grpc.insecure_channel(prefill.ready.address) as channel:
-            answers = channel.stream_stream(LINK, _bytes, _bytes)(opening.requests([], 1.0), timeout=10)
-            opening.hear(next(answers))
-            [answer] = map(handoff_pb2.DecodeMessage.FromString, answers)
-        assert answer.refuse.reason == "this worker takes no handoffs"
+            answers: list[bytes] = []
+            for answer in channel.stream_stream(LINK, _bytes, _bytes)(opening.requests([], 1.0), timeout=10):
+                opening.hear(answer)
+                answers.append(answer)
+        _, refused = map(handoff_pb2.DecodeMessage.FromString, answers)
+        assert refused.refuse.reason == "this worker takes no handoffs"

@@ -16,6 +16,7 @@ from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
 from baton.router.security.client import Client
+from baton.router.security.salts import CacheSalts
 from baton.router.shared.limits import Tenant
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
@@ -78,6 +79,43 @@ async def test_a_request_that_goes_on_elsewhere_keeps_its_salt() -> None:
             _, cached = await salted_answer(ring, f"2-{salt!r}", PROMPT, 3, salt)
             assert cached == expected, f"{salt!r} on the worker that stays"
         assert stays.engine.load().blocks_cached
+
+
+def test_salts_are_keyed_by_the_cluster_key() -> None:
+    """Everything else that a tenant's salt is made of is known to whoever reads the digests of blocks."""
+    tenant = Client(tenant=Tenant("acme"), key="acme-ci").cache_salt(None)
+    ours = CacheSalts(b"the key of a ring").of(tenant)
+    assert len(ours) == 32 and ours != tenant
+    assert CacheSalts(b"the key of a ring").of(tenant) == ours, "on every router of the ring"
+    assert CacheSalts(b"the key of another").of(tenant) != ours
+    other = Client(tenant=Tenant("other"), key="o").cache_salt(None)
+    given = Client(tenant=Tenant("acme"), key="acme-ci").cache_salt("mine")
+    assert len({ours, *map(CacheSalts(b"the key of a ring").of, (other, given))}) == 3
+    assert CacheSalts(b"the key of a ring").of(Client(tenant=Tenant()).cache_salt(None)) == b""
+
+
+async def test_workers_see_the_keyed_salt(tokenizer: Tokenizer) -> None:
+    salts, client = CacheSalts(b"the key of a ring"), Client(tenant=Tenant("acme"), key="a")
+    authentication = Authentication({"a": client}.get, Tenant())
+    async with local_ring([LocalWorker("both")]) as ring:
+        service = CompletionService(
+            ring,
+            tokenizer,
+            ApiSettings(),
+            RouterMetrics(CollectorRegistry()),
+            authentication=authentication,
+            salts=salts,
+        )
+        async with serving_app(app_for(service)) as url, httpx.AsyncClient(base_url=url, timeout=30) as found:
+            assert await cached(found, "a") == 0
+            assert await cached(found, "a") == 40
+        prefixes = ring.fleet.placer._prefixes
+        await until(lambda: prefixes.cached(PROMPT, salts.of(client.cache_salt(None))))
+        assert not prefixes.cached(PROMPT, client.cache_salt(None)), (
+            "what anybody could compute finds nothing"
+        )
+        _, found_by_ring = await salted_answer(ring, "1", PROMPT, 3, client.cache_salt(None))
+        assert found_by_ring == 0
 
 
 @pytest.fixture(scope="module")

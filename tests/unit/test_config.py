@@ -205,6 +205,54 @@ def test_the_cluster_key_is_in_no_repr() -> None:
     assert HUSH not in repr(RouterConfig(workers=("a:1",), cluster_key=HUSH))
 
 
+ROUTER: dict[str, Any] = {"workers": ("127.0.0.1:1", "[::1]:1", "localhost:1")}
+SHORT = ("", "fifteen bytes..")
+
+
+@pytest.mark.parametrize("key", SHORT)
+@pytest.mark.parametrize(
+    ("make", "fields", "words"),
+    [
+        (WorkerConfig, {"role": "both", "host": "0.0.0.0"}, "--host 0.0.0.0"),
+        (WorkerConfig, {"role": "both", "host": "::"}, "--host ::"),
+        (WorkerConfig, {"role": "both", "host": "10.0.0.7"}, "--host 10.0.0.7"),
+        (WorkerConfig, {"role": "both", "host": "::ffff:10.0.0.7"}, "--host ::ffff:10.0.0.7"),
+        (WorkerConfig, {"role": "both", "host": "127.0.0.1.nip.io"}, "--host 127.0.0.1.nip.io"),
+        (WorkerConfig, {"role": "both", "advertise": "10.0.0.7"}, "--advertise 10.0.0.7"),
+        (RouterConfig, {**ROUTER, "host": "0.0.0.0"}, "--host 0.0.0.0"),
+        (RouterConfig, {"workers": ("127.0.0.1:1", "10.0.0.7:9")}, "--worker 10.0.0.7:9"),
+        (RouterConfig, {"discovery": "kubernetes"}, "--discovery kubernetes"),
+    ],
+)
+def test_without_a_cluster_key_nothing_but_this_machine_is_served(
+    make: Any, fields: dict[str, Any], words: str, key: str
+) -> None:
+    """One line, which names the option, the variable and how to make a key."""
+    with pytest.raises(ConfigError) as refusal:
+        make(**fields, cluster_key=key)
+    assert refusal.value.option == "cluster_key"
+    assert f"must have at least 16 bytes with {words}: " in str(refusal.value)
+    assert "openssl rand -hex 32" in str(refusal.value) and "BATON_CLUSTER_KEY" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    make(**fields, cluster_key="sixteen bytes...")
+
+
+@pytest.mark.parametrize("key", SHORT)
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "::ffff:127.0.0.1"])
+def test_on_this_machine_alone_a_cluster_key_can_be_left_out(host: str, key: str) -> None:
+    WorkerConfig(role="both", host=host, cluster_key=key)
+    RouterConfig(**ROUTER, host=host, cluster_key=key)
+
+
+def test_a_served_name_can_be_told_to_routers() -> None:
+    WorkerConfig(role="both", served_model_name="Qwen/Qwen3 32B (größer)")
+    for name in ("m" * 129, "a\nb"):
+        with pytest.raises(
+            ConfigError, match="--served-model-name: must be at most 128 printable characters"
+        ):
+            WorkerConfig(role="both", served_model_name=name)
+
+
 def test_the_served_name(tmp_path: Path) -> None:
     assert served_name("demo", None) == "demo"
     assert served_name("org/model", None) == "org/model"
@@ -237,8 +285,10 @@ def test_worker_options_survive_the_command_line(
     monkeypatch: pytest.MonkeyPatch, files: tuple[str, str, str]
 ) -> None:
     # Every field differs from its default, so that a field without an option is noticed.
+    monkeypatch.setenv("BATON_CLUSTER_KEY", HUSH)
     config = WorkerConfig(
         role="prefill",
+        cluster_key=HUSH,
         model="some/model",
         served_model_name="name",
         dtype="bfloat16",
@@ -280,13 +330,12 @@ def test_worker_options_survive_the_command_line(
     )
     same = {f.name for f in dataclasses.fields(config) if getattr(config, f.name) == f.default}
     split = {"tensor_parallel_size", "pipeline_parallel_size", "nodes"}
-    assert same == {"num_blocks", "cluster_key", "host_kv_memory"} | split
+    assert same == {"num_blocks", "host_kv_memory"} | split
     assert parsed(monkeypatch, ["prefill", *ring.arguments(config)]) == config
-    other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20)
+    other = WorkerConfig(role="decode", num_blocks=9, host_kv_memory=1 << 20, cluster_key=HUSH)
     assert parsed(monkeypatch, ["decode", *ring.arguments(other)]) == other
-    ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2)
+    ranks = WorkerConfig(role="both", tensor_parallel_size=4, pipeline_parallel_size=2, cluster_key=HUSH)
     assert parsed(monkeypatch, ["both", *ring.arguments(ranks)]) == ranks
-    monkeypatch.setenv("BATON_CLUSTER_KEY", HUSH)
     nodes = WorkerConfig(role="both", tensor_parallel_size=4, nodes=2, cluster_key=HUSH)
     assert parsed(monkeypatch, ["both", *ring.arguments(nodes)]) == nodes
 

@@ -29,6 +29,7 @@ GIVEN = {
     "ttft_target_ms": 2000.0,
     "itl_target_ms": 50.0,
     "gpu_budget": 8,
+    "cluster_key": "a cluster key of tests",
 }
 
 
@@ -49,6 +50,7 @@ GIVEN = {
         ({"prometheus_selector": " "}, "--prometheus-selector: must be label matchers"),
         ({"decode_deployment": ""}, "--decode-deployment: must not be empty"),
         ({"worker_tls_certfile": "a"}, "--worker-tls-"),
+        ({"cluster_key": ""}, "--cluster-key: must have at least 16 bytes, as workers switch for no other"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(changed: dict[str, object], words: str) -> None:

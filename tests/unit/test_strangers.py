@@ -142,7 +142,7 @@ async def test_another_key_is_refused_by_name(
     caller, greeted = greeting(port)
 
     def prove(challenge: Challenge) -> Message:
-        theirs = Called(OTHER_KEY, port.kind, challenge.incarnation, caller.greeting, challenge.nonce)  # type: ignore[attr-defined]
+        theirs = Called(OTHER_KEY, port.kind, challenge.incarnation, caller.greeting, challenge.nonce)
         return port.sends(proof=caller.prove(theirs.challenge))
 
     code, details = await refusal(port, worker.address, greeted, port.wanted, challenged=prove)
@@ -162,27 +162,27 @@ async def test_replay_reflection_and_proofs_for_others(worker: LocalWorker, port
     heard: list[Message] = []
 
     def true_proof(challenge: Challenge) -> Message:
-        heard.append(port.sends(proof=caller.prove(challenge)))  # type: ignore[arg-type]
+        heard.append(port.sends(proof=caller.prove(challenge)))
         return heard[0]
 
     async with grpc.aio.insecure_channel(worker.address) as channel:  # an honest stream, overheard
         call = port.call(channel)(None)
         await call.write(greeted)
-        challenge = (await call.read()).challenge  # type: ignore[attr-defined]
+        challenge = (await call.read()).challenge
         await call.write(true_proof(challenge))
     another = "prefill" if port.kind == "router" else "router"
 
     def proof_of(kind: Kind, name: str, incarnation: str) -> Callable[[Challenge], Message]:
         def make(challenge: Challenge) -> Message:
             author = Caller(KEY, kind, name, caller.greeting.nonce)
-            theirs = Called(KEY, kind, incarnation or challenge.incarnation, author.greeting, challenge.nonce)  # type: ignore[attr-defined]
+            theirs = Called(KEY, kind, incarnation or challenge.incarnation, author.greeting, challenge.nonce)
             return port.sends(proof=author.prove(theirs.challenge))
 
         return make
 
     attacks: dict[str, Callable[[Challenge], Message]] = {
         "replayed": lambda _: heard[0],
-        "reflected": lambda challenge: port.sends(proof=Proof(proof=challenge.proof)),  # type: ignore[attr-defined]
+        "reflected": lambda challenge: port.sends(proof=Proof(proof=challenge.proof)),
         "of another kind": proof_of(another, "stranger", ""),  # type: ignore[arg-type]
         "of another caller": proof_of(port.kind, "another", ""),
         "to another worker": proof_of(port.kind, "stranger", "another"),
@@ -454,7 +454,9 @@ async def test_a_worker_with_another_key_is_no_worker_and_the_router_says_so_onc
         await other.stop()
 
 
-async def test_prefill_sends_nothing_to_a_decode_worker_with_another_key() -> None:
+async def test_prefill_sends_nothing_to_a_decode_worker_with_another_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode", cluster_key=OTHER_KEY)
     async with local_ring([prefill, LocalWorker("decode")]) as ring:
         await decode.start()
@@ -464,7 +466,7 @@ async def test_prefill_sends_nothing_to_a_decode_worker_with_another_key() -> No
             submit = pb.Submit(request_id="r", prompt_ids=PROMPT, params=PARAMS.to_proto(), decode=target)
             [router_id] = prefill.routers._streams
             heard: list[pb.TokenDelta] = []
-            prefill.routers._streams[router_id].deliver = heard.append  # type: ignore[method-assign]
+            monkeypatch.setattr(prefill.routers._streams[router_id], "deliver", heard.append)
             prefill.service._take(router_id, pb.RouterMessage(peers=pb.DecodePeers(peers=[peer])))
             prefill.service._take(router_id, pb.RouterMessage(submit=submit))
             await until(lambda: heard)

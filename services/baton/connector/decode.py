@@ -176,8 +176,8 @@ class DecodeHandoffs:
         """Who waits for a promise, in order of turn."""
         self._links: dict[str, _Link] = {}
         self._last_epoch = 0
-        """Of any link: one for each prefill worker would have to be remembered for as long as a message of its
-        links may be under way, whether it ever comes back or not."""
+        """Of any link: one for each prefill worker would have to be remembered for as long as messages of its
+        links may be under way, though it never comes back."""
         self._next_tag = 1
 
     # --- what can be asked of the machine

@@ -40,8 +40,8 @@ class CallerRefusedError(Exception):
 
 
 class CallerLeftError(CallerRefusedError):
-    """A stream has ended before its greeting was whole, as one does that only asks who is here. Nobody needs to
-    hear of it."""
+    """A stream has ended before its greeting was whole, as one does that only asks who is here. It is not
+    counted."""
 
     def __init__(self) -> None:
         super().__init__(grpc.StatusCode.UNAUTHENTICATED, "the stream ended before its greeting was whole")
