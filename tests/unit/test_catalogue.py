@@ -179,13 +179,14 @@ async def test_pages_of_other_origins(services: list[CompletionService]) -> None
 # -- the file
 
 
-ROUTER = RouterConfig(workers=("a:1",))
+KEY = "a cluster key of tests"
+ROUTER = RouterConfig(workers=("127.0.0.1:1",))
 ENTRY = {"name": "a", "model": "org/a", "workers": ["a:1"]}
 
 
 def read(path: Path, entries: object) -> list[RouterConfig]:
     path.write_text(entries if isinstance(entries, str) else json.dumps(entries))
-    return each_model(RouterConfig(models=str(path), max_n=3))
+    return each_model(RouterConfig(models=str(path), max_n=3, cluster_key=KEY))
 
 
 def test_a_file_of_models(tmp_path: Path) -> None:

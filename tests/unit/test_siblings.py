@@ -90,4 +90,4 @@ def test_figures_of_all_processes_are_on_one_page() -> None:
 @pytest.mark.parametrize("processes", [0, 65])
 def test_how_many_processes_there_may_be(processes: int) -> None:
     with pytest.raises(ConfigError, match=f"--processes: must be .*, not {processes}"):
-        RouterConfig(workers=("w:1",), processes=processes)
+        RouterConfig(workers=("127.0.0.1:1",), processes=processes)

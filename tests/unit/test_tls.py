@@ -231,7 +231,7 @@ class TestOptions:
     )
     def test_what_is_missing_is_told(self, given: dict[str, str], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            RouterConfig(workers=("a:1",), **given)  # type: ignore[arg-type]
+            RouterConfig(workers=("127.0.0.1:1",), **given)  # type: ignore[arg-type]
         if not any("ssl" in option for option in given):
             with pytest.raises(ConfigError, match=message):
                 WorkerConfig(role="both", **given)  # type: ignore[arg-type]
@@ -239,7 +239,9 @@ class TestOptions:
     def test_files_that_do_not_fit(self, authority: Authority) -> None:
         one, other = authority.sign("one"), authority.sign("other")
         with pytest.raises(ConfigError, match="cannot be used"):
-            RouterConfig(workers=("a:1",), ssl_certfile=str(one.certificate), ssl_keyfile=str(other.key))
+            RouterConfig(
+                workers=("127.0.0.1:1",), ssl_certfile=str(one.certificate), ssl_keyfile=str(other.key)
+            )
 
     def test_no_key_is_in_a_repr(self, authority: Authority) -> None:
         pem = authority.files("secret").read()

@@ -586,9 +586,9 @@ sys.meta_path.insert(0, Blocked())
 from baton.router import main
 from baton.router.config import RouterConfig
 
-main._traces(RouterConfig(workers=("a:1",)))
+main._traces(RouterConfig(workers=("127.0.0.1:1",)))
 try:
-    main._traces(RouterConfig(workers=("a:1",), otlp_endpoint="http://a:4317"))
+    main._traces(RouterConfig(workers=("127.0.0.1:1",), otlp_endpoint="http://a:4317"))
 except main.StartError as error:
     print(error)
 """
