@@ -411,6 +411,7 @@ async def test_a_router_under_another_name_than_it_greeted_by(worker: LocalWorke
     code, details = await proved(worker, "honest", pb.RouterMessage(hello=pb.RouterHello(router_id="victim")))
     assert code is S.PERMISSION_DENIED
     assert details == "router_id: must be the name that this router has greeted by"
+    assert worker.service.stats().refused_callers["router"] == {"PERMISSION_DENIED": 1}
     code, details = await proved(worker, "honest", SUBMIT)
     assert (code, details) == (S.INVALID_ARGUMENT, "the message after the greeting must be RouterHello")
     nothing_is_left(worker)

@@ -541,7 +541,8 @@ ClusterKey = Annotated[
     typer.Option(
         envvar="BATON_CLUSTER_KEY",
         show_default=False,
-        help="Secret that signs what one service may ask of another; the same for all. "
+        help="Secret by which services know each other: 16 bytes or more, the same for all. Without it they "
+        "serve this machine alone. "
         "Better given in the environment, where no process list shows it.",
         rich_help_panel=_NETWORK,
     ),

@@ -252,6 +252,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
         try:
             opened = await self._admit(messages, context)
         except CallerRefusedError as error:
+            self._entrance.count(context.peer(), error)
             await context.abort(error.status, str(error))
             return
         peer = await self._accept(opened)

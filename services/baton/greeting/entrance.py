@@ -72,12 +72,18 @@ class Entrance:
         it. ``incarnation``: the worker's. ``say`` sends a challenge. Raises CallerRefusedError.
         """
         try:
-            return await self._greeted(messages, peer, incarnation, say)
-        except CallerLeftError:
-            raise
-        except CallerRefusedError as error:
-            self._count(peer, error)
-            raise
+            with self._places.one_for(peer):
+                async with asyncio.timeout(self._greeting_s):
+                    return await self._proved(messages, incarnation, say)
+        except NoPlaceError as error:
+            raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"greeting: {error}") from None
+        except TimeoutError:
+            reason = f"the greeting took longer than {self._greeting_s:g} s"
+            raise CallerRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
+        except MalformedGreetingError as error:
+            raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, f"greeting.{error}") from None
+        except WrongProofError as error:
+            raise CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)) from None
 
     async def next_of(self, messages: AsyncIterator[M], field: str, kind: str) -> M:
         """The message that follows the greeting, of ``field`` and ``kind``. Raises CallerRefusedError."""
@@ -97,21 +103,6 @@ class Entrance:
         reason = f"{field}: must be the name that this {self._kind} has greeted by"
         return CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, reason)
 
-    async def _greeted(self, messages: AsyncIterator[M], peer: str, incarnation: str, say: Say) -> str:
-        try:
-            with self._places.one_for(peer):
-                async with asyncio.timeout(self._greeting_s):
-                    return await self._proved(messages, incarnation, say)
-        except NoPlaceError as error:
-            raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"greeting: {error}") from None
-        except TimeoutError:
-            reason = f"the greeting took longer than {self._greeting_s:g} s"
-            raise CallerRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
-        except MalformedGreetingError as error:
-            raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, f"greeting.{error}") from None
-        except WrongProofError as error:
-            raise CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)) from None
-
     async def _proved(self, messages: AsyncIterator[M], incarnation: str, say: Say) -> str:
         first = await _next(messages)
         if not first.HasField("greeting"):
@@ -124,7 +115,10 @@ class Entrance:
         called.check(second.proof)
         return first.greeting.name
 
-    def _count(self, peer: str, refusal: CallerRefusedError) -> None:
+    def count(self, peer: str, refusal: CallerRefusedError) -> None:
+        """A caller at ``peer`` is told this."""
+        if isinstance(refusal, CallerLeftError):
+            return
         self.refused[refusal.status.name] += 1
         now = time.monotonic()
         if now - self._told_at < TELL_S:

@@ -26,15 +26,17 @@ class Peer(NamedTuple):
 
 def peers_of(told: DecodePeers) -> list[Peer]:
     """Those that a router names, but for what cannot be one."""
-    peers = []
+    peers, wrong = [], []
     for each in told.peers[:MAX_PEERS]:
         try:
             check_address("handoff_address", each.handoff_address)
             check_name("incarnation", each.incarnation)
         except ValueError as error:
-            log.warning("a router names a decode worker that cannot be one: %s", error)
+            wrong.append(str(error))
         else:
             peers.append(Peer(each.handoff_address, each.incarnation))
+    if wrong:
+        log.warning("a router names %d decode workers that cannot be; of one, %s", len(wrong), wrong[0])
     return peers
 
 

@@ -123,6 +123,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         try:
             router_id = await self._admit(messages, context)
         except CallerRefusedError as error:
+            self._entrance.count(context.peer(), error)
             await context.abort(error.status, str(error))
             return
         stream = self._welcome(router_id)
