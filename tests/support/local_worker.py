@@ -32,6 +32,7 @@ from baton.router.ring import WorkerRing
 from baton.router.types import Request
 from baton.sampling_params import SamplingParams
 from baton.supervision import Supervision
+from baton.telemetry.beats import BeatMetrics
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.stages import StageMetrics
@@ -41,6 +42,7 @@ from baton.tls.channels import Dialer, add_port
 from baton.tls.files import TlsFiles
 from baton.urgency import CALM, Urgency
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.worker.beats import BeatService
 from baton.worker.config import RoleName
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
@@ -162,6 +164,8 @@ class LocalWorker:
             timeout=None,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
+        beats = BeatService(self.routers, KEY, BeatMetrics(self.registry))
+        worker_pb2_grpc.add_RouterPulseServicer_to_server(beats, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._stack.push_async_callback(self._ends.close)

@@ -52,6 +52,21 @@ def switch_is_valid(proof: bytes, cluster_key: bytes, incarnation: str, role: st
     return hmac.compare_digest(proof, sign_switch(cluster_key, incarnation, role))
 
 
+def sign_beat(cluster_key: bytes, router_id: str, incarnation: str, nonce: bytes, count: int) -> bytes:
+    """A router's proof that it lives, to the worker ``incarnation``, on the stream that it began with
+    ``nonce``. HMAC-SHA256."""
+    # A key of its own: nothing else that the cluster key signs is ever taken for a beat.
+    key = hmac.digest(cluster_key, b"baton: beats of a router", hashlib.sha256)
+    text = f"{router_id}\n{incarnation}\n{nonce.hex()}\n{count}"
+    return hmac.digest(key, text.encode(), hashlib.sha256)
+
+
+def beat_is_valid(
+    proof: bytes, cluster_key: bytes, router_id: str, incarnation: str, nonce: bytes, count: int
+) -> bool:
+    return hmac.compare_digest(proof, sign_beat(cluster_key, router_id, incarnation, nonce, count))
+
+
 def compatibility_digest(compatibility: pb.Compatibility) -> str:
     """64 bits in hex over the fields that ``first_mismatch`` compares: equal for workers that may be linked,
     where their block sizes fit."""

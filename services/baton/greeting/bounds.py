@@ -20,7 +20,9 @@ from baton.greeting.proofs import GREETING_S, MOST_GREETING_BYTES
 
 GREETED = frozenset({"/baton.v1.Worker/Connect", "/baton.v1.Handoff/Link"})
 """Streams that begin with a greeting: two messages of the caller."""
-OPEN = frozenset({"/grpc.health.v1.Health/Check", "/baton.v1.Worker/SwitchRole"})
+OPEN = frozenset(
+    {"/grpc.health.v1.Health/Check", "/baton.v1.Worker/SwitchRole", "/baton.v1.RouterPulse/Beat"}
+)
 """Calls that begin with none: for probes, and with a proof of their own."""
 OPEN_STREAMS = frozenset({"/grpc.health.v1.Health/Watch"})
 MOST_OPEN_BYTES = 4096

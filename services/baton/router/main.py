@@ -44,6 +44,8 @@ from baton.router.models import each_model
 from baton.router.processes.parent import Parent
 from baton.router.processes.place import Place
 from baton.router.processes.siblings import Siblings
+from baton.router.pulse.turns import Turns
+from baton.router.pulse.watch import LoopWatch
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.security.keys import KeyFile
@@ -65,6 +67,7 @@ from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.roles import CountedByRole
 from baton.telemetry.shared import SharedStateMetrics
 from baton.telemetry.tasks import TaskMetrics
+from baton.telemetry.turns import TurnMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.tls.channels import Dialer, add_port
 from baton.tls.http import FollowingContext
@@ -154,6 +157,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     metrics.registry.register(GrammarCollector(CountedByRole("router"), lambda: _grammar_stats(services)))
     export_identity(metrics.registry, lambda: [_identity(service) for service in services])
     async with contextlib.AsyncExitStack() as stack:
+        _watch_loop(metrics.registry, rings, stack)
         if audit is not None:
             stack.callback(audit.close)
             stack.callback(tasks.start("audit log", audit.run).cancel)
@@ -202,6 +206,18 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         last.should_exit = True
         await serving_last
     return 0
+
+
+def _watch_loop(
+    registry: CollectorRegistry, rings: Sequence[WorkerRing], stack: contextlib.AsyncExitStack
+) -> None:
+    """Measure the turns of the event loop, and let workers hear of the router during those that are long."""
+    turns = Turns(TurnMetrics(registry))
+    watch = LoopWatch(turns, [ring.beats for ring in rings])
+    turns.start()
+    stack.callback(turns.stop)
+    watch.start()
+    stack.callback(watch.stop)
 
 
 async def _keep_beating(place: Place) -> NoReturn:

@@ -26,6 +26,7 @@ from baton.router.fleet import Fleet
 from baton.router.ledger import failure
 from baton.router.members import Members
 from baton.router.placement import PlacementOptions
+from baton.router.pulse.beats import Beats
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.workers import WorkerClient
@@ -64,8 +65,13 @@ class WorkerRing:
         for plain connections. ``tasks``: who looks after what runs for as long as the router lives."""
         router_id = secrets.token_hex(8)
         self._supervision = tasks or Supervision()
+        dialer = dialer or Dialer()
+        self.beats = Beats(router_id, cluster_key, dialer.another())
+        """What workers hear of this router while the event loop is busy."""
         members = Members(
-            lambda address: WorkerClient(address, router_id, self, tempo, members, dialer, cluster_key),
+            lambda address: WorkerClient(
+                address, router_id, self, tempo, members, dialer, cluster_key, self.beats
+            ),
             tasks=self._supervision,
         )
         if isinstance(discovery, Sequence):

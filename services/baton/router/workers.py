@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
 
 import grpc
@@ -16,6 +16,7 @@ from baton.connector.liveness import NO_PROBES, TEMPO, Pulse, Tempo
 from baton.greeting.proofs import Caller, GreetingError
 from baton.router.compatibility import check_hello, group_of, knows_role, role_of
 from baton.router.placement import Role, WorkerReport
+from baton.router.pulse.beats import Beats, new_nonce
 from baton.router.sent import Sent
 from baton.router.step_times import StepTimes
 from baton.tls.channels import Dialer
@@ -92,7 +93,9 @@ class WorkerClient:
         judge: Judge | None = None,
         dialer: Dialer | None = None,
         cluster_key: bytes = b"",
+        beats: Beats | None = None,
     ) -> None:
+        """``beats``: who is to let it hear of us while the event loop does not; None: nobody."""
         self.address = address
         self.name = address
         """What tells it from another at the same address."""
@@ -107,6 +110,7 @@ class WorkerClient:
         self._judge = judge
         self._dialer = dialer or Dialer()
         self._cluster_key = cluster_key
+        self._beats = beats
         self._pulse = Pulse(tempo)
         self._times = StepTimes()
         self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
@@ -308,8 +312,9 @@ class WorkerClient:
         self.drained = False
         async with self._dialer.channel(self.address, CHANNEL_OPTIONS) as channel:
             stream: Stream = pb_grpc.WorkerStub(channel).Connect(_outgoing(outbound))
+            nonce = new_nonce()
             async with asyncio.timeout(GREETING_S):
-                hello = await self._greet(stream, outbound)
+                hello = await self._greet(stream, outbound, nonce)
             if not knows_role(hello):
                 log.error("worker %s has a role that this router does not know", self.address)
                 return
@@ -317,17 +322,27 @@ class WorkerClient:
             log.info("worker %s is ready: %s of %s", self.address, self.role, hello.model)
             self._watcher.on_ready(self)
             self._watcher.on_change(self)
-            await self._read_until_silent(stream)
+            with self._heard_of(hello, nonce):
+                await self._read_until_silent(stream)
 
-    async def _greet(self, stream: Stream, outbound: Outbound) -> pb.WorkerHello:
-        """Prove to each other who is there. Raises GreetingError, and what reading raises."""
+    def _heard_of(self, hello: pb.WorkerHello, nonce: bytes) -> AbstractContextManager[None]:
+        """While this lasts, the worker hears of us even when the event loop has no time for it."""
+        if self._beats is None:
+            return nullcontext()
+        return self._beats.to(self.address, hello.incarnation, nonce)
+
+    async def _greet(self, stream: Stream, outbound: Outbound, beat_nonce: bytes) -> pb.WorkerHello:
+        """Prove to each other who is there. ``beat_nonce``: what beats beside the stream are proved with. Raises
+        GreetingError, and what reading raises."""
         caller = Caller(self._cluster_key, "router", self._router_id)
         outbound.put_nowait(pb.RouterMessage(greeting=caller.greeting))
         answer = await stream.read()
         if not isinstance(answer, pb.WorkerMessage) or not answer.HasField("challenge"):
             raise GreetingError("it answers a greeting with no challenge: is it of an older release?")
         outbound.put_nowait(pb.RouterMessage(proof=caller.prove(answer.challenge)))
-        outbound.put_nowait(pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id)))
+        outbound.put_nowait(
+            pb.RouterMessage(hello=pb.RouterHello(router_id=self._router_id, beat_nonce=beat_nonce))
+        )
         first = await stream.read()
         if not isinstance(first, pb.WorkerMessage) or not first.HasField("hello"):
             raise GreetingError("it does not say what it is")

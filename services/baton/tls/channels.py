@@ -45,14 +45,32 @@ class Dialer:
         self._files = files
         self._pem = None if files is None else Following(files, files.read)
 
+    def another(self) -> Dialer:
+        """One that does the same, for another thread."""
+        return Dialer(self._files)
+
     def channel(self, address: str, options: ChannelOptions) -> grpc.aio.Channel:
         """A new one, with what is in the files now."""
-        if self._pem is None or self._files is None:
+        credentials, options = self._credentials(options)
+        if credentials is None:
             return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def blocking_channel(self, address: str, options: ChannelOptions) -> grpc.Channel:
+        """Likewise, for a thread without an event loop."""
+        credentials, options = self._credentials(options)
+        if credentials is None:
+            return grpc.insecure_channel(address, options=options)
+        return grpc.secure_channel(address, credentials, options=options)
+
+    def _credentials(self, options: ChannelOptions) -> tuple[grpc.ChannelCredentials | None, ChannelOptions]:
+        """What to prove oneself by, None where connections are plain; and the options with it."""
+        if self._pem is None or self._files is None:
+            return None, options
         self._pem.follow()
         pem = self._pem.now
         credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
         named = self._files.server_name
         if named is not None:
             options = [*options, ("grpc.ssl_target_name_override", named)]
-        return grpc.aio.secure_channel(address, credentials, options=options)
+        return credentials, options

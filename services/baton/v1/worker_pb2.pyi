@@ -43,6 +43,50 @@ ROLE_BOTH: Role.ValueType  # 3
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
+class RouterBeat(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_ID_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    router_id: _builtins.str
+    count: _builtins.int
+    """higher than that of the beat before, on one stream"""
+    proof: _builtins.bytes
+    """HMAC-SHA256 by a key derived from the cluster key over the router's id, the worker's incarnation as it has
+    greeted, the stream's beat_nonce and the count (baton/connector/identity.py).
+    """
+    def __init__(
+        self,
+        *,
+        router_id: _builtins.str = ...,
+        count: _builtins.int = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "proof", b"proof", "router_id", b"router_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterBeat: _TypeAlias = RouterBeat  # noqa: Y015
+
+@_typing.final
+class RouterBeatHeard(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterBeatHeard: _TypeAlias = RouterBeatHeard  # noqa: Y015
+
+@_typing.final
 class SwitchRoleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -194,18 +238,22 @@ class RouterHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    BEAT_NONCE_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Random per router process; a prefill worker names it to decode, so that decode knows whose stream the
     tokens belong on. The name that it has greeted by.
     """
+    beat_nonce: _builtins.bytes
+    """16 random bytes, drawn for this stream, that its beats are bound to; empty: none come"""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
+        beat_nonce: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat_nonce", b"beat_nonce", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,6 +281,7 @@ class WorkerHello(_message.Message):
     KV_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     TELLS_BLOCKS_FIELD_NUMBER: _builtins.int
     LONGEST_SHARED_PROMPT_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """128 random bits in hex, new for every process start and change of role"""
     role: Global___Role.ValueType
@@ -261,6 +310,10 @@ class WorkerHello(_message.Message):
     """BlockEvents come in its frames"""
     longest_shared_prompt: _builtins.int
     """longer prompts neither use nor feed its prefix cache; 0: no limit"""
+    tokenizer: _builtins.str
+    """What its token ids mean: the digest of its tokenizer (baton/text/digest.py), or "none" where its model's
+    directory has no tokenizer. Empty is a release that does not tell.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -284,10 +337,11 @@ class WorkerHello(_message.Message):
         kv_bytes_per_token: _builtins.int = ...,
         tells_blocks: _builtins.bool = ...,
         longest_shared_prompt: _builtins.int = ...,
+        tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "chunk_tokens", b"chunk_tokens", "compatibility", b"compatibility", "eos_token_ids", b"eos_token_ids", "handoff_address", b"handoff_address", "incarnation", b"incarnation", "kv_bytes_per_token", b"kv_bytes_per_token", "longest_shared_prompt", b"longest_shared_prompt", "max_model_len", b"max_model_len", "max_running", b"max_running", "mixed_prefill_tokens", b"mixed_prefill_tokens", "model", b"model", "num_blocks", b"num_blocks", "revision", b"revision", "role", b"role", "takes_priorities", b"takes_priorities", "tells_blocks", b"tells_blocks", "tokenizer", b"tokenizer", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

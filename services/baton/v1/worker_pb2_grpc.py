@@ -150,3 +150,85 @@ class Worker:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RouterPulseStub:
+    """For a router whose event loop is busy, and with it the streams on which it would say something: a thread of
+    its own beats in its place. A service of its own, so that it can be served without a word to the rest.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Beat = channel.unary_unary(
+                '/baton.v1.RouterPulse/Beat',
+                request_serializer=baton_dot_v1_dot_worker__pb2.RouterBeat.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.RouterBeatHeard.FromString,
+                _registered_method=True)
+
+
+class RouterPulseServicer:
+    """For a router whose event loop is busy, and with it the streams on which it would say something: a thread of
+    its own beats in its place. A service of its own, so that it can be served without a word to the rest.
+    """
+
+    def Beat(self, request, context):
+        """Heard like a message on the router's stream. Refused with
+        NOT_FOUND            no such router is connected, or it has said that it never beats;
+        FAILED_PRECONDITION  the count has not risen: the beat is one that was heard before;
+        PERMISSION_DENIED    the proof is wrong.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RouterPulseServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Beat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Beat,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.RouterBeat.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.RouterBeatHeard.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.RouterPulse', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.RouterPulse', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class RouterPulse:
+    """For a router whose event loop is busy, and with it the streams on which it would say something: a thread of
+    its own beats in its place. A service of its own, so that it can be served without a word to the rest.
+    """
+
+    @staticmethod
+    def Beat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.RouterPulse/Beat',
+            baton_dot_v1_dot_worker__pb2.RouterBeat.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.RouterBeatHeard.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -100,3 +100,52 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         """
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class RouterPulseStub:
+    """For a router whose event loop is busy, and with it the streams on which it would say something: a thread of
+    its own beats in its place. A service of its own, so that it can be served without a word to the rest.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> RouterPulseAsyncStub: ...
+    Beat: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RouterBeat, _worker_pb2.RouterBeatHeard]
+    """Heard like a message on the router's stream. Refused with
+      NOT_FOUND            no such router is connected, or it has said that it never beats;
+      FAILED_PRECONDITION  the count has not risen: the beat is one that was heard before;
+      PERMISSION_DENIED    the proof is wrong.
+    """
+
+@_typing.type_check_only
+class RouterPulseAsyncStub(RouterPulseStub):
+    """For a router whose event loop is busy, and with it the streams on which it would say something: a thread of
+    its own beats in its place. A service of its own, so that it can be served without a word to the rest.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    Beat: _aio.UnaryUnaryMultiCallable[_worker_pb2.RouterBeat, _worker_pb2.RouterBeatHeard]  # type: ignore[assignment]
+    """Heard like a message on the router's stream. Refused with
+      NOT_FOUND            no such router is connected, or it has said that it never beats;
+      FAILED_PRECONDITION  the count has not risen: the beat is one that was heard before;
+      PERMISSION_DENIED    the proof is wrong.
+    """
+
+class RouterPulseServicer(metaclass=_abc_1.ABCMeta):
+    """For a router whose event loop is busy, and with it the streams on which it would say something: a thread of
+    its own beats in its place. A service of its own, so that it can be served without a word to the rest.
+    """
+
+    @_abc_1.abstractmethod
+    def Beat(
+        self,
+        request: _worker_pb2.RouterBeat,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.RouterBeatHeard, _abc.Awaitable[_worker_pb2.RouterBeatHeard]]:
+        """Heard like a message on the router's stream. Refused with
+          NOT_FOUND            no such router is connected, or it has said that it never beats;
+          FAILED_PRECONDITION  the count has not risen: the beat is one that was heard before;
+          PERMISSION_DENIED    the proof is wrong.
+        """
+
+def add_RouterPulseServicer_to_server(servicer: RouterPulseServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

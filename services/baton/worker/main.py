@@ -32,6 +32,7 @@ from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import WorkerReady, announce
 from baton.supervision import Supervision
+from baton.telemetry.beats import BeatMetrics
 from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.identity import Identity, export_identity
@@ -44,6 +45,7 @@ from baton.telemetry.vllm import with_vllm_names
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.tls.channels import Dialer, add_port
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.worker.beats import BeatService
 from baton.worker.config import RoleName, WorkerConfig
 from baton.worker.drain import LIVE_SERVICE, READY_SERVICES, Drain
 from baton.worker.engine_loop import EngineLoop
@@ -241,6 +243,8 @@ class Worker:
             registry.register(GrammarCollector(counted, engine.grammars.stats, masks))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash, service.on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+        beats = BeatService(routers, config.cluster_key.encode(), BeatMetrics(registry))
+        worker_pb2_grpc.add_RouterPulseServicer_to_server(beats, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(decode, server)
         health = await self._add_health(server)
         try:

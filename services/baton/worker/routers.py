@@ -10,6 +10,7 @@ from functools import partial
 from baton.connector.liveness import TEMPO, Pulse, Tempo
 from baton.v1 import inference_pb2, worker_pb2
 from baton.worker.block_feed import BlockFeed
+from baton.worker.bond import Bond
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class RouterStream:
         self.router_id = router_id
         self.frames: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
         self.pulse = Pulse(tempo)
+        self.bond: Bond | None = None
+        """What makes a beat this router's; None: it never beats."""
         self.drain_noted = False
         """The router knows that this worker drains: it submits nothing more."""
         self.submits_taken = 0
@@ -136,6 +139,9 @@ class Routers:
 
     def is_current(self, stream: RouterStream) -> bool:
         return self._streams.get(stream.router_id) is stream
+
+    def stream_of(self, router_id: str) -> RouterStream | None:
+        return self._streams.get(router_id)
 
     def count_submit(self, router_id: str) -> None:
         """Load reports to this router include one more request from now on, or its end."""

@@ -30,6 +30,7 @@ from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.v1.greeting_pb2 import Challenge
 from baton.worker.block_feed import BlockFeed
+from baton.worker.bond import Bond
 from baton.worker.routers import MOST_ROUTERS, Routers, RouterStream
 from baton.worker.switch_request import Switching, SwitchRefusedError
 
@@ -121,12 +122,14 @@ class WorkerService(pb_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.WorkerMessage]:
         messages = aiter(request_iterator)
         try:
-            router_id = await self._admit(messages, context)
+            hello = await self._admit(messages, context)
+            bond = self._bond_of(hello)
         except CallerRefusedError as error:
             self._entrance.count(context.peer(), error)
             await context.abort(error.status, str(error))
             return
-        stream = self._welcome(router_id)
+        stream = self._welcome(hello.router_id)
+        stream.bond = bond
         reader = asyncio.create_task(self._read(stream, messages))
         try:
             yield worker_pb2.WorkerMessage(hello=self._hello)
@@ -140,8 +143,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         self,
         messages: AsyncIterator[worker_pb2.RouterMessage],
         context: grpc.aio.ServicerContext[worker_pb2.RouterMessage, worker_pb2.WorkerMessage],
-    ) -> str:
-        """The id of a router that has proved who it is. Raises CallerRefusedError."""
+    ) -> worker_pb2.RouterHello:
+        """What a router says of itself that has proved who it is. Raises CallerRefusedError."""
 
         async def say(challenge: Challenge) -> None:
             await context.write(worker_pb2.WorkerMessage(challenge=challenge))
@@ -153,7 +156,14 @@ class WorkerService(pb_grpc.WorkerServicer):
         if self._routers.full and not self._routers.connected(name):
             reason = f"{MOST_ROUTERS} routers are connected, as many as are allowed"
             raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        return name
+        return first.hello
+
+    def _bond_of(self, hello: worker_pb2.RouterHello) -> Bond | None:
+        """Raises CallerRefusedError."""
+        try:
+            return Bond.of(hello, self._hello.incarnation)
+        except ValueError as error:
+            raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
     def _welcome(self, router_id: str) -> RouterStream:
         """A router has connected. If it was connected before, it has given up what it had submitted then."""

@@ -1,0 +1,65 @@
+"""What a router exports of its event loop, which all requests share: how late its timers come."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from baton.telemetry.tally import Spread
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SLOT_S = 10.0
+SLOTS = 6
+
+
+class TurnMetrics(Collector):
+    """Event loop's thread only; others may read."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._spread = Spread(BOUNDS)
+        self._names: list[str] = [floatToGoString(bound) for bound in (*BOUNDS, math.inf)]  # type: ignore[no-untyped-call]
+        self._slot = 0
+        self._longest = 0.0
+        """In this slot."""
+        self._past: deque[tuple[int, float]] = deque(maxlen=SLOTS)
+        """The longest of the slots before, by their numbers."""
+        registry.register(self)
+
+    def took(self, seconds: float, now: float) -> None:
+        """A timer of the loop came so late, at ``now``."""
+        self._spread.observe(seconds)
+        slot = int(now / SLOT_S)
+        if slot != self._slot:
+            self._past.append((self._slot, self._longest))
+            self._slot, self._longest = slot, seconds
+        elif seconds > self._longest:
+            self._longest = seconds
+
+    def longest(self, now: float) -> float:
+        """The longest of the last minute, in seconds."""
+        oldest = int(now / SLOT_S) - SLOTS
+        slots = [*list(self._past), (self._slot, self._longest)]
+        return max((longest for slot, longest in slots if slot >= oldest), default=0.0)
+
+    def collect(self) -> Iterable[Metric]:
+        lag = HistogramMetricFamily(
+            "baton_router_event_loop_lag_seconds",
+            "How late timers of the event loop come, by one that is due each 10 ms.",
+        )
+        buckets = list(zip(self._names, accumulate(self._spread.counts), strict=True))
+        lag.add_metric((), buckets, self._spread.sum)
+        yield lag
+        longest = GaugeMetricFamily(
+            "baton_router_event_loop_longest_turn_seconds",
+            "The longest turn of the event loop in the last minute.",
+        )
+        longest.add_metric((), self.longest(time.monotonic()))
+        yield longest

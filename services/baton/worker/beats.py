@@ -1,0 +1,44 @@
+"""The beats of routers whose event loops are busy, and what they keep alive."""
+
+from __future__ import annotations
+
+import grpc
+
+from baton.telemetry.beats import BeatMetrics
+from baton.v1 import worker_pb2 as pb
+from baton.v1 import worker_pb2_grpc as pb_grpc
+from baton.worker.bond import BeatRefusedError
+from baton.worker.routers import Routers
+
+
+class BeatService(pb_grpc.RouterPulseServicer):
+    """Serves ``RouterPulse``. Event loop's thread only."""
+
+    def __init__(self, routers: Routers, cluster_key: bytes, metrics: BeatMetrics) -> None:
+        self._routers = routers
+        self._cluster_key = cluster_key
+        self._metrics = metrics
+
+    async def Beat(  # noqa: N802 (the name is the contract's)
+        self, request: pb.RouterBeat, context: grpc.aio.ServicerContext[pb.RouterBeat, pb.RouterBeatHeard]
+    ) -> pb.RouterBeatHeard:
+        try:
+            self.hear(request)
+        except BeatRefusedError as error:
+            self._metrics.refused.inc()
+            # Not by ``abort``, whose exception holds on to the call in a cycle: anybody may ask.
+            context.set_code(error.status)
+            context.set_details(str(error))
+        else:
+            self._metrics.heard.inc()
+        return pb.RouterBeatHeard()
+
+    def hear(self, beat: pb.RouterBeat) -> None:
+        """The router lives, and its event loop is busy. Raises BeatRefusedError."""
+        stream = self._routers.stream_of(beat.router_id)
+        if stream is None or stream.bond is None:
+            raise BeatRefusedError(
+                grpc.StatusCode.NOT_FOUND, "router_id: no router of this name that beats is connected"
+            )
+        stream.bond.take(beat, self._cluster_key)
+        stream.pulse.heard()
