@@ -18,7 +18,7 @@ def of_thread(ident: int) -> str:
     frame = sys._current_frames().get(ident)
     if frame is None:
         return ""
-    return "".join(traceback.format_stack(frame, limit=-MOST_FRAMES)).rstrip()
+    return "".join(traceback.format_stack(frame, limit=MOST_FRAMES)).rstrip()
 
 
 def of_threads(but: Iterable[int] = ()) -> str:

@@ -67,14 +67,14 @@ class LoopWatch:
         while not self._stop.wait(LOOK_S):
             now = time.monotonic()
             try:
-                self._look(now, now - before)
+                self.look(now, now - before)
             except Exception:  # the next look may go well, and nobody else beats
                 log.exception("the event loop could not be looked after")
             before = now
         for beats in self._beats:
             beats.rest()
 
-    def _look(self, now: float, elapsed: float) -> None:
+    def look(self, now: float, elapsed: float) -> None:
         """``elapsed`` seconds went by since the last look."""
         ticked_at = self._turns.ticked_at
         if ticked_at == self._ticked_at:

@@ -1,0 +1,346 @@
+"""A router's event loop is watched: its turns are measured, and workers hear of it during those that are long."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.connector.identity import sign_beat
+from baton.connector.liveness import Tempo
+from baton.router.pulse.beats import Beats, new_nonce
+from baton.router.pulse.turns import Turns
+from baton.router.pulse.watch import LOOK_S, LoopWatch
+from baton.telemetry.turns import TurnMetrics
+from baton.tls.channels import Dialer
+from baton.v1 import worker_pb2 as pb
+from baton.v1 import worker_pb2_grpc as pb_grpc
+from tests.support.certificates import Authority
+from tests.support.local_worker import KEY, LocalWorker, until
+
+NONCE = bytes(range(16))
+QUICK = Tempo(heartbeat_s=0.2, busy_silence_s=0.8, idle_silence_s=0.8)
+
+
+def metrics() -> TurnMetrics:
+    return TurnMetrics(CollectorRegistry())
+
+
+# --- turns
+
+
+async def test_a_long_turn_is_measured() -> None:
+    registry = CollectorRegistry()
+    turns = Turns(TurnMetrics(registry))
+    turns.start()
+    await asyncio.sleep(0.1)
+    time.sleep(0.3)  # noqa: ASYNC251 - a turn that is long
+    await asyncio.sleep(0.05)
+    turns.stop()
+    longest = registry.get_sample_value("baton_router_event_loop_longest_turn_seconds")
+    assert longest is not None and 0.28 < longest < 1
+    slow = [
+        registry.get_sample_value("baton_router_event_loop_lag_seconds_bucket", {"le": bound})
+        for bound in ("0.25", "+Inf")
+    ]
+    assert slow[0] is not None and slow[1] is not None and slow[1] - slow[0] >= 1
+    assert 0.28 < turns.slow_at(turns.ticked_at) < 1
+
+
+def test_the_longest_turn_is_forgotten_after_a_minute() -> None:
+    told = metrics()
+    told.took(3.0, 1000.0)
+    for second in range(1001, 1060):
+        told.took(0.001, float(second))
+        assert told.longest(float(second)) == 3.0
+    for second in range(1060, 1080):
+        told.took(0.002, float(second))
+    assert told.longest(1079.0) == 0.002
+    assert told.longest(9999.0) == 0.0  # nothing ticks
+
+
+# --- the watch
+
+
+class Loop(Turns):
+    """A loop that ticks when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(metrics())
+
+    def tick(self, now: float) -> None:
+        late = now - self._due if self._due else 0.0
+        self._slow_s += late if late >= 0.1 else 0.0
+        self.ticked_at, self._due = now, now + 0.01
+
+
+class Told(Beats):
+    """Beats that only count."""
+
+    def __init__(self) -> None:
+        super().__init__("r", KEY, Dialer())
+        self.at: list[float] = []
+        self.now = 0.0
+        self.rests = 0
+
+    def send(self) -> None:
+        self.at.append(self.now)
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+class Watched:
+    """A loop, its watch and its beats, in made-up time."""
+
+    def __init__(self, longest_s: float = 30.0) -> None:
+        self.loop, self.beats, self.now = Loop(), Told(), time.monotonic()
+        self.began = self.now
+        self.loop.tick(self.now)
+        self.watch = LoopWatch(self.loop, [self.beats], longest_s)
+
+    def run(self, seconds: float, turn_s: float | None) -> None:
+        """The loop does turns of ``turn_s``, or stands."""
+        until_ = self.now + seconds
+        while self.now < until_ - 1e-9:
+            self.now += LOOK_S
+            if turn_s is not None and self.now - self.loop.ticked_at >= turn_s - 1e-9:
+                self.loop.tick(self.now)
+            self.beats.now = self.now
+            self.watch.look(self.now, LOOK_S)
+
+    @property
+    def at(self) -> list[float]:
+        return [round(at - self.began, 2) for at in self.beats.at]
+
+
+def test_a_loop_that_runs_needs_nobody() -> None:
+    watched = Watched()
+    watched.run(60, 0.05)
+    assert watched.at == []
+
+
+def test_a_loop_that_stands_is_spoken_for_twice_a_second() -> None:
+    watched = Watched()
+    watched.run(10, None)
+    assert watched.at[0] <= 0.4
+    gaps = [b - a for a, b in zip(watched.at, watched.at[1:], strict=False)]
+    assert gaps and all(gap == pytest.approx(0.5, abs=0.11) for gap in gaps)
+    watched.run(3, 0.05)
+    said = len(watched.at)
+    assert watched.at[-1] < 11.2  # and a second more, which heartbeats need to be on their way again
+    watched.run(40, 0.05)
+    assert len(watched.at) == said
+    assert watched.beats.rests > 0  # its connections are closed by then
+
+
+def test_a_loop_of_many_slow_turns_is_spoken_for_too() -> None:
+    watched = Watched()
+    watched.run(20, 0.3)
+    assert len(watched.at) > 30
+
+
+def test_a_loop_that_never_comes_back_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(longest_s=5.0)
+    watched.run(60, None)
+    assert 4.4 <= watched.at[-1] <= 5.1
+    time.sleep(0.1)  # the log is written in a thread of its own
+    assert sum("not told any more" in line for line in caplog.messages) == 1
+    watched.run(1, 0.05)
+    watched.run(3, None)
+    assert watched.at[-1] > 63  # a new turn is a new matter
+
+
+def test_time_in_which_the_whole_process_was_stopped_is_not_the_loops() -> None:
+    watched = Watched()
+    watched.run(1, 0.05)
+    watched.now += 100
+    watched.beats.now = watched.now
+    watched.watch.look(watched.now, 100)
+    watched.run(10, None)
+    assert watched.at[-1] > 110  # after 10 s of its own, not 110
+
+
+def test_where_a_loop_stands_is_told_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    watched.loop.thread = threading.get_ident()
+    watched.run(20, None)
+    watched.run(1, 0.05)
+    watched.run(20, None)
+    time.sleep(0.1)
+    told = [line for line in caplog.messages if "has stood for" in line]
+    assert len(told) == 1
+    assert "test_where_a_loop_stands_is_told_once_in_a_while" in told[0]
+
+
+# --- whom workers believe
+
+
+class Caller:
+    """A router's stream to a worker, which says hello and nothing more; and its beats."""
+
+    def __init__(self, worker: LocalWorker, nonce: bytes = NONCE, router_id: str = "r") -> None:
+        self.nonce, self.router_id, self.worker = nonce, router_id, worker
+        self.channel = grpc.aio.insecure_channel(worker.address)
+        self.call = pb_grpc.WorkerStub(self.channel).Connect(None)
+
+    async def connect(self, *more: pb.RouterMessage) -> pb.WorkerHello:
+        hello = pb.RouterHello(router_id=self.router_id, beat_nonce=self.nonce)
+        await self.call.write(pb.RouterMessage(hello=hello))
+        first = await self.call.read()
+        assert isinstance(first, pb.WorkerMessage)
+        for message in more:
+            await self.call.write(message)
+        return first.hello
+
+    def beat(self, count: int, **other: object) -> pb.RouterBeat:
+        """``other``: what its proof is made of, where that is wrong."""
+        incarnation = str(other.get("incarnation", self.worker.incarnation))
+        key, nonce = other.get("key", KEY), other.get("nonce", self.nonce)
+        assert isinstance(key, bytes) and isinstance(nonce, bytes)
+        router_id = str(other.get("router_id", self.router_id))
+        proof = sign_beat(key, router_id, incarnation, nonce, count)
+        return pb.RouterBeat(router_id=self.router_id, count=count, proof=proof)
+
+    async def send(self, beat: pb.RouterBeat) -> grpc.StatusCode:
+        call = pb_grpc.RouterPulseStub(self.channel).Beat(beat)
+        return await call.code()
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await self.channel.close()
+
+
+@pytest.fixture
+async def worker() -> Iterator[LocalWorker]:  # type: ignore[misc]  # pytest's own kind of fixture
+    made = LocalWorker("both", tempo=QUICK, step_s=0.02)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_beats_are_believed_once_each_on_their_own_stream(worker: LocalWorker) -> None:
+    caller = Caller(worker)
+    assert await caller.send(caller.beat(1)) == grpc.StatusCode.NOT_FOUND
+    await caller.connect()
+    assert await caller.send(caller.beat(1)) == grpc.StatusCode.OK
+    assert await caller.send(caller.beat(7)) == grpc.StatusCode.OK
+    for count in (7, 3, 0):
+        assert await caller.send(caller.beat(count)) == grpc.StatusCode.FAILED_PRECONDITION
+    wrong: Sequence[dict[str, object]] = (
+        {"key": b"another"},
+        {"nonce": new_nonce()},
+        {"incarnation": "another"},
+        {"router_id": "another"},
+    )
+    for part in wrong:
+        assert await caller.send(caller.beat(9, **part)) == grpc.StatusCode.PERMISSION_DENIED, part
+    unsigned = pb.RouterBeat(router_id="r", count=9)
+    assert await caller.send(unsigned) == grpc.StatusCode.PERMISSION_DENIED
+    forged = caller.beat(9)
+    forged.count = 10
+    assert await caller.send(forged) == grpc.StatusCode.PERMISSION_DENIED
+    figures = {
+        result: worker.registry.get_sample_value("baton_router_beats_total", {"result": result})
+        for result in ("heard", "refused")
+    }
+    assert figures == {"heard": 2, "refused": 10}
+    assert await caller.send(caller.beat(9)) == grpc.StatusCode.OK
+    # Its stream ends, and it calls again: what was recorded on the old stream is worth nothing on the new one.
+    recorded = caller.beat(100)
+    again = Caller(worker, new_nonce())
+    await again.connect()
+    assert await caller.send(recorded) == grpc.StatusCode.PERMISSION_DENIED
+    await caller.close()
+    await again.close()
+
+
+@pytest.mark.parametrize("size", [1, 15, 17, 4096])
+async def test_a_nonce_of_another_size_is_refused(worker: LocalWorker, size: int) -> None:
+    caller = Caller(worker, bytes(size))
+    with pytest.raises(grpc.aio.AioRpcError, match=f"beat_nonce: must be 16 bytes, not {size}") as refusal:
+        await caller.connect()
+    assert refusal.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    await caller.close()
+
+
+async def test_a_router_that_draws_no_nonce_has_no_beats(worker: LocalWorker) -> None:
+    caller = Caller(worker, b"")
+    await caller.connect()
+    assert await caller.send(caller.beat(1)) == grpc.StatusCode.NOT_FOUND
+    await caller.close()
+
+
+# --- both together
+
+
+@contextmanager
+def watched(beats: Beats, longest_s: float) -> Iterator[Loop]:
+    """A loop that stands from now on, with everything else real."""
+    loop = Loop()
+    loop.tick(time.monotonic())
+    watch = LoopWatch(loop, [beats], longest_s)
+    watch.start()
+    try:
+        yield loop
+    finally:
+        watch.stop()
+
+
+async def gone_after(condition: Callable[[], bool], most_s: float) -> float:
+    began = time.monotonic()
+    await until(condition, most_s)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_a_worker_hears_of_a_router_that_says_nothing_until_the_watch_gives_it_up(
+    tmp_path: Path, secure: bool
+) -> None:
+    authority = Authority.new(tmp_path) if secure else None
+    worker = LocalWorker("both", tempo=QUICK, tls=authority.files("worker") if authority else None)
+    await worker.start()
+    dialer = Dialer(authority.files("router") if authority else None)
+    beats = Beats("r", KEY, dialer.another())
+    nonce = new_nonce()
+    async with dialer.channel(worker.address, ()) as channel:
+        call = pb_grpc.WorkerStub(channel).Connect(None)
+        hello = pb.RouterHello(router_id="r", beat_nonce=nonce)
+        await call.write(pb.RouterMessage(hello=hello))
+        await until(lambda: worker.routers.connected("r"))
+        with beats.to(worker.address, worker.incarnation, nonce), watched(beats, longest_s=3.0):
+            assert 3.0 < await gone_after(lambda: not worker.routers.connected("r"), 10) < 6.0
+        call.cancel()
+    await worker.stop()
+
+
+async def test_a_router_that_nobody_speaks_for_is_given_up_as_ever(worker: LocalWorker) -> None:
+    caller = Caller(worker)
+    await caller.connect()
+    assert await gone_after(lambda: not worker.routers.connected("r"), 5) < 2.0
+    await caller.close()
+
+
+async def test_workers_that_hang_keep_no_other_from_hearing(worker: LocalWorker) -> None:
+    """More of them than there are threads."""
+    hanging = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+    address = "127.0.0.1:{}".format(hanging.sockets[0].getsockname()[1])
+    beats = Beats("r", KEY, Dialer())
+    caller = Caller(worker)
+    await caller.connect()
+    lines = [beats.to(address, str(number), NONCE) for number in range(40)]
+    for line in (*lines, beats.to(worker.address, worker.incarnation, NONCE)):
+        line.__enter__()
+    with watched(beats, longest_s=30.0):
+        await asyncio.sleep(4.0)
+        heard = worker.registry.get_sample_value("baton_router_beats_total", {"result": "heard"})
+    hanging.close()
+    await caller.close()
+    assert heard is not None and heard >= 3
