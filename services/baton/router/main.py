@@ -212,7 +212,7 @@ def _watch_loop(
     registry: CollectorRegistry, rings: Sequence[WorkerRing], stack: contextlib.AsyncExitStack
 ) -> None:
     """Measure the turns of the event loop, and let workers hear of the router during those that are long."""
-    turns = Turns(TurnMetrics(registry))
+    turns = Turns(TurnMetrics(registry), lambda: all(ring.idle for ring in rings))
     watch = LoopWatch(turns, [ring.beats for ring in rings])
     turns.start()
     stack.callback(turns.stop)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 from baton.telemetry.turns import TurnMetrics
 
 TICK_S = 0.01
+IDLE_TICK_S = 0.1
+"""While no request is under way: an idle loop has to be woken for each tick, which is what costs most."""
+LATE_S = 0.005
+"""No timer of an idle loop is later than that."""
 SLOW_S = 0.1
 """A turn so long holds up heartbeats, which take a few turns each."""
 
@@ -16,21 +21,23 @@ SLOW_S = 0.1
 class Turns:
     """The tick of one event loop. It belongs to the loop's thread; others may read what is public."""
 
-    def __init__(self, metrics: TurnMetrics) -> None:
+    def __init__(self, metrics: TurnMetrics, idle: Callable[[], bool] = lambda: False) -> None:
+        """``idle``: whether no request is under way. It is asked at each tick."""
         self.thread = 0
         """Of the loop, once it is started."""
         self.ticked_at = time.monotonic()
         self._slow_s = 0.0
         self._metrics = metrics
-        self._due = 0.0
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle = idle
+        self._due = self.ticked_at
+        self._used_s: float | None = None
+        """Processor time of the thread at the last tick, of a loop that was idle."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Tick from now on, on the running loop."""
         self.thread = threading.get_ident()
-        self._loop = asyncio.get_running_loop()
-        self._arm(self._loop, time.monotonic())
+        self._arm(asyncio.get_running_loop(), time.monotonic())
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -38,18 +45,24 @@ class Turns:
 
     def slow_at(self, now: float) -> float:
         """Seconds by which ticks came late so far, by ``SLOW_S`` and more; with one that is due."""
-        overdue = now - self.ticked_at - TICK_S
+        overdue = now - self._due
         return self._slow_s + (overdue if overdue >= SLOW_S else 0.0)
 
     def _arm(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
+        idle = self._idle()
+        after_s = IDLE_TICK_S if idle else TICK_S
+        self._used_s = time.thread_time() if idle else None
+        self._due = now + after_s
         self.ticked_at = now
-        self._due = now + TICK_S
-        self._timer = loop.call_later(TICK_S, self._tick, loop)
+        self._timer = loop.call_later(after_s, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now = time.monotonic()
         late = max(now - self._due, 0.0)
         if late >= SLOW_S:
             self._slow_s += late
+        if self._used_s is not None and late >= LATE_S:
+            # The turn began before the tick was due: how long before, its computing tells.
+            late = max(late, time.thread_time() - self._used_s)
         self._metrics.took(late, now)
         self._arm(loop, now)
