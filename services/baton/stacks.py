@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 import threading
 import traceback
 from collections.abc import Iterable
+from types import FrameType
 
 MOST_TASKS = 200
 MOST_FRAMES = 40
@@ -32,12 +32,30 @@ def of_threads(but: Iterable[int] = ()) -> str:
 
 
 def of_tasks(loop: asyncio.AbstractEventLoop) -> str:
-    """The stacks of a loop's tasks, each under its name; from any thread. Of very many, some."""
+    """Where a loop's tasks wait, each under its name; from any thread. Of very many, some."""
     tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
-    text = io.StringIO()
+    lines = []
     for task in tasks[:MOST_TASKS]:
-        text.write(f"task {task.get_name()}, {task.cancelling()} times told to end:\n")
-        task.print_stack(limit=MOST_FRAMES, file=text)
+        lines.append(f"task {task.get_name()}, told to end {task.cancelling()} times:")
+        lines += _waits(task.get_coro())
     if len(tasks) > MOST_TASKS:
-        text.write(f"and {len(tasks) - MOST_TASKS} more\n")
-    return text.getvalue().rstrip()
+        lines.append(f"and {len(tasks) - MOST_TASKS} more")
+    return "\n".join(lines)
+
+
+def _waits(awaited: object) -> list[str]:
+    """Each coroutine that waits for the next, and what the last one waits for. A task's own account has only
+    the first."""
+    lines: list[str] = []
+    while awaited is not None and len(lines) < MOST_FRAMES:
+        frame = _first(awaited, "cr_frame", "gi_frame", "ag_frame")
+        if isinstance(frame, FrameType):
+            lines.append(f"  {frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}")
+        else:
+            lines.append(f"  {awaited!r:.200}")
+        awaited = _first(awaited, "cr_await", "gi_yieldfrom", "ag_await")
+    return lines
+
+
+def _first(of: object, *names: str) -> object:
+    return next((value for name in names if (value := getattr(of, name, None)) is not None), None)

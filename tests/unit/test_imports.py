@@ -45,6 +45,8 @@ BELOW = {
     "wakeups",
     "supervision",
     "sockets",
+    "ending",
+    "stacks",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

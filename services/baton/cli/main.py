@@ -295,12 +295,12 @@ def worker_sim(
     meaning, in times that a profile gives.
     """
     _tie_to(exit_with_parent)
+    from baton.ending import end_process
     from baton.simulated.config import SimulatedConfig
     from baton.simulated.faults import parse_faults
     from baton.simulated.main import run
     from baton.simulated.profile import profile_of
     from baton.telemetry.startup import StartClock
-    from baton.worker.main import end_process
 
     config = SimulatedConfig(
         worker=WorkerConfig(**given(ctx, WorkerConfig)),
@@ -406,8 +406,8 @@ def _run_worker(config: WorkerConfig) -> NoReturn:
 
     clock = StartClock()
     with clock.phase("import"):
+        from baton.ending import end_process
         from baton.worker.load import run
-        from baton.worker.main import end_process
 
     end_process(run(config, clock))
 

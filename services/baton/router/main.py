@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from baton import hub, logs, options, sockets, wakeups
 from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
+from baton.ending import LONGEST_END_S, end_process_after
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
@@ -31,6 +32,7 @@ from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.http.connection import Connection
 from baton.router.api.http.cors import Cors
+from baton.router.api.http.cut_streams import CutStreams
 from baton.router.api.http.draining import draining_app
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
@@ -93,6 +95,7 @@ def run(config: RouterConfig) -> int:
     logs.configure(config.log_level)
     if not suffices(config.cluster_key):
         log.warning(OPEN_WARNING, LEAST_BYTES)
+    logging.getLogger("uvicorn.error").addFilter(CutStreams())
     if config.processes > 1:
         return Parent(config, _serve_place, _listen).run()
     return _serve_place(config, None)
@@ -172,7 +175,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             stack.callback(tasks.start("live page", history.run).cancel)
         app = app_for(*services, cors=_cors(config), history=history, siblings=siblings)
         http = _HttpServer(_http_config(config, app, config.drain_timeout))
-        stopping = _stop_on_signals(http)
+        stopping = _stop_on_signals(http, config.drain_timeout)
         if key_file is not None:
             stack.callback(tasks.start("keys", key_file.run).cancel)
         await stack.enter_async_context(siblings.listening())
@@ -478,8 +481,8 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _stop_on_signals(server: uvicorn.Server) -> asyncio.Event:
-    """Set at the first one."""
+def _stop_on_signals(server: uvicorn.Server, drain_timeout_s: float) -> asyncio.Event:
+    """Set at the first one. From then on the process ends in its time, whatever hangs."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -487,6 +490,7 @@ def _stop_on_signals(server: uvicorn.Server) -> asyncio.Event:
         # A second signal ends streams that are still open.
         server.force_exit = server.should_exit
         server.should_exit = True
+        end_process_after(LONGEST_END_S if server.force_exit else drain_timeout_s + LONGEST_END_S)
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

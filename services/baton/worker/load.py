@@ -8,6 +8,7 @@ from pathlib import Path
 
 from baton import hub, logs
 from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
+from baton.ending import end_process
 from baton.engine.config import EngineConfig
 from baton.engine.device import choose_device, choose_dtype
 from baton.engine.engine import Engine
@@ -21,7 +22,7 @@ from baton.ready import Progress, announce
 from baton.telemetry.startup import StartClock
 from baton.worker.config import RoleName, WorkerConfig
 from baton.worker.ends import make_ends
-from baton.worker.main import EXIT_CRASHED, KVForm, Served, Worker, end_process
+from baton.worker.main import EXIT_CRASHED, KVForm, Served, Worker
 from baton_kernels.paged import LAYOUT
 
 log = logging.getLogger(__name__)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import sys
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -26,6 +22,7 @@ from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share
 from baton.connector.wiring import Wiring
 from baton.decode.role import DecodeRole
+from baton.ending import EXIT_HUNG, LONGEST_END_S, end_process_after
 from baton.engine.engine import Engine
 from baton.nodes.others import Nobody, Others
 from baton.options import StartError
@@ -63,25 +60,6 @@ EXIT_CUT_SHORT = 1
 EXIT_CRASHED = 70
 EXIT_RETIRED = 75
 STOP_GRACE_S = 1.0
-LONGEST_END_S = 5.0
-"""Whatever hangs: a worker that retires must end, as nothing else proves that its memory is quiet."""
-
-
-def end_process(status: int) -> NoReturn:
-    """The end, once everything is closed. The interpreter is not taken down: threads of UCX, gloo and NCCL
-    outlive what they served, and one of them that is still at work then ends the process with a signal
-    (SIGABRT seen with gloo, SIGSEGV with UCX)."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def end_process_after(seconds: float, status: int) -> None:
-    """End without waiting for anyone, unless the process has ended in order by then."""
-    timer = threading.Timer(seconds, os._exit, (status,))
-    timer.daemon = True
-    timer.start()
 
 
 def start_timers(
@@ -179,7 +157,9 @@ class Worker:
             await self._exit.wait()
             draining.cancel()
             log.info("stopping")
-            end_process_after(LONGEST_END_S, self._exit_status)
+            # Whatever hangs: a worker that retires must end, as nothing else proves that its memory is quiet.
+            status = self._exit_status if self._exit_status in (EXIT_CRASHED, EXIT_RETIRED) else EXIT_HUNG
+            end_process_after(LONGEST_END_S, status)
         return self._exit_status
 
     def _on_signal(self) -> None:
@@ -197,6 +177,8 @@ class Worker:
 
     async def _drain_when_told(self, drain: Drain, switch: RoleSwitch) -> None:
         await self._told_to_drain.wait()
+        if self._config.drain_timeout is not None:
+            end_process_after(self._config.drain_timeout + LONGEST_END_S)
         await switch.stop()
         drained = await drain.run(self._config.drain_timeout)
         self._end(0 if drained else EXIT_CUT_SHORT)
