@@ -31,6 +31,7 @@ import uvloop
 from baton import hub
 from baton.connector.liveness import NO_PROBES
 from baton.greeting.proofs import Called
+from baton.text.digest import NO_TOKENIZER
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
@@ -81,6 +82,7 @@ class Worker(pb_grpc.WorkerServicer):
             handoff_address="127.0.0.1:9",
             max_running=1 << 10,
             compatibility="flock",
+            tokenizer=NO_TOKENIZER,
         )
 
     async def Connect(  # noqa: N802 (the name is the contract's)

@@ -1,4 +1,4 @@
-"""A process that is told to end does, and says what hindered it; what a drain cuts off is one line of its log."""
+"""A process that is told to end does, and says what hindered it. What a drain cuts off is one line."""
 
 from __future__ import annotations
 

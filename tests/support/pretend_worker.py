@@ -71,6 +71,7 @@ class PretendWorker:
         self.hello: pb.WorkerHello | None = None
         self.load = pb.Load()
         self.drained = False
+        self.refused = False
         self.incarnation = 0
         self.jobs: dict[tuple[str, int], Job] = {}
         """By the name of the attempt, or of a fork that goes its own way."""

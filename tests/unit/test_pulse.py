@@ -1,4 +1,4 @@
-"""A router's event loop is watched: its turns are measured, and workers hear of it during those that are long."""
+"""A router's event loop is watched: its turns are measured, and workers hear of it during long ones."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class Caller:
 
     async def close(self) -> None:
         self.call.cancel()
-        await self.channel.close()
+        await self.channel.close(None)
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ async def test_beats_are_believed_once_each_on_their_own_stream(worker: LocalWor
     }
     assert figures == {"heard": 2, "refused": 10}
     assert await caller.send(caller.beat(9)) == grpc.StatusCode.OK
-    # Its stream ends, and it calls again: what was recorded on the old stream is worth nothing on the new one.
+    # It calls again: what was recorded on the old stream is worth nothing on the new one.
     recorded = caller.beat(100)
     again = Caller(worker, new_nonce())
     await again.connect()
@@ -345,7 +345,7 @@ async def test_a_router_that_nobody_speaks_for_is_given_up_as_ever(worker: Local
 async def test_workers_that_hang_keep_no_other_from_hearing(worker: LocalWorker) -> None:
     """More of them than there are threads."""
     hanging = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
-    address = "127.0.0.1:{}".format(hanging.sockets[0].getsockname()[1])
+    address = f"127.0.0.1:{hanging.sockets[0].getsockname()[1]}"
     beats = Beats("r", KEY, Dialer())
     caller = Caller(worker)
     await caller.connect()

@@ -124,6 +124,7 @@ class Fleet:
                 blocks_held=worker.load.blocks_held,
                 open_handoffs=worker.load.open_handoffs,
                 ejected=self.members.ejected(worker),
+                refused=worker.refused,
             )
             for worker in by_address.values()
         ]

@@ -39,6 +39,7 @@ from baton.router.api.settings import ApiSettings
 from baton.router.audit import AuditLog
 from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
+from baton.router.expected import ExpectedModel
 from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
 from baton.router.grpc_front import interceptors_for
@@ -70,6 +71,7 @@ from baton.telemetry.roles import CountedByRole
 from baton.telemetry.shared import SharedStateMetrics
 from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.turns import TurnMetrics
+from baton.text.digest import tokenizer_digest
 from baton.text.tokenizer import Tokenizer
 from baton.tls.channels import Dialer, add_port
 from baton.tls.http import FollowingContext
@@ -113,6 +115,7 @@ class _Model(NamedTuple):
     config: RouterConfig
     tokenizer: Tokenizer
     defaults: SamplingDefaults
+    expected: ExpectedModel
 
 
 def _load(config: RouterConfig) -> _Model:
@@ -123,7 +126,11 @@ def _load(config: RouterConfig) -> _Model:
     defaults = SamplingDefaults.of(path, config.generation_config)
     if defaults != SamplingDefaults():
         log.info("%s: requests are taken to ask for %s", config.model_names[0], defaults)
-    return _Model(config, Tokenizer.from_dir(path), defaults)
+    tokenizer = Tokenizer.from_dir(path)
+    # A worker that was given no name calls its model as a router without one would.
+    names = frozenset((*config.model_names, options.served_name(config.model, None)))
+    expected = ExpectedModel(names, tokenizer_digest(path), tokenizer.vocab_size)
+    return _Model(config, tokenizer, defaults, expected)
 
 
 async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | None) -> int:
@@ -134,7 +141,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     _count_tasks(metrics.registry)
     _count_restarts(metrics.registry, place)
     configs = [model.config for model in models]
-    rings = await _rings(configs, metrics.registry, tasks)
+    rings = await _rings(models, metrics.registry, tasks)
     shared = _shared_state(config, rings, metrics.registry, tasks)
     key_file = None if config.api_keys is None else KeyFile(config.api_keys, config.limits)
     authentication = _authentication(config, key_file)
@@ -304,7 +311,7 @@ def _count_restarts(registry: CollectorRegistry, place: Place | None) -> None:
 
 
 async def _rings(
-    configs: Sequence[RouterConfig], registry: CollectorRegistry, tasks: Supervision
+    models: Sequence[_Model], registry: CollectorRegistry, tasks: Supervision
 ) -> list[WorkerRing]:
     """A ring for each model. What is counted, is of all of them; what workers are like, of each."""
     counts, resumes = DiscoveryCounts(registry), ResumeMetrics(registry)
@@ -321,10 +328,11 @@ async def _rings(
             max_staleness_s=config.discovery_max_staleness or math.inf,
             dialer=Dialer(config.worker_tls),
             tasks=tasks,
+            expected=expected,
         )
-        for config in configs
+        for config, _, _, expected in models
     ]
-    named = [(config.model_name, ring) for config, ring in zip(configs, rings, strict=True)]
+    named = [(model.config.model_name, ring) for model, ring in zip(models, rings, strict=True)]
     registry.register(RingCollector([_ring_source(name, ring) for name, ring in named]))
     registry.register(DiscoveryCollector([_discovery_source(name, ring) for name, ring in named]))
     return rings

@@ -22,6 +22,7 @@ from baton.router.attempts import Attempts
 from baton.router.departures import Departures
 from baton.router.discovery.endpoint import Discovery, Endpoint
 from baton.router.discovery.static import StaticDiscovery
+from baton.router.expected import ExpectedModel
 from baton.router.fleet import Fleet
 from baton.router.ledger import failure
 from baton.router.members import Members
@@ -58,11 +59,13 @@ class WorkerRing:
         max_staleness_s: float = math.inf,
         dialer: Dialer | None = None,
         tasks: Supervision | None = None,
+        expected: ExpectedModel | None = None,
     ) -> None:
         """``discovery``: how the workers are known, or their addresses. The ring is not ready when that was
         not confirmed for longer than ``max_staleness_s``. ``retries``, ``metrics`` and ``placement``: None
         for the default policy, for metrics that nobody reads, and for the default options. ``dialer``: None
-        for plain connections. ``tasks``: who looks after what runs for as long as the router lives."""
+        for plain connections. ``tasks``: who looks after what runs for as long as the router lives.
+        ``expected``: what workers must serve; None: anything."""
         router_id = secrets.token_hex(8)
         self._supervision = tasks or Supervision()
         dialer = dialer or Dialer()
@@ -70,7 +73,7 @@ class WorkerRing:
         """What workers hear of this router while the event loop is busy."""
         members = Members(
             lambda address: WorkerClient(
-                address, router_id, self, tempo, members, dialer, cluster_key, self.beats
+                address, router_id, self, tempo, members, dialer, cluster_key, self.beats, expected
             ),
             tasks=self._supervision,
         )

@@ -14,7 +14,8 @@ import grpc
 
 from baton.connector.liveness import NO_PROBES, TEMPO, Pulse, Tempo
 from baton.greeting.proofs import Caller, GreetingError
-from baton.router.compatibility import check_hello, group_of, knows_role, role_of
+from baton.router.compatibility import check_hello, group_of, role_of
+from baton.router.expected import ExpectedModel, WorkerRefusedError, check_worker
 from baton.router.placement import Role, WorkerReport
 from baton.router.pulse.beats import Beats, new_nonce
 from baton.router.sent import Sent
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.1
 LAST_RETRY_S = 1.0
+REFUSED_RETRY_S = 5.0
+"""Until a worker that was refused is asked again what it is."""
 GREETING_S = 5.0
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -94,8 +97,10 @@ class WorkerClient:
         dialer: Dialer | None = None,
         cluster_key: bytes = b"",
         beats: Beats | None = None,
+        expected: ExpectedModel | None = None,
     ) -> None:
-        """``beats``: who is to let it hear of us while the event loop does not; None: nobody."""
+        """``beats``: who is to let it hear of us while the event loop does not; None: nobody. ``expected``:
+        what it must serve; None: anything."""
         self.address = address
         self.name = address
         """What tells it from another at the same address."""
@@ -111,6 +116,11 @@ class WorkerClient:
         self._dialer = dialer or Dialer()
         self._cluster_key = cluster_key
         self._beats = beats
+        self._expected = expected
+        self.refused = False
+        """It has greeted, and is not what is expected here."""
+        self._refused_last = ""
+        """The incarnation of the last that was."""
         self._pulse = Pulse(tempo)
         self._times = StepTimes()
         self._outbound: asyncio.Queue[pb.RouterMessage | None] = asyncio.Queue()
@@ -284,7 +294,10 @@ class WorkerClient:
                 reason, stays = _why(error)
                 news = self.ready or (reason != distrust and stays)
                 log.log(logging.WARNING if news else logging.DEBUG, "%s: %s", self.address, reason)
-                distrust = reason
+                distrust, self.refused = reason, False
+            except WorkerRefusedError as error:
+                self._note_refusal(error)
+                pause = REFUSED_RETRY_S
             except Exception:  # it would look ready for ever
                 log.exception("what worker %s said could not be taken in: its stream is closed", self.address)
             finally:
@@ -296,6 +309,13 @@ class WorkerClient:
                 self._lose()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LAST_RETRY_S)
+
+    def _note_refusal(self, error: WorkerRefusedError) -> None:
+        """In the log once for each process that is there."""
+        self.refused = True
+        if error.incarnation != self._refused_last:
+            self._refused_last = error.incarnation
+            log.error("worker %s is refused: %s", self.address, error)
 
     def _lose(self) -> None:
         self.hello = None
@@ -315,10 +335,8 @@ class WorkerClient:
             nonce = new_nonce()
             async with asyncio.timeout(GREETING_S):
                 hello = await self._greet(stream, outbound, nonce)
-            if not knows_role(hello):
-                log.error("worker %s has a role that this router does not know", self.address)
-                return
-            self.hello = hello
+            check_worker(hello, self._expected)
+            self.hello, self.refused = hello, False
             log.info("worker %s is ready: %s of %s", self.address, self.role, hello.model)
             self._watcher.on_ready(self)
             self._watcher.on_change(self)

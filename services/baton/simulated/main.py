@@ -27,6 +27,8 @@ from baton.simulated.openai import Front
 from baton.simulated.record import Record
 from baton.simulated.runner import SimulatedRunner
 from baton.telemetry.startup import StartClock
+from baton.text.digest import tokenizer_digest
+from baton.text.errors import TokenizerError
 from baton.tls.session import DataTls
 from baton.worker.config import WorkerConfig
 from baton.worker.main import KVForm, Served, Worker
@@ -52,7 +54,8 @@ def run(config: SimulatedConfig, clock: StartClock) -> int:
             path = hub.resolve_model(config.worker.model, weights=False)
             model = ModelConfig.from_dir(path)
             revision = config.revision or hub.revision_of(path)
-    except ModelError as error:
+            tokenizer = tokenizer_digest(path)
+    except (ModelError, TokenizerError) as error:
         raise StartError(str(error)) from error
     engine, runner = make_engine(config, model)
     with clock.phase("weights"):
@@ -60,6 +63,7 @@ def run(config: SimulatedConfig, clock: StartClock) -> int:
     served = Served(
         engine,
         revision,
+        tokenizer,
         _form(config),
         lambda on_crash: _ends(config, runner, on_crash),
         lambda role: config.worker.mixed_prefill_tokens,

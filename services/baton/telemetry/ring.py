@@ -24,6 +24,8 @@ class WorkerView:
     blocks_held: int
     open_handoffs: int
     ejected: bool = False
+    refused: bool = False
+    """It serves something else than its router does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class RingCollector(Collector):
             "Whether it gets no requests for a while, as it failed too often or is slow.",
             labels=labels,
         )
+        refused = GaugeMetricFamily(
+            "baton_worker_refused",
+            "Whether it is not used, as it serves another model or has another tokenizer.",
+            labels=labels,
+        )
         running = GaugeMetricFamily("baton_worker_sequences_running", "Running there.", labels=labels)
         waiting = GaugeMetricFamily("baton_worker_sequences_waiting", "Waiting there.", labels=labels)
         handoffs = GaugeMetricFamily("baton_worker_handoffs_open", "Open there.", labels=labels)
@@ -64,6 +71,7 @@ class RingCollector(Collector):
             ready.add_metric(of, view.ready)
             draining.add_metric(of, view.draining)
             ejected.add_metric(of, view.ejected)
+            refused.add_metric(of, view.refused)
             running.add_metric(of, view.running)
             waiting.add_metric(of, view.waiting)
             handoffs.add_metric(of, view.open_handoffs)
@@ -79,4 +87,4 @@ class RingCollector(Collector):
             total = sum(source.ejections().get(reason, 0) for source in self._sources)
             ejections.add_metric((reason,), total)
         yield ejections
-        yield from (ready, draining, ejected, running, waiting, handoffs, blocks)
+        yield from (ready, draining, ejected, refused, running, waiting, handoffs, blocks)

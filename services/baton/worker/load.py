@@ -20,6 +20,8 @@ from baton.options import StartError
 from baton.parallel.ranks import RankError
 from baton.ready import Progress, announce
 from baton.telemetry.startup import StartClock
+from baton.text.digest import tokenizer_digest
+from baton.text.errors import TokenizerError
 from baton.worker.config import RoleName, WorkerConfig
 from baton.worker.ends import make_ends
 from baton.worker.main import EXIT_CRASHED, KVForm, Served, Worker
@@ -46,15 +48,16 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
         with clock.phase("config"):
             path = hub.resolve_model(config.model)
             revision = hub.revision_of(path)
+            tokenizer = tokenizer_digest(path)
         with clock.phase("kernels"):
             dtype = choose_dtype(config.dtype, choose_device(config.device), path)
         engine_config = _engine_config(config, path, dtype)
         others = _others(config, revision)
         engine = Engine.from_config(engine_config, _announce_progress, clock, others)
-    except (ModelError, ValueError, RankError) as error:
+    except (ModelError, TokenizerError, ValueError, RankError) as error:
         raise StartError(str(error)) from error
     engine.call_on_rank_death(_rank_died)
-    return asyncio.run(Worker(config, _served(config, engine, revision, others), clock).serve())
+    return asyncio.run(Worker(config, _served(config, engine, revision, tokenizer, others), clock).serve())
 
 
 def _others(config: WorkerConfig, revision: str) -> Others:
@@ -76,13 +79,14 @@ def _others(config: WorkerConfig, revision: str) -> Others:
     )
 
 
-def _served(config: WorkerConfig, engine: Engine, revision: str, others: Others) -> Served:
+def _served(config: WorkerConfig, engine: Engine, revision: str, tokenizer: str, others: Others) -> Served:
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     kv, masks = runner.pool, runner.masks
     return Served(
         engine,
         revision,
+        tokenizer,
         KVForm(LAYOUT, str(kv.dtype).removeprefix("torch."), kv.element_size(), kv.shape[-1]),
         lambda on_crash: make_ends(
             runner, config.connector, config.host, others.places, on_crash, config.tls

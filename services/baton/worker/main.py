@@ -99,6 +99,8 @@ class Served:
     engine: Engine
     revision: str
     """Of the model."""
+    tokenizer: str
+    """Its digest; see ``baton.text.digest``."""
     kv: KVForm
     make_ends: Callable[[Callable[[], None]], Awaitable[Ends]]
     """Its ends of all links. What it is given is called when a thread of theirs met what it did not expect.
@@ -355,6 +357,7 @@ class Worker:
             longest_shared_prompt=limits.longest_shared_prompt or 0,
             kv_bytes_per_token=len(whole.heads) * len(whole.layers) * head_bytes,
             compatibility=compatibility_digest(compatibility),
+            tokenizer=self._served.tokenizer,
         )
         return self._greeting(hello, self._post)
 
