@@ -173,8 +173,10 @@ DASHBOARD = Dashboard(
                         Query(total(routers("baton_worker_ready"), ["role"]), "ready, {{role}}"),
                         Query(total(routers("baton_worker_draining"), ["role"]), "draining, {{role}}"),
                         Query(total(routers("baton_worker_ejected"), ["role"]), "ejected, {{role}}"),
+                        Query(total(routers("baton_worker_refused")), "refused"),
                     ),
-                    "Added up over routers. Ready: its stream is up, be it ejected or about to end.",
+                    "Added up over routers. Ready: its stream is up, be it ejected or about to end. Refused: it "
+                    "serves another model, or has another tokenizer.",
                 ),
                 Panel(
                     "Endpoints known",
@@ -235,6 +237,21 @@ DASHBOARD = Dashboard(
                             "{{instance}} {{process}}",
                         ),
                     ),
+                ),
+                Panel(
+                    "Longest turn of the event loop",
+                    "s",
+                    (
+                        Query(
+                            largest(select("baton_router_event_loop_longest_turn_seconds"), ["instance"]),
+                            "{{instance}}",
+                        ),
+                        Query(
+                            quantile(0.99, rate(select("baton_router_event_loop_lag_seconds_bucket"))),
+                            "p99 of all timers",
+                        ),
+                    ),
+                    "In the last minute. All answers of the process pause that long.",
                 ),
                 Panel(
                     "Tasks",

@@ -23,6 +23,8 @@ WELL: Mapping[str, str] = {
     'baton_worker_ready{instance="r", worker="d", role="decode", model="m"}': "1+0x130",
     'baton_worker_ejected{instance="r", worker="d", role="decode", model="m"}': "0+0x130",
     'baton_worker_draining{instance="r", worker="d", role="decode", model="m"}': "0+0x130",
+    'baton_worker_refused{instance="r", worker="d", role="decode", model="m"}': "0+0x130",
+    'baton_router_event_loop_longest_turn_seconds{instance="r"}': "0.02+0x130",
     'baton_discovery_staleness_seconds{instance="r", model="m"}': "1+0x130",
     'baton_choices_total{instance="r", model="m", finish_reason="length"}': "0+600x130",
     'baton_requests_total{instance="r", endpoint="/v1/completions", status="200"}': "0+600x130",
@@ -78,6 +80,12 @@ ILL: Mapping[str, Mapping[str, str | None]] = {
     },
     "BatonWorkerEjected": {
         'baton_worker_ejected{instance="r", worker="d", role="decode", model="m"}': "1+0x130"
+    },
+    "BatonWorkerRefused": {
+        'baton_worker_refused{instance="r", worker="x", role="unknown", model="m"}': "1+0x130"
+    },
+    "BatonRouterTurnsLong": {
+        'baton_router_event_loop_longest_turn_seconds{instance="r", process="1"}': "0.8+0x130"
     },
     "BatonDiscoveryStale": {'baton_discovery_staleness_seconds{instance="r", model="m"}': "0+60x130"},
     "BatonAnswersFail": {'baton_choices_total{instance="r", model="m", finish_reason="error"}': "0+60x130"},
