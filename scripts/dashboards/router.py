@@ -175,8 +175,8 @@ DASHBOARD = Dashboard(
                         Query(total(routers("baton_worker_ejected"), ["role"]), "ejected, {{role}}"),
                         Query(total(routers("baton_worker_refused")), "refused"),
                     ),
-                    "Added up over routers. Ready: its stream is up, be it ejected or about to end. Refused: it "
-                    "serves another model, or has another tokenizer.",
+                    "Added up over routers. Ready: its stream is up, be it ejected or about to end. "
+                    "Refused: it serves another model, or has another tokenizer.",
                 ),
                 Panel(
                     "Endpoints known",

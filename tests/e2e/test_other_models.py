@@ -57,10 +57,8 @@ def test_workers_of_another_model_get_no_request(tmp_path: Path) -> None:
             for number in range(6):
                 body = {"model": "demo", "prompt": [number, 1, 2], "max_tokens": 2}
                 assert httpx.post(f"{ring.url}/v1/completions", json=body, timeout=30).is_success
-            given = [
-                worker.metrics()['baton_engine_generated_tokens_total{role="both"}']
-                for worker in ring.workers
-            ]
+            name = 'baton_engine_generated_tokens_total{role="both"}'
+            given = [worker.metrics()[name] for worker in ring.workers]
             assert given[:2] == [0, 0] and given[2] > 0
             log = router.log.read_text()
             assert log.count("is refused") == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import queue
@@ -17,6 +18,7 @@ from baton.connector.liveness import Tempo
 from baton.connector.messages import AbortReason, First
 from baton.connector.ranks.end import LocalLink
 from baton.connector.tcp import SendingLink
+from baton.ending import end_process_after
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
 from baton.prefill import role
@@ -32,7 +34,6 @@ from baton.v1.handoff_pb2 import LinkOpen
 from baton.worker import routers
 from baton.worker.config import RoleName
 from baton.worker.engine_loop import EngineLoop
-from baton.worker.main import end_process_after
 from tests.support.fake_engine import fake_engine
 from tests.support.greetings import greet_worker, say_hello
 from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
@@ -322,11 +323,17 @@ async def test_a_decode_worker_drains_when_no_prefill_worker_can_ask_any_more() 
         assert decodes[1].decode.open_links == 2
 
 
-def test_a_worker_that_hangs_at_its_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_that_hangs_at_its_end_is_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     ends = queue.SimpleQueue[int]()
+    backstop: list[float] = []
     monkeypatch.setattr(os, "_exit", ends.put)
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda after, **_: backstop.append(after))
     end_process_after(0.01, 75)
-    assert ends.get(timeout=5) == 75
+    assert await asyncio.to_thread(ends.get, timeout=5) == 75
+    assert "test_a_worker_that_hangs_at_its_end_is_ended" in caplog.text  # where its task waits
+    assert backstop and backstop[0] > 1
 
 
 # --- silence
