@@ -58,7 +58,9 @@ def rings(
     with running([decode, *prefills.values()]):
         groups = {field: [prefill, decode] for field, prefill in prefills.items()}
         named = {f"to {field}": group for field, group in groups.items()}
-        with running_routers(tmp, str(ours), named, ("--queue-timeout", "2")) as running_rings:
+        # A router uses no workers of a model whose names it does not have.
+        names = ("--served-model-name", "tiny", "--served-model-name", "another")
+        with running_routers(tmp, str(ours), named, ("--queue-timeout", "2", *names)) as running_rings:
             yield {field: running_rings[f"to {field}"] for field in PREFILLS}
 
 
