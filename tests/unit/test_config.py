@@ -89,8 +89,13 @@ def test_brackets_are_for_ipv6_and_ipv6_has_brackets(text: str) -> None:
     "host", ["[::1]", "::1]", "127.0.0.1:9000", "host:80", "http://host", "fe80::1%", ":"]
 )
 def test_a_host_is_given_without_port_and_brackets(host: str) -> None:
-    node = {"leader_address": "leader", "nodes": 2, "node_index": 1, "cluster_key": "k"}
-    planner = {"prometheus_url": "http://p:9090", "ttft_target_ms": 1, "itl_target_ms": 1, "gpu_budget": 2}
+    node: dict[str, Any] = {"leader_address": "leader", "nodes": 2, "node_index": 1, "cluster_key": "k"}
+    planner: dict[str, Any] = {
+        "prometheus_url": "http://p:9090",
+        "ttft_target_ms": 1,
+        "itl_target_ms": 1,
+        "gpu_budget": 2,
+    }
     for option, make in (
         ("host", lambda: WorkerConfig(role="both", host=host)),
         ("advertise", lambda: WorkerConfig(role="both", advertise=host)),
