@@ -18,7 +18,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.applications import Starlette
 
-from baton import hub, logs, options, sockets, wakeups
+from baton import descriptors, hub, logs, options, sockets, wakeups
 from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
 from baton.ending import LONGEST_END_S, end_process_after
 from baton.errors import ModelError
@@ -30,10 +30,11 @@ from baton.router.admission.gate import Gate
 from baton.router.admission.queue import Bounds
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
-from baton.router.api.http.connection import Connection
 from baton.router.api.http.cors import Cors
 from baton.router.api.http.cut_streams import CutStreams
 from baton.router.api.http.draining import draining_app
+from baton.router.api.http.server import HttpServer
+from baton.router.api.http.slots import ConnectionSlots, SlotLimits
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.audit import AuditLog
@@ -98,6 +99,7 @@ def run(config: RouterConfig) -> int:
     if not suffices(config.cluster_key):
         log.warning(OPEN_WARNING, LEAST_BYTES)
     logging.getLogger("uvicorn.error").addFilter(CutStreams())
+    descriptors.raise_limit()
     if config.processes > 1:
         return Parent(config, _serve_place, _listen).run()
     return _serve_place(config, None)
@@ -181,7 +183,8 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             history = History(metrics, sources, lambda: admission.waiting, siblings)
             stack.callback(tasks.start("live page", history.run).cancel)
         app = app_for(*services, cors=_cors(config), history=history, siblings=siblings)
-        http = _HttpServer(_http_config(config, app, config.drain_timeout))
+        slots = ConnectionSlots(SlotLimits.of_descriptors(descriptors.raise_limit()), metrics.http)
+        http = HttpServer(_http_config(config, app, config.drain_timeout), slots)
         stopping = _stop_on_signals(http, config.drain_timeout)
         if key_file is not None:
             stack.callback(tasks.start("keys", key_file.run).cancel)
@@ -196,7 +199,8 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
         garbage = partial(collect, lambda: all(ring.idle for ring in rings))
         stack.callback(tasks.start("garbage", garbage).cancel)
-        last = _HttpServer(_http_config(config, draining_app(*services, siblings=siblings), LAST_ANSWERS_S))
+        answers_last = draining_app(*services, siblings=siblings)
+        last = HttpServer(_http_config(config, answers_last, LAST_ANSWERS_S), slots)
         serving_last = asyncio.create_task(_serve_last(last, listener.dup(), stopping))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         if place is None:
@@ -430,7 +434,7 @@ def _http_config(config: RouterConfig, app: Starlette, drain_timeout: int) -> uv
         access_log=False,
         lifespan="off",
         loop="none",
-        http=Connection,
+        ws="none",
         timeout_graceful_shutdown=drain_timeout,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
@@ -481,15 +485,7 @@ async def _serve_grpc(
     return server, options.join_address(config.host, port)
 
 
-class _HttpServer(uvicorn.Server):
-    """Signals are ours. Heard by both, the first one would count as two, and end what is under way."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _stop_on_signals(server: uvicorn.Server, drain_timeout_s: float) -> asyncio.Event:
+def _stop_on_signals(server: HttpServer, drain_timeout_s: float) -> asyncio.Event:
     """Set at the first one. From then on the process ends in its time, whatever hangs."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from baton.telemetry.goodput import NO_TARGETS, GoodputMetrics, Targets
+from baton.telemetry.http import HttpMetrics
 from baton.telemetry.stages import StageMetrics
 from baton.telemetry.tally import TallyCounter, TallyHistogram
 from baton.telemetry.vllm import with_vllm_names
@@ -39,6 +40,7 @@ class RouterMetrics:
         """What a scrape is answered with."""
         self.stages = StageMetrics(registry)
         self.goodput = GoodputMetrics(registry, targets)
+        self.http = HttpMetrics(registry)
         self.requests = Counter(
             "baton_requests",
             "Requests answered, by endpoint and HTTP status (499: the client left first).",

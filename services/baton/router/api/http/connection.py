@@ -1,26 +1,317 @@
-"""What a response may know of the connection it goes out on, and do to it."""
+"""One connection of HTTP: what it may send before it has asked anything, and what an answer may do to it.
+
+Every bound here holds before a key is seen: bytes and lines of a head, the time until it is complete, what comes
+behind a request that is not answered yet, and what is read of a body that nobody wants.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import weakref
+from collections.abc import Iterator
 from typing import cast
 
-from starlette.types import Scope
+import httptools
+from starlette.types import ASGIApp, Scope
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from baton.router.api.errors import ApiError
+from baton.router.api.http.refusals import Refusal, answer_of
+from baton.router.api.http.slots import Slot
+from baton.telemetry.http import HttpMetrics
+
+log = logging.getLogger(__name__)
+
+MOST_HEAD_BYTES = 64 << 10
+"""Of a request line and its headers; and of whatever else comes between two pieces of a body."""
+MOST_HEAD_LINES = 100
+"""Of headers, the trailers of a chunked body among them."""
+HEAD_S = 10.0
+"""From a connection's beginning, or from the first byte of a later request, until its head must be complete."""
+LEAST_BODY_RATE = 8 << 10
+"""Bytes a second that a body has to come with in the mean, when it has had ``BODY_GRACE_S``."""
+BODY_GRACE_S = 10.0
+MOST_UNWANTED_BYTES = 64 << 20
+"""Of a body whose request is answered, that are read so that the client may see the answer."""
+MOST_AHEAD_BYTES = 64 << 10
+MOST_AHEAD_REQUESTS = 32
+"""Sent before the answer to an earlier request is complete. Reading goes on meanwhile, as a client that leaves is
+noticed by nothing else: so what comes has to be bounded here."""
+LINGER_S = 2.0
+MOST_LINGER_BYTES = 1 << 20
+"""A client that is refused may go on to send for so long: closed at once, it might never see why."""
 
 _EXTENSION = "baton.exchange"
 
+_HEAD_BYTES = Refusal(
+    "head_bytes",
+    ApiError(431, f"The request's head has more than {MOST_HEAD_BYTES} bytes.", code="head_too_large"),
+)
+_HEAD_LINES = Refusal(
+    "head_lines",
+    ApiError(431, f"The request has more than {MOST_HEAD_LINES} headers.", code="head_too_large"),
+)
+_SLOW_HEAD = Refusal(
+    "slow_head",
+    ApiError(408, f"The request's head was not complete in {HEAD_S:g} s.", code="request_timeout"),
+)
+_MALFORMED = Refusal("malformed", ApiError(400, "The request is not valid HTTP.", code="invalid_http"))
+
+
+def body_due_s(size: int) -> float:
+    """Within how many seconds ``size`` bytes of a body have to be there."""
+    return BODY_GRACE_S + size / LEAST_BODY_RATE
+
+
+class _RefusedError(Exception):
+    """Ends the parsing of what is refused."""
+
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, whose requests can find their exchange in their scope."""
+    """uvicorn's connection with bounds, whose requests can find their exchange in their scope."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        slot: Slot,
+        metrics: HttpMetrics,
+        refusal: ApiError | None = None,
+    ) -> None:
+        """``refusal``: all that the client is to hear."""
+        super().__init__(config, server_state, app_state, _loop)
+        self._slot = slot
+        self._metrics = metrics
+        self._unwelcome = refusal
+        self._refused = False
+        self._refusal: Refusal | None = None
+        """Why parsing was ended."""
+        self._answering: RequestResponseCycle | None = None
+        """The request whose answer is under way; others wait in ``pipeline``."""
+        self._message_open = False
+        self._head_since: float | None = None
+        """Since when a head is waited for; None: it is complete, or none has begun."""
+        self._lines = 0
+        self._fed = 0
+        """Bytes that the parser has had since anything came of them: it keeps those of a head."""
+        self._ahead = 0
+        self._unwanted_since = 0.0
+        self._unwanted = 0
+        self._lingering: asyncio.TimerHandle | None = None
+
+    # --- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._slot.close = self.abort
+        self._head_since = self.loop.time()
+        if self._unwelcome is not None:
+            self._answer_refusal(self._unwelcome)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave_all()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._slot.release()
+        # Requests refer to their connection. It must not refer to them, or each would be left to the collector,
+        # which looks seldom, with whatever a stranger has put into its head.
+        self._answering = self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
+
+    def never_made(self) -> None:
+        """The connection ended before it was one: its TLS handshake failed."""
+        self.parser = None  # type: ignore[assignment] # it refers to this
+        self._slot.release()
+
+    def abort(self) -> None:
+        """Close now, without what is unsent."""
+        self._leave_all()
+        self.transport.abort()
+
+    def look(self, now: float) -> None:
+        """Once a second or so: end what takes too long."""
+        if self._refused or self._answering is not None:
+            return
+        if self._head_since is not None:
+            if now - self._head_since > HEAD_S:
+                self._head_is_late()
+        elif self._message_open:
+            late = now - self._unwanted_since > body_due_s(self._unwanted)
+            if late or self._unwanted > MOST_UNWANTED_BYTES:
+                self._metrics.refused.labels("unwanted_body").inc()
+                self.transport.close()
+
+    def _head_is_late(self) -> None:
+        if self._fed:
+            self._refuse(_SLOW_HEAD)
+            return
+        # Nothing was asked: an answer could be taken for that to a request which is on its way.
+        self._metrics.refused.labels("silent").inc()
+        self.transport.close()
+
+    def _open_cycles(self) -> Iterator[RequestResponseCycle]:
+        if self._answering is not None:
+            yield self._answering
+        for cycle, _ in self.pipeline:
+            yield cycle
+
+    def _leave_all(self) -> None:
+        """Tell all requests that their client has left. Those that wait will never start."""
+        for cycle in self._open_cycles():
+            cycle.disconnected = True
+            cycle.message_event.set()
+        for cycle, _ in self.pipeline:
+            cycle.on_response = _nothing  # it refers to this
+        self.pipeline.clear()
+
+    # --- what comes
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if self._refused:
+            self._linger(len(data))
+            return
+        if self._answering is not None and not self._answering.more_body:
+            self._ahead += len(data)
+            if self._ahead > MOST_AHEAD_BYTES:
+                self._cut_off_ahead()
+                return
+        elif self._head_since is None and not self._message_open:
+            self._head_since = self.loop.time()
+        while data and not self._refused:
+            # Nothing is held of what the parser has dealt with: so much may come without a result.
+            room = MOST_HEAD_BYTES - self._fed
+            self._feed(data if len(data) <= room else data[:room])
+            data = data[room:]
+        self._slot.hold_head(self._fed if self._head_since is not None else 0)
+
+    def _feed(self, data: bytes) -> None:
+        self._fed += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or _MALFORMED)
+        except httptools.HttpParserUpgrade:
+            log.debug("%s asks for another protocol: it is answered in HTTP/1.1", self.client)
+        else:
+            if self._fed >= MOST_HEAD_BYTES and not self._refused:
+                self._refuse(_HEAD_BYTES)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._message_open = True
+        self._lines = 0
+        if self._head_since is None:
+            self._head_since = self.loop.time()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._lines += 1
+        if self._lines > MOST_HEAD_LINES:
+            self._stop_parsing(_HEAD_LINES)
+        if self._head_since is not None:  # else a trailer: headers are looked at before the body is read
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         before = self.cycle
         super().on_headers_complete()
-        if self.cycle is not before:  # not so when the connection is to become another protocol's
-            extensions = self.scope.setdefault("extensions", {})
-            # The cycle has the scope: with a strong reference every request would leave garbage behind.
-            extensions[_EXTENSION] = {"connection": self, "cycle": weakref.ref(self.cycle)}
+        self._fed = 0
+        self._head_since = None
+        if self.cycle is before:
+            return
+        extensions = self.scope.setdefault("extensions", {})
+        # The cycle has the scope: with a strong reference every request would leave garbage behind.
+        extensions[_EXTENSION] = {"connection": self, "cycle": weakref.ref(self.cycle)}
+        if self.pipeline:
+            self.flow.resume_reading()
+            if len(self.pipeline) > MOST_AHEAD_REQUESTS:
+                self._cut_off_ahead()
+                raise _RefusedError
+
+    def on_body(self, body: bytes) -> None:
+        self._fed = 0
+        if self._answering is None:
+            self._unwanted += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._fed = 0
+        self._message_open = False
+        super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        return False  # nothing here speaks anything else
+
+    # --- answers
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._answering = cycle
+        self._slot.asks()
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+
+    def on_response_complete(self) -> None:
+        self._answering = None
+        if not self.pipeline:
+            self._ahead = 0
+            now = self.loop.time()
+            self._unwanted_since, self._unwanted = now, 0
+            if self._head_since is not None:
+                self._head_since = now
+            self._slot.rests()
+        super().on_response_complete()
+
+    # --- refusing
+
+    def _stop_parsing(self, refusal: Refusal) -> None:
+        self._refusal = refusal
+        raise _RefusedError
+
+    def _cut_off_ahead(self) -> None:
+        """An answer is under way: nothing can be said, and what comes is not kept."""
+        log.debug("%s sends too much ahead of its answer", self.client)
+        self._refused = True
+        self._metrics.refused.labels("sent_ahead").inc()
+        self.abort()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what came with an error, where an answer can be told apart, and hear nothing more."""
+        if self._refused:
+            return
+        log.debug("%s is refused: %s", self.client, refusal.error.message)
+        self._metrics.refused.labels(refusal.reason).inc()
+        self._refused = True
+        cycle = self._answering
+        if cycle is None:
+            told = self._head_since is None  # of a body whose request has been answered
+        else:
+            told = cycle is not self.cycle or cycle.response_started
+        if told:
+            self.abort()
+        else:
+            self._answer_refusal(refusal.error)
+
+    def _answer_refusal(self, error: ApiError) -> None:
+        self._refused = True
+        self._leave_all()
+        if self.transport.is_closing():
+            return
+        path = "" if self.scope is None else self.url.decode("latin-1").partition("?")[0]
+        self.transport.write(answer_of(error, path, self.server_state.default_headers))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._unwanted = 0
+        self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _linger(self, size: int) -> None:
+        self._unwanted += size
+        if self._unwanted > MOST_LINGER_BYTES:
+            self.transport.abort()
 
 
 class Exchange:
@@ -54,3 +345,7 @@ def exchange_of(scope: Scope) -> Exchange | None:
         return None
     cycle = cast("weakref.ref[RequestResponseCycle]", found["cycle"])()
     return None if cycle is None else Exchange(cast(Connection, found["connection"]), cycle)
+
+
+def _nothing() -> None:
+    pass
