@@ -16,7 +16,7 @@ import threading
 import time
 from types import FrameType
 
-from baton import __version__, hub, logs, sockets
+from baton import __version__, descriptors, hub, logs, sockets
 from baton.errors import ModelError
 from baton.nodes import handshake
 from baton.nodes.config import NodeConfig
@@ -62,6 +62,7 @@ def run(config: NodeConfig) -> int:
     Raises StartError, with one line for a person, when the leader is not there in time, or refuses.
     """
     logs.configure(config.log_level)
+    descriptors.raise_limit()
     with Health.serving(config.host, config.health_port) as health:
         return Node(config, health).run()
 

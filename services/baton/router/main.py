@@ -33,6 +33,7 @@ from baton.router.api.http.app import app_for
 from baton.router.api.http.cors import Cors
 from baton.router.api.http.cut_streams import CutStreams
 from baton.router.api.http.draining import draining_app
+from baton.router.api.http.local import is_loopback
 from baton.router.api.http.server import HttpServer
 from baton.router.api.http.slots import ConnectionSlots, SlotLimits
 from baton.router.api.service import CompletionService
@@ -182,7 +183,13 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             sources = [_ring_source(each.model_name, ring) for each, ring in named]
             history = History(metrics, sources, lambda: admission.waiting, siblings)
             stack.callback(tasks.start("live page", history.run).cancel)
-        app = app_for(*services, cors=_cors(config), history=history, siblings=siblings)
+        app = app_for(
+            *services,
+            cors=_cors(config),
+            history=history,
+            siblings=siblings,
+            local=is_loopback(config.host),
+        )
         slots = ConnectionSlots(SlotLimits.of_descriptors(descriptors.raise_limit()), metrics.http)
         http = HttpServer(_http_config(config, app, config.drain_timeout), slots)
         stopping = _stop_on_signals(http, config.drain_timeout)

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from baton import hub, logs
+from baton import descriptors, hub, logs
 from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
 from baton.connector.ranks.end import LocalEnd
 from baton.connector.ranks.ends import Ends
@@ -48,6 +48,7 @@ def run(config: SimulatedConfig, clock: StartClock) -> int:
     logs.configure(config.worker.log_level)
     if not suffices(config.worker.cluster_key):
         log.warning(OPEN_WARNING, LEAST_BYTES)
+    descriptors.raise_limit()
     log.warning("this worker is simulated: its answers mean nothing, and its times are made up")
     try:
         with clock.phase("config"):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from baton import hub, logs
+from baton import descriptors, hub, logs
 from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
 from baton.ending import end_process
 from baton.engine.config import EngineConfig
@@ -44,6 +44,7 @@ def run(config: WorkerConfig, clock: StartClock) -> int:
     logs.configure(config.log_level)
     if not suffices(config.cluster_key):
         log.warning(OPEN_WARNING, LEAST_BYTES)
+    descriptors.raise_limit()
     try:
         with clock.phase("config"):
             path = hub.resolve_model(config.model)

@@ -9,6 +9,7 @@ import baton
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.http import schemas
 from baton.router.api.http.authentication import Authenticate
+from baton.router.api.http.bodies import BodyBudget
 from baton.router.api.http.chat import ChatCompletions
 from baton.router.api.http.completions import Completions
 from baton.router.api.http.cors import Cors, add_cors
@@ -16,6 +17,7 @@ from baton.router.api.http.debug import Debug
 from baton.router.api.http.envelope import RequestEnvelope
 from baton.router.api.http.failures import add_error_handlers
 from baton.router.api.http.live import FILES, LivePage
+from baton.router.api.http.local import LocalPages
 from baton.router.api.http.messages.create import Messages
 from baton.router.api.http.messages.errors import ENDPOINT as MESSAGES
 from baton.router.api.http.messages.fields import CountRequest, MessageRequest
@@ -51,10 +53,12 @@ def app_for(
     cors: Cors | None = None,
     history: History | None = None,
     siblings: Siblings | None = None,
+    local: bool = False,
 ) -> FastAPI:
     """The application around completion cores, one for each model, that may have other front ends too.
     ``history``: what the live page shows; None: there is no page. ``siblings``: the other processes that
-    answer at the same address."""
+    answer at the same address. ``local``: only this machine reaches the port; without keys, pages of the web
+    are kept away then."""
     catalogue = Catalogue(services)
     app = DescribedApi(
         title="Baton", version=baton.__version__, summary="Inference with the APIs of OpenAI and Anthropic"
@@ -62,9 +66,14 @@ def app_for(
     _add_routes(app, catalogue, siblings or Siblings())
     if history is not None:
         _add_page(app, LivePage(history))
-    retry_after = catalogue.settings.retry_after_seconds
+    settings, authentication, http = catalogue.settings, catalogue.authentication, catalogue.metrics.http
+    app.state.bodies = BodyBudget(settings.max_body_bytes, http, shared=authentication.required)
+    retry_after = settings.retry_after_seconds
+    cors = cors or Cors()
     add_error_handlers(app, retry_after)
-    app.add_middleware(Authenticate, authentication=catalogue.authentication, retry_after_seconds=retry_after)
+    app.add_middleware(Authenticate, authentication=authentication, retry_after_seconds=retry_after)
+    if local and not authentication.required:
+        app.add_middleware(LocalPages, origins=cors.origins, metrics=http, retry_after_seconds=retry_after)
     app.add_middleware(
         RequestEnvelope,
         metrics=catalogue.metrics,
@@ -72,7 +81,7 @@ def app_for(
         audit=catalogue.audit,
         traces=catalogue.traces,
     )
-    add_cors(app, cors or Cors())
+    add_cors(app, cors)
     return app
 
 

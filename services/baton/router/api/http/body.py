@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TypeVar
 
@@ -9,27 +10,34 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from baton.router.api.errors import ApiError, RequestError, invalid, shown
+from baton.router.api.http.authentication import client_of
+from baton.router.api.http.bodies import BodyBudget, BodyReservation
+from baton.router.api.http.connection import body_due_s
 from baton.router.api.http.disconnect import ClientGoneError
 from baton.router.api.http.unsupported import refuse_unsupported
 from baton.router.api.settings import ApiSettings
+from baton.router.shared.limits import Tenant
 from baton.text.config import Json
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
-_LOCATED = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.+)`")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
+_MOST_DIGITS = 18
+_LONGEST_PROBLEM = 200
 
 
 async def read_request(request: Request, type_: type[Body], settings: ApiSettings) -> Body:
     """The body of ``request`` as ``type_``.
 
-    Raises ApiError: 413 for a body over the limit (without reading it), 415 for another content type; and
-    RequestError for anything that is not what the endpoint takes.
+    Raises ApiError: 408 for a body that comes too slowly, 413 for one over the limit (without reading it), 415
+    for another content type, 429 and 503 while too much of other bodies is held; and RequestError for anything
+    that is not what the endpoint takes.
     """
     _check_content_type(request.headers.get("content-type"))
-    body = await _read(request, settings.max_body_bytes)
-    return decode(body, type_, ignore_unknown=settings.ignore_unknown_fields)
+    with _reservation(request) as room:
+        body = await _read(request, settings.max_body_bytes, room)
+        return decode(body, type_, ignore_unknown=settings.ignore_unknown_fields)
 
 
 def decode(body: bytes, type_: type[Body], *, ignore_unknown: bool = False) -> Body:
@@ -55,29 +63,45 @@ def decode(body: bytes, type_: type[Body], *, ignore_unknown: bool = False) -> B
 
 
 def _check_content_type(value: str | None) -> None:
-    media_type = (value or "application/json").split(";")[0].strip().lower()
+    """Any page of the web may have a browser send what has another type, or none, without being asked."""
+    media_type = (value or "").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
+        given = "missing" if value is None else shown(value)
         raise ApiError(
             415,
-            f"The content type must be application/json, not {shown(value)}.",
+            f"The header content-type must be application/json, not {given}.",
             code="unsupported_media_type",
         )
 
 
-async def _read(request: Request, limit: int) -> bytes:
+def _reservation(request: Request) -> BodyReservation:
+    budget: BodyBudget = request.app.state.bodies
+    client = client_of(request)
+    return budget.reservation(Tenant() if client is None else client.tenant)
+
+
+async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
     declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > limit:
-        raise _too_large(declared, limit)
+    if declared.isascii() and declared.isdigit():
+        if len(declared) > _MOST_DIGITS or int(declared) > limit:
+            raise _too_large(shown(declared, _MOST_DIGITS).strip('"'), limit)
+        room.grow_to(int(declared))
     chunks: list[bytes] = []
     size = 0
+    started = asyncio.get_running_loop().time()
     try:
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                raise _too_large(f"more than {limit}", limit)
-            chunks.append(chunk)
+        async with asyncio.timeout_at(started + body_due_s(0)) as due:
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(f"more than {limit}", limit)
+                room.grow_to(size)
+                chunks.append(chunk)
+                due.reschedule(started + body_due_s(size))
     except ClientDisconnect:
         raise ClientGoneError from None
+    except TimeoutError:
+        raise room.too_slow(size) from None
     return b"".join(chunks)
 
 
@@ -86,24 +110,35 @@ def _too_large(size: str, limit: int) -> ApiError:
 
 
 def _type_error(message: str, document: Json) -> RequestError:
-    located = _LOCATED.fullmatch(message)
-    problem, path = (located["problem"], located["path"] or "") if located else (message, "")
-    path = path.removesuffix("[...]")  # an entry of a mapping, which is not told
+    """``message`` is msgspec's, which may quote a name that the client has chosen: what it says last is where."""
+    problem, located, path = message.rpartition(" - at `$")
+    if not located:
+        problem, path = message, "`"
+    path = path.removesuffix("`").removesuffix("[...]")  # an entry of a mapping, which is not told
     missing = _MISSING.fullmatch(problem)
     if missing:
         param = f"{path}.{missing[1]}".removeprefix(".")
         return invalid(param, f"{param} is required.", "missing_required_parameter")
     param = path.removeprefix(".")
     problem = problem[:1].lower() + problem[1:].replace("`", "")
-    return invalid(param or None, f"{param}: {problem} ({shown(_at(document, path))}).", "invalid_type")
+    if len(problem) > _LONGEST_PROBLEM:
+        problem = problem[: _LONGEST_PROBLEM - 1] + "…"
+    return invalid(param or None, f"{param}: {problem} ({_shown_at(document, path)}).", "invalid_type")
 
 
-def _at(document: Json, path: str) -> Json:
-    """The value at ``path``, in the notation of msgspec's errors."""
+def _shown_at(document: Json, path: str) -> str:
+    """The value at ``path``, in the notation of msgspec's errors; … where that leads nowhere."""
     value = document
-    for name, index in _STEP.findall(path):
-        if isinstance(value, dict) and name:
-            value = value.get(name)
-        elif isinstance(value, list) and index:
+    end = 0
+    for step in _STEP.finditer(path):
+        name, index = step.groups()
+        if step.start() != end:
+            return "…"
+        end = step.end()
+        if name and isinstance(value, dict) and name in value:
+            value = value[name]
+        elif index and isinstance(value, list) and int(index) < len(value):
             value = value[int(index)]
-    return value
+        else:
+            return "…"
+    return shown(value) if end == len(path) else "…"

@@ -68,7 +68,9 @@ class _Group:
 class Slot:
     """The place of one connection, from its accepting to its end. ``close`` ends the connection at once."""
 
-    def __init__(self, slots: ConnectionSlots, key: str, on_release: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, slots: ConnectionSlots, key: str, on_release: Callable[[], None] | None = None
+    ) -> None:
         self.key = key
         self.state: State | None = None
         """None: it is not among those that count, not yet or no more."""

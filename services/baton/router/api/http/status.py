@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import baton
+from baton.router.api.authentication import not_allowed
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError
 from baton.router.api.http.authentication import client_of
@@ -55,22 +56,40 @@ class Status:
         return _json(self._entry(self._catalogue.service(name).model(name, client_of(request)), name))
 
     async def health(self, request: Request) -> Response:
-        """200 when a request sent now could be answered, else 503 with the reason. Of several models, one is
-        enough; ``?model=`` asks about one of them."""
-        if self._catalogue.audit is not None:
-            self._catalogue.audit.check()
-        services = self._catalogue.services
-        if asked := request.query_params.get("model"):
+        """200 when a request sent now could be answered, else 503. Of several models, one is enough;
+        ``?model=`` asks about one of them. Who has a key where there are keys, or anybody else, hears of the
+        models that may be asked, and why they cannot answer; strangers hear nothing more."""
+        asked = request.query_params.get("model")
+        try:
+            headers = request.headers
+            client = self._catalogue.authentication.client(
+                headers.get("authorization"), headers.get("x-api-key")
+            )
+        except ApiError:
+            return self._health_for_strangers(asked)
+        services = tuple(each for each in self._catalogue.services if each.serves(client))
+        if asked:
             services = (self._catalogue.service(asked),)
+            if not services[0].serves(client):
+                raise not_allowed(asked)
         problems = {service: _unready(service) for service in services}
         if all(problems.values()):
-            raise next(error for error in problems.values() if error is not None)
+            raise next((error for error in problems.values() if error is not None), _not_ready())
         if len(services) == 1:
             return _json({"status": "ok"})
         states = {
             service.names[0]: "ok" if error is None else error.message for service, error in problems.items()
         }
         return _json({"status": "ok", "models": states})
+
+    def _health_for_strangers(self, asked: str | None) -> Response:
+        """A model that is not there is one that is not ready: no answer tells which there are."""
+        services = self._catalogue.services
+        if asked and len(services) > 1:
+            services = tuple(service for service in services if asked in service.names)
+        if all(_unready(service) is not None for service in services):
+            raise _not_ready()
+        return _json({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
         """The server's version."""
@@ -113,6 +132,11 @@ class Status:
 def _unready(service: CompletionService) -> ApiError | None:
     """Why requests for a model could not be answered now; None: they could."""
     ring = service.ring
+    if service.audit is not None:
+        try:
+            service.audit.check()
+        except ApiError as error:
+            return error
     if ring.model is None:
         return ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
     if ring.stale:
@@ -121,6 +145,10 @@ def _unready(service: CompletionService) -> ApiError | None:
     if not ring.ready:
         return ApiError(503, "No worker can take a request.", code="not_ready")
     return None
+
+
+def _not_ready() -> ApiError:
+    return ApiError(503, "No request can be answered now.", code="not_ready")
 
 
 def _json(document: dict[str, object]) -> Response:

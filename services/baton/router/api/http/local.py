@@ -1,0 +1,86 @@
+"""Keeping web pages away from a router that asks nobody for a key because only this machine reaches it.
+
+Its user's browser does reach it, and runs what any page says: a page may send requests to a loopback address, and with
+a name of its own that leads there (DNS rebinding) it may read the answers. The first tells its origin, the second
+its name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from baton.router.api.errors import ApiError, shown
+from baton.router.api.http.failures import error_response
+from baton.telemetry.http import HttpMetrics
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host``, a name or an address, means the machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        name = host.lower().removesuffix(".")
+        return name == "localhost" or name.endswith(".localhost")
+
+
+class LocalPages:
+    """Lets requests in whose Host is this machine, or that of an allowed origin, and whose Origin, if a page sent
+    them, is the same as their Host or an allowed one. Plain ASGI, inside of the request's envelope."""
+
+    def __init__(
+        self, app: ASGIApp, *, origins: Iterable[str], metrics: HttpMetrics, retry_after_seconds: int
+    ) -> None:
+        """``origins``: the allowed ones, as for CORS; ``*`` is any."""
+        self._app = app
+        self._origins = frozenset(origin.lower() for origin in origins)
+        self._hosts = frozenset(_netloc(origin) for origin in self._origins)
+        self._refused = metrics.refused
+        self._retry_after_seconds = retry_after_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and "*" not in self._origins:
+            headers = Headers(scope=scope)
+            try:
+                self._check(headers.get("host"), headers.get("origin"))
+            except ApiError as error:
+                await error_response(error, scope, self._retry_after_seconds)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, host: str | None, origin: str | None) -> None:
+        """No browser leaves the Host out. Raises ApiError (403)."""
+        if host is not None and not is_loopback(_name(host)) and host.lower() not in self._hosts:
+            self._refused.labels("host").inc()
+            raise _forbidden("host", host, "a loopback address, localhost, or the host of an allowed origin")
+        if origin is None or origin.lower() in self._origins:
+            return
+        if host is None or _netloc(origin) != host.lower():
+            self._refused.labels("origin").inc()
+            raise _forbidden("origin", origin, "this server's own or an allowed one")
+
+
+def _name(netloc: str) -> str:
+    """Without the port."""
+    if netloc.startswith("["):
+        return netloc[1:].partition("]")[0]
+    return netloc.partition(":")[0]
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _forbidden(header: str, value: str, allowed: str) -> ApiError:
+    message = (
+        f"The header {header} is {shown(value)}; while this router asks for no keys it must be {allowed}. "
+        "Allow origins with --allowed-origins, or ask for keys with --api-keys."
+    )
+    return ApiError(403, message, param=header, code=f"{header}_not_allowed")
