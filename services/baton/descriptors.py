@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 
 MOST = 1 << 20
-"""A hard limit may be far above what any process needs, and some programs look at each descriptor there may be."""
+"""A hard limit may be far above what any process needs, and some programs look at each that there may be."""
 
 
 def raise_limit() -> int:

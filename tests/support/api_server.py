@@ -54,8 +54,8 @@ async def serving_app(
     http: HttpMetrics | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[str]:
-    """Likewise, for an application that is there already. ``send_buffer``: of the kernel, in bytes; ``limits``
-    and ``http``: of its connections, and what is counted of them."""
+    """Likewise, for an application that is there already. ``send_buffer``: of the kernel, in bytes;
+    ``limits`` and ``http``: of its connections, and what is counted of them."""
     listener = socket.create_server(("127.0.0.1", 0))
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

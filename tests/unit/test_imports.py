@@ -47,6 +47,7 @@ BELOW = {
     "sockets",
     "ending",
     "stacks",
+    "descriptors",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

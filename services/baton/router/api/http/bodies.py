@@ -1,7 +1,7 @@
 """How much of request bodies the router holds at once, in all and of each tenant.
 
-What is reserved is a body's declared size, or of a body without one what has come of it, from its first byte until
-its request is understood.
+What is reserved is a body's declared size, or of a body without one what has come of it, from its first byte
+until its request is understood.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEAST_IN_ALL = 64 << 20
 BODIES_IN_ALL = 8
 """Bodies of the largest size that there is room for, at least."""
 SMALL = 64 << 10
-"""Bytes; a body of up to so many does not wait behind large ones: it may have the last quarter of the room."""
+"""Bytes. A body of up to so many is not refused for large ones: it may have the last quarter of the room."""
 FOR_LARGE = 0.75
 
 
@@ -34,8 +34,8 @@ class BodyBudget:
         metrics.body_bytes.set_function(lambda: self._used)
 
     def reservation(self, tenant: Tenant) -> BodyReservation:
-        """For one body, as a context manager around its reading and parsing. Raises ApiError (429) on entering
-        when as many requests of ``tenant`` are being read as it may have under way."""
+        """For one body, as a context manager around its reading and parsing. Raises ApiError (429) on
+        entering when as many requests of ``tenant`` are being read as it may have under way."""
         return BodyReservation(self, tenant)
 
     def begin(self, tenant: Tenant) -> None:
@@ -82,8 +82,8 @@ class BodyBudget:
         self._refused.labels("slow_body").inc()
         return ApiError(
             408,
-            f"The body comes too slowly: {size} bytes so far. After {BODY_GRACE_S:g} s it must have come with "
-            f"{LEAST_BODY_RATE} bytes a second in the mean.",
+            f"The body comes too slowly: {size} bytes so far. After {BODY_GRACE_S:g} s it must have come "
+            f"with {LEAST_BODY_RATE} bytes a second in the mean.",
             code="request_timeout",
             headers={"connection": "close"},
         )

@@ -30,9 +30,9 @@ _LONGEST_PROBLEM = 200
 async def read_request(request: Request, type_: type[Body], settings: ApiSettings) -> Body:
     """The body of ``request`` as ``type_``.
 
-    Raises ApiError: 408 for a body that comes too slowly, 413 for one over the limit (without reading it), 415
-    for another content type, 429 and 503 while too much of other bodies is held; and RequestError for anything
-    that is not what the endpoint takes.
+    Raises ApiError: 408 for a body that comes too slowly, 413 for one over the limit (without reading it),
+    415 for another content type, 429 and 503 while too much of other bodies is held; and RequestError for
+    anything that is not what the endpoint takes.
     """
     _check_content_type(request.headers.get("content-type"))
     with _reservation(request) as room:
@@ -110,7 +110,7 @@ def _too_large(size: str, limit: int) -> ApiError:
 
 
 def _type_error(message: str, document: Json) -> RequestError:
-    """``message`` is msgspec's, which may quote a name that the client has chosen: what it says last is where."""
+    """``message`` is msgspec's. It may quote a name that the client has chosen: its end says where."""
     problem, located, path = message.rpartition(" - at `$")
     if not located:
         problem, path = message, "`"

@@ -1,7 +1,7 @@
 """One connection of HTTP: what it may send before it has asked anything, and what an answer may do to it.
 
-Every bound here holds before a key is seen: bytes and lines of a head, the time until it is complete, what comes
-behind a request that is not answered yet, and what is read of a body that nobody wants.
+Every bound here holds before a key is seen: bytes and lines of a head, the time until it is complete, what
+comes behind a request that is not answered yet, and what is read of a body that nobody wants.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ MOST_HEAD_BYTES = 64 << 10
 MOST_HEAD_LINES = 100
 """Of headers, the trailers of a chunked body among them."""
 HEAD_S = 10.0
-"""From a connection's beginning, or from the first byte of a later request, until its head must be complete."""
+"""Seconds from a connection's beginning, or from the first byte of a later request, to a complete head."""
 LEAST_BODY_RATE = 8 << 10
-"""Bytes a second that a body has to come with in the mean, when it has had ``BODY_GRACE_S``."""
+"""Bytes a second with which a body has to come in the mean, after ``BODY_GRACE_S`` seconds."""
 BODY_GRACE_S = 10.0
 MOST_UNWANTED_BYTES = 64 << 20
 """Of a body whose request is answered, that are read so that the client may see the answer."""
 MOST_AHEAD_BYTES = 64 << 10
 MOST_AHEAD_REQUESTS = 32
-"""Sent before the answer to an earlier request is complete. Reading goes on meanwhile, as a client that leaves is
-noticed by nothing else: so what comes has to be bounded here."""
+"""Sent before the answer to an earlier request is complete. Reading goes on meanwhile, as nothing else tells
+that a client has left: so what comes has to be bounded here."""
 LINGER_S = 2.0
 MOST_LINGER_BYTES = 1 << 20
-"""A client that is refused may go on to send for so long: closed at once, it might never see why."""
+"""A client that is refused may send on for so long: closed at once, it might never see why."""
 
 _EXTENSION = "baton.exchange"
 
@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
         if self._lingering is not None:
             self._lingering.cancel()
         self._slot.release()
-        # Requests refer to their connection. It must not refer to them, or each would be left to the collector,
+        # Requests refer to their connection. If it still did to them, each would be left to the collector,
         # which looks seldom, with whatever a stranger has put into its head.
         self._answering = self.cycle = self.scope = self.headers = None  # type: ignore[assignment]
 

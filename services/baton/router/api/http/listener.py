@@ -17,7 +17,8 @@ from baton.router.api.http.slots import ConnectionSlots, Slot
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 16
-"""Accepted in one turn of the event loop. Those that give way close in the next, so that fewer must be set aside."""
+"""Accepted in one turn of the event loop. Connections that give way close in the next: fewer than are set
+aside."""
 MOST_TOLD = 16
 """Connections that are told at the same time that there are too many; others are closed without a word."""
 PAUSE_S = 0.1
@@ -71,7 +72,7 @@ class HttpListener:
                 if error.errno not in _EXHAUSTED:
                     log.debug("a connection cannot be accepted: %s", error)
                     return
-                # The socket stays readable: looked at again at once, it would take the event loop's whole time.
+                # The socket stays readable: looked at at once, it would take the event loop's whole time.
                 self._slots.make_room()
                 self._loop.remove_reader(self._socket)
                 self._again = self._loop.call_later(PAUSE_S, self._start)

@@ -1,8 +1,8 @@
 """Keeping web pages away from a router that asks nobody for a key because only this machine reaches it.
 
-Its user's browser does reach it, and runs what any page says: a page may send requests to a loopback address, and with
-a name of its own that leads there (DNS rebinding) it may read the answers. The first tells its origin, the second
-its name.
+Its user's browser does reach it, and runs what any page says. A page may send requests to a loopback address:
+they tell its origin. With a name of its own that leads there (DNS rebinding) it may read the answers too: its
+requests tell that name.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def is_loopback(host: str) -> bool:
 
 
 class LocalPages:
-    """Lets requests in whose Host is this machine, or that of an allowed origin, and whose Origin, if a page sent
-    them, is the same as their Host or an allowed one. Plain ASGI, inside of the request's envelope."""
+    """Lets requests in whose Host is this machine, or that of an allowed origin, and whose Origin, if a page
+    sent them, is the same as their Host or an allowed one. Plain ASGI, inside of the request's envelope."""
 
     def __init__(
         self, app: ASGIApp, *, origins: Iterable[str], metrics: HttpMetrics, retry_after_seconds: int

@@ -23,7 +23,7 @@ class Refusal(NamedTuple):
 
 
 def answer_of(error: ApiError, path: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A whole answer with ``headers`` that tells ``error`` in the shape of ``path``, the connection's last."""
+    """A connection's last answer, whole, with ``headers``: it tells ``error`` in the shape of ``path``."""
     minted = uuid.uuid4().hex
     scope = {"type": "http", "path": path, "headers": [], "state": {"request_id": minted}}
     response = error_response(error, scope, RETRY_AFTER_S)

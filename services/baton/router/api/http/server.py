@@ -30,7 +30,7 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the router's. Heard by both, the first one would count as two, and end what is under way."""
+        """Signals are the router's. Heard by both, the first one would be two, and end what is under way."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,8 +1,9 @@
 """How many HTTP connections a process has, and which of them gives way to a new one.
 
-Descriptors are set aside for what is not HTTP: streams to workers, gRPC, Redis, files. Connections with a request
-under way keep their slots. Where there is none left, the oldest connection that has not asked for anything yet loses
-its own, or else the one whose last answer is the longest ago: silent strangers make room for those who ask.
+Descriptors are set aside for what is not HTTP: streams to workers, gRPC, Redis, files. Connections with a
+request under way keep their slots. Where there is none left, the oldest connection that has not asked for
+anything yet loses its own, or else the one whose last answer is the longest ago: silent strangers make room
+for clients that ask. All bounds are of one process: a router of several has as many times as much.
 """
 
 from __future__ import annotations
@@ -125,11 +126,12 @@ class ConnectionSlots:
         Raises ApiError (503) where there is none."""
         key, loopback = _key(address)
         group = self._groups.get(key)
-        if group is not None and not loopback and group.count >= self._limits.per_address:
-            if not self._evict(group):
-                raise self._full("connections_of_address", "this address has too many requests under way")
+        crowded = group is not None and not loopback and group.count >= self._limits.per_address
+        if crowded and group is not None and not self._evict(group):
+            raise self._full("connections_of_address", "this address has too many requests under way")
         if self._all.count >= self._limits.total and not self._evict(self._all):
-            if not loopback or self._all.count >= self._limits.total + SPARE_FOR_LOOPBACK:
+            spare = SPARE_FOR_LOOPBACK if loopback else 0
+            if self._all.count >= self._limits.total + spare:
                 raise self._full("connections", "too many requests are under way")
         slot = Slot(self, key)
         self._groups.setdefault(key, _Group()).count += 1

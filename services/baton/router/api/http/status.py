@@ -67,10 +67,12 @@ class Status:
             )
         except ApiError:
             return self._health_for_strangers(asked)
-        services = tuple(each for each in self._catalogue.services if each.serves(client))
+        services = self._catalogue.services
         if asked:
             services = (self._catalogue.service(asked),)
-            if not services[0].serves(client):
+        if client.models is not None:
+            services = tuple(service for service in services if service.serves(client))
+            if asked and not services:
                 raise not_allowed(asked)
         problems = {service: _unready(service) for service in services}
         if all(problems.values()):
