@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.support.tiny_models import TINY_MODELS, ModelDir
 
@@ -19,3 +22,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
         return path if path.exists() else TINY_MODELS[name](path)
 
     return build
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests marked ``both_loops`` run on uvloop too, as the router does."""
+    usual = {"asyncio": asyncio.new_event_loop}
+    return (
+        usual if item.get_closest_marker("both_loops") is None else {**usual, "uvloop": uvloop.new_event_loop}
+    )

@@ -290,7 +290,7 @@ class Connection(HttpToolsProtocol):
         if cycle is None:
             told = self._head_since is None  # of a body whose request has been answered
         else:
-            told = cycle is not self.cycle or cycle.response_started
+            told = cycle is not self.cycle or not cycle.more_body or cycle.response_started
         if told:
             self.abort()
         else:
