@@ -284,9 +284,9 @@ class TestJson:
     async def test_the_content_type_is_needed(self, tokenizer: Tokenizer) -> None:
         async with front(tokenizer) as at, httpx.AsyncClient(base_url=at.url) as client:
             for path in ENDPOINTS:
-                for given in ({}, {"content-type": "text/plain"}, {"content-type": ""}):
-                    answer = await client.post(path, content=BODY, headers=given)
-                    assert answer.status_code == 415, (path, given)
+                for wrong in ({}, {"content-type": "text/plain"}, {"content-type": ""}):
+                    answer = await client.post(path, content=BODY, headers=wrong)
+                    assert answer.status_code == 415, (path, wrong)
                     assert "content-type must be application/json" in answer.json()["error"]["message"]
             for given in ("application/json", "Application/JSON;charset=utf-8", "application/x+json"):
                 answer = await client.post(COMPLETIONS, content=BODY, headers={"content-type": given})

@@ -12,6 +12,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,9 @@ class Front:
     def refused(self, reason: str) -> float:
         count = self._metrics.registry.get_sample_value("baton_http_refused_total", {"reason": reason})
         return count or 0.0
+
+    def has_busy(self, count: int) -> bool:
+        return self.connections("busy") == count
 
     def connections(self, state: str) -> float | None:
         return self._metrics.registry.get_sample_value("baton_http_connections", {"state": state})
@@ -310,7 +314,7 @@ class TestRoom:
             for number in range(with_loopback):
                 busy.append(await stack.enter_async_context(connected(at.url)))
                 await busy[-1].send(post(COMPLETIONS, FOREVER))
-                await until(lambda count=number + 1: at.connections("busy") == count)
+                await until(partial(at.has_busy, number + 1))
             one = await stack.enter_async_context(connected(at.url))
             answer = await one.answer()
             assert answer.status == 503 and answer.error["code"] == "too_many_connections"
