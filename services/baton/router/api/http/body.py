@@ -96,8 +96,9 @@ async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
                 if size > limit:
                     raise _too_large(f"more than {limit}", limit)
                 room.grow_to(size)
+                if chunks:  # most bodies come at once
+                    due.reschedule(started + body_due_s(size))
                 chunks.append(chunk)
-                due.reschedule(started + body_due_s(size))
     except ClientDisconnect:
         raise ClientGoneError from None
     except TimeoutError:

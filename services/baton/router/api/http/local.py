@@ -11,7 +11,6 @@ import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.router.api.errors import ApiError, shown
@@ -19,13 +18,18 @@ from baton.router.api.http.failures import error_response
 from baton.telemetry.http import HttpMetrics
 
 
+_USUAL = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
 def is_loopback(host: str) -> bool:
     """Whether ``host``, a name or an address, means the machine itself."""
+    name = host.lower().removesuffix(".")
+    if name in _USUAL or name.endswith(".localhost"):
+        return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        name = host.lower().removesuffix(".")
-        return name == "localhost" or name.endswith(".localhost")
+        return False
 
 
 class LocalPages:
@@ -44,9 +48,9 @@ class LocalPages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and "*" not in self._origins:
-            headers = Headers(scope=scope)
+            host, origin = _told(scope["headers"])
             try:
-                self._check(headers.get("host"), headers.get("origin"))
+                self._check(host, origin)
             except ApiError as error:
                 await error_response(error, scope, self._retry_after_seconds)(scope, receive, send)
                 return
@@ -62,6 +66,17 @@ class LocalPages:
         if host is None or _netloc(origin) != host.lower():
             self._refused.labels("origin").inc()
             raise _forbidden("origin", origin, "this server's own or an allowed one")
+
+
+def _told(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str | None, str | None]:
+    """Host and Origin."""
+    host = origin = None
+    for name, value in headers:
+        if name == b"host":
+            host = value.decode("latin-1")
+        elif name == b"origin":
+            origin = value.decode("latin-1")
+    return host, origin
 
 
 def _name(netloc: str) -> str:
