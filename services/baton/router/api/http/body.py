@@ -82,10 +82,12 @@ def _reservation(request: Request) -> BodyReservation:
 
 async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
     declared = request.headers.get("content-length", "")
+    expected: int | None = None
     if declared.isascii() and declared.isdigit():
         if len(declared) > _MOST_DIGITS or int(declared) > limit:
             raise _too_large(shown(declared, _MOST_DIGITS).strip('"'), limit)
-        room.grow_to(int(declared))
+        expected = int(declared)
+        room.grow_to(expected)
     chunks: list[bytes] = []
     size = 0
     started = asyncio.get_running_loop().time()
@@ -96,9 +98,9 @@ async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
                 if size > limit:
                     raise _too_large(f"more than {limit}", limit)
                 room.grow_to(size)
-                if chunks:  # most bodies come at once
-                    due.reschedule(started + body_due_s(size))
                 chunks.append(chunk)
+                if size != expected:
+                    due.reschedule(started + body_due_s(size))
     except ClientDisconnect:
         raise ClientGoneError from None
     except TimeoutError:

@@ -17,7 +17,6 @@ from baton.router.api.errors import ApiError, shown
 from baton.router.api.http.failures import error_response
 from baton.telemetry.http import HttpMetrics
 
-
 _USUAL = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
