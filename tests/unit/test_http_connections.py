@@ -219,12 +219,15 @@ class TestTime:
                 await client.end(2)
             assert at.refused("unwanted_body") == 2
 
-    async def test_a_refused_client_does_not_stay(self, ring: FakeRing, tokenizer: Tokenizer) -> None:
+    async def test_a_refused_client_does_not_stay(
+        self, ring: FakeRing, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         async with front(ring, tokenizer) as at:
             async with connected(at.url) as client:
                 await client.send(b"x y z\r\n\r\n")
                 assert (await client.answer()).status == 400
                 await until(lambda: at.connections("silent") == 0, 2)
+            monkeypatch.setattr(connection_module, "LINGER_S", 60)
             async with connected(at.url) as client:
                 await client.send(b"x y z\r\n\r\n" + b"a" * (3 << 20))
                 await until(lambda: at.connections("silent") == 0, 2)
@@ -248,8 +251,10 @@ class TestPipelining:
         body = json.dumps({**json.loads(FOREVER), "stream": stream}).encode()
         async with front(ring, tokenizer) as at:
             async with connected(at.url) as client:
-                await client.send(post(COMPLETIONS, body) + get("/version") + post(COMPLETIONS, body))
+                await client.send(post(COMPLETIONS, body))
                 await until(lambda: len(ring.calls) == 4 and all(call.delivered for call in ring.calls))
+                await client.send(get("/version") + post(COMPLETIONS, body))
+                await asyncio.sleep(0.05)
             await until(lambda: len(ring.cancelled) == 4, 1)
             await until(lambda: at.connections("busy") == 0)
             await asyncio.sleep(0.05)
