@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.errors import ApiError
-from baton.router.api.http import bodies, connection
+from baton.router.api.http import bodies, body, connection
 from baton.router.api.http.app import app_for
 from baton.router.api.http.bodies import SMALL, BodyBudget
 from baton.router.api.service import CompletionService
@@ -100,7 +100,8 @@ def begun(key: str | None = None, length: int = 8 * MIB, path: str = COMPLETIONS
 class TestRate:
     @pytest.fixture(autouse=True)
     def hurried(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(connection, "BODY_GRACE_S", 0.3)
+        monkeypatch.setattr(body, "BODY_GRACE_S", 0.3)
+        monkeypatch.setattr(connection, "BODY_PATIENCE_S", 0.8)
         monkeypatch.setattr(connection, "LEAST_BODY_RATE", 10_000)
 
     @pytest.mark.parametrize("path", ENDPOINTS)
@@ -115,13 +116,27 @@ class TestRate:
             assert at.value("baton_requests_total", endpoint=path, status="408") == 1
 
     async def test_a_slow_and_honest_body_is_read(self, tokenizer: Tokenizer) -> None:
-        body = BODY + b" " * 12_000
         async with front(tokenizer) as at, connected(at.url) as client:
-            sent = post(COMPLETIONS, body)
+            sent = post(COMPLETIONS, BODY + b" " * 12_000)
             for start in range(0, len(sent), 800):  # 16 KB/s for 0.75 s
                 await client.send(sent[start : start + 800])
                 await asyncio.sleep(0.05)
             assert (await client.answer()).status == 200
+
+    async def test_what_came_fast_is_not_held_for_long(self, tokenizer: Tokenizer) -> None:
+        async with front(tokenizer) as at, connected(at.url) as client:
+            await client.send(post(COMPLETIONS, b" " * MIB, length=MIB + 50))
+            started = asyncio.get_running_loop().time()
+
+            async def trickle() -> None:
+                while True:
+                    await client.send(b" ")
+                    await asyncio.sleep(0.1)
+
+            trickling = asyncio.create_task(trickle())
+            assert (await client.answer(3)).status == 408
+            assert asyncio.get_running_loop().time() - started > 0.6
+            trickling.cancel()
 
     async def test_bytes_of_chunks_are_no_bytes_of_a_body(self, tokenizer: Tokenizer) -> None:
         head = post(COMPLETIONS, b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
@@ -275,8 +290,8 @@ class TestJson:
                 (COMPLETIONS, {"prompt": "a"}),
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
             ):
-                body = json.dumps({**prompt, "structured_outputs": {name: 1}}).encode()
-                answer = await at.ask(post(path, body))
+                sent = json.dumps({**prompt, "structured_outputs": {name: 1}}).encode()
+                answer = await at.ask(post(path, sent))
                 assert answer.status == 400, answer
                 assert answer.error["param"] == "structured_outputs"
                 assert len(answer.body) < 1000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from baton.router.api.errors import ApiError
-from baton.router.api.http.connection import BODY_GRACE_S, LEAST_BODY_RATE
+from baton.router.api.http.connection import BODY_GRACE_S, BODY_PATIENCE_S, LEAST_BODY_RATE
 from baton.router.shared.limits import Tenant
 from baton.telemetry.http import HttpMetrics
 
@@ -83,7 +83,8 @@ class BodyBudget:
         return ApiError(
             408,
             f"The body comes too slowly: {size} bytes so far. After {BODY_GRACE_S:g} s it must have come "
-            f"with {LEAST_BODY_RATE} bytes a second in the mean.",
+            f"with {LEAST_BODY_RATE} bytes a second in the mean, and not stand still for "
+            f"{BODY_PATIENCE_S:g} s.",
             code="request_timeout",
             headers={"connection": "close"},
         )

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from baton.router.api.errors import ApiError, RequestError, invalid, shown
 from baton.router.api.http.authentication import client_of
 from baton.router.api.http.bodies import BodyBudget, BodyReservation
-from baton.router.api.http.connection import body_due_s
+from baton.router.api.http.connection import BODY_GRACE_S, body_due
 from baton.router.api.http.disconnect import ClientGoneError
 from baton.router.api.http.unsupported import refuse_unsupported
 from baton.router.api.settings import ApiSettings
@@ -90,9 +90,10 @@ async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
         room.grow_to(expected)
     chunks: list[bytes] = []
     size = 0
-    started = asyncio.get_running_loop().time()
+    loop = asyncio.get_running_loop()
+    due = loop.time() + BODY_GRACE_S
     try:
-        async with asyncio.timeout_at(started + body_due_s(0)) as due:
+        async with asyncio.timeout_at(due) as patience:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > limit:
@@ -100,7 +101,8 @@ async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
                 room.grow_to(size)
                 chunks.append(chunk)
                 if size != expected:
-                    due.reschedule(started + body_due_s(size))
+                    due = body_due(due, loop.time(), len(chunk))
+                    patience.reschedule(due)
     except ClientDisconnect:
         raise ClientGoneError from None
     except TimeoutError:

@@ -34,6 +34,8 @@ HEAD_S = 10.0
 LEAST_BODY_RATE = 8 << 10
 """Bytes a second with which a body has to come in the mean, after ``BODY_GRACE_S`` seconds."""
 BODY_GRACE_S = 10.0
+BODY_PATIENCE_S = 30.0
+"""So long may a body stand still, however fast it came before: what has come is held meanwhile."""
 MOST_UNWANTED_BYTES = 64 << 20
 """Of a body whose request is answered, that are read so that the client may see the answer."""
 MOST_AHEAD_BYTES = 64 << 10
@@ -61,9 +63,9 @@ _SLOW_HEAD = Refusal(
 _MALFORMED = Refusal("malformed", ApiError(400, "The request is not valid HTTP.", code="invalid_http"))
 
 
-def body_due_s(size: int) -> float:
-    """Within how many seconds ``size`` bytes of a body have to be there."""
-    return BODY_GRACE_S + size / LEAST_BODY_RATE
+def body_due(before: float, now: float, size: int) -> float:
+    """When more of a body is due after ``size`` bytes of it have come, where it was ``before`` until then."""
+    return min(before + size / LEAST_BODY_RATE, now + BODY_PATIENCE_S)
 
 
 class _RefusedError(Exception):
@@ -101,7 +103,7 @@ class Connection(HttpToolsProtocol):
         self._fed = 0
         """Bytes that the parser has had since anything came of them: it keeps those of a head."""
         self._ahead = 0
-        self._unwanted_since = 0.0
+        self._unwanted_due = 0.0
         self._unwanted = 0
         self._lingering: asyncio.TimerHandle | None = None
 
@@ -142,11 +144,9 @@ class Connection(HttpToolsProtocol):
         if self._head_since is not None:
             if now - self._head_since > HEAD_S:
                 self._head_is_late()
-        elif self._message_open:
-            late = now - self._unwanted_since > body_due_s(self._unwanted)
-            if late or self._unwanted > MOST_UNWANTED_BYTES:
-                self._metrics.refused.labels("unwanted_body").inc()
-                self.transport.close()
+        elif self._message_open and (now > self._unwanted_due or self._unwanted > MOST_UNWANTED_BYTES):
+            self._metrics.refused.labels("unwanted_body").inc()
+            self.transport.close()
 
     def _head_is_late(self) -> None:
         if self._fed:
@@ -238,6 +238,7 @@ class Connection(HttpToolsProtocol):
         self._fed = 0
         if self._answering is None:
             self._unwanted += len(body)
+            self._unwanted_due = body_due(self._unwanted_due, self.loop.time(), len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -260,7 +261,7 @@ class Connection(HttpToolsProtocol):
         if not self.pipeline:
             self._ahead = 0
             now = self.loop.time()
-            self._unwanted_since, self._unwanted = now, 0
+            self._unwanted_due, self._unwanted = now + BODY_GRACE_S, 0
             if self._head_since is not None:
                 self._head_since = now
             self._slot.rests()
