@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from baton.router.api.errors import RequestError
+from baton.structured_output import StructuredOutput
 
-Names = Sequence[tuple[str, str]]
-"""The beginnings of fields, as regular expressions, and what they are called elsewhere; the first that
-matches counts."""
+_MESSAGE = re.compile(
+    r"messages\[(?P<message>\d+)\](?P<call>\.tool_calls\[(?P<index>\d+)\]\.function)?(?![A-Za-z_])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the fields of a chat are called elsewhere."""
+
+    fields: Sequence[tuple[str, str]]
+    """The beginnings of fields, as regular expressions, and their names; the first that matches counts."""
+    places: Sequence[str] = ()
+    """Where each message came from."""
+    calls: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """Likewise its calls, by the message's place and their own."""
+
+    def of(self, param: str) -> str:
+        """The name of the field ``param``; its own where it has no other."""
+        found = _MESSAGE.match(param)
+        if found is not None:
+            message = int(found["message"])
+            call = self.calls.get((message, int(found["index"]))) if found["call"] else None
+            if call is not None:
+                return call + param[found.end() :]
+            if message < len(self.places):
+                return self.places[message] + param[param.index("]") + 1 :]
+        for ours, theirs in self.fields:
+            named, count = re.subn(rf"^{ours}(?![A-Za-z_])", theirs, param, count=1)
+            if count:
+                return named
+        return param
+
+
+def renamed_grammars(
+    grammars: Sequence[tuple[str, StructuredOutput]], names: Names
+) -> list[tuple[str, StructuredOutput]]:
+    """``grammars`` by the other ``names`` of the fields that ask for them."""
+    return [(names.of(param), output) for param, output in grammars]
 
 
 @contextmanager
@@ -25,13 +62,7 @@ def renaming(names: Names) -> Iterator[None]:
 def _renamed(error: RequestError, names: Names) -> RequestError:
     if error.param is None:
         return error
-    for ours, theirs in names:
-        param, count = re.subn(rf"^{ours}(?![A-Za-z_])", theirs, error.param, count=1)
-        if count:
-            return RequestError(error.message.replace(error.param, param), param=param, code=error.code)
-    return error
-
-
-def message_names(places: Sequence[str]) -> list[tuple[str, str]]:
-    """The names of a chat's messages, by where each came from."""
-    return [(rf"messages\[{index}\]", place) for index, place in enumerate(places)]
+    param = names.of(error.param)
+    if param == error.param:
+        return error
+    return RequestError(error.message.replace(error.param, param), param=param, code=error.code)

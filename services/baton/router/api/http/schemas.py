@@ -93,6 +93,13 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: list[int]
 
 
+class TextRequest(msgspec.Struct, kw_only=True):
+    """The prompt of a call over gRPC."""
+
+    model: str | None = None
+    text: str
+
+
 def template_arguments(value: dict[str, object] | None) -> dict[str, Json] | None:
     """A request's template variables: they were decoded from JSON, which msgspec's types cannot say."""
     return value  # type: ignore[return-value]
