@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,9 @@ from baton.router.discovery.choice import discovery_for
 from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
 from baton.router.models import each_model
+from baton.router.preparation.frames import ModelSetup
+from baton.router.preparation.limits import LEAST_PROCESSES, MOST_PROCESSES
+from baton.router.preparation.pool import PreparationPool
 from baton.router.processes.parent import Parent
 from baton.router.processes.place import Place
 from baton.router.processes.siblings import Siblings
@@ -55,6 +59,7 @@ from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, Disco
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
 from baton.telemetry.identity import Identity, export_identity
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.preparation import PreparationMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.roles import CountedByRole
@@ -126,6 +131,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
     admission = AdmissionMetrics(metrics.registry)
     traces, close_traces = _traces(config)
+    pool = _preparation_pool(config, models, metrics.registry)
     services = [
         CompletionService(
             ring,
@@ -138,6 +144,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             gate=_gate(config, ring, shared, admission),
             audit=audit,
             traces=traces,
+            elsewhere=pool,
         )
         for ring, model in zip(rings, models, strict=True)
     ]
@@ -147,6 +154,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         if audit is not None:
             stack.callback(audit.close)
         stack.push_async_callback(asyncio.to_thread, close_traces)
+        stack.push_async_callback(pool.close)
         listener = _listen(config) if place is None else place.listener
         stack.callback(listener.close)
         history = None
@@ -314,6 +322,20 @@ def _settings(model: _Model) -> ApiSettings:
         reasoning_parser=config.reasoning_parser,
         max_stream_backlog=config.max_stream_backlog,
         slow_client_seconds=config.slow_client_timeout,
+    )
+
+
+def _preparation_pool(
+    config: RouterConfig, models: Sequence[_Model], registry: CollectorRegistry
+) -> PreparationPool:
+    """Where large bodies are read. The processes of one router share the machine's cores."""
+    setups = [ModelSetup(str(model.tokenizer.directory), _settings(model)) for model in models]
+    cores = max(1, (os.cpu_count() or 1) // config.processes)
+    return PreparationPool(
+        setups,
+        PreparationMetrics(registry),
+        shared=config.api_keys is not None,
+        processes=max(LEAST_PROCESSES, min(MOST_PROCESSES, cores)),
     )
 
 

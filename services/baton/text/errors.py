@@ -17,9 +17,10 @@ class TextTooLongError(ValueError):
 
 
 class TooManyTokensError(ValueError):
-    """A text has more tokens than there is a use for. ``tokens``: how many; None: they were not all counted."""
+    """A text has more tokens than there is a use for."""
 
     def __init__(self, limit: int, tokens: int | None = None) -> None:
+        """``tokens``: how many; None: they were not all counted."""
         told = f"more than {limit}" if tokens is None else str(tokens)
         super().__init__(f"the text has {told} tokens; at most {limit} are allowed")
         self.limit = limit

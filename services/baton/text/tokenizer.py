@@ -50,12 +50,15 @@ class Tokenizer:
         *,
         add_bos: bool | None = None,
         max_chars: int = DEFAULT_MAX_CHARS,
+        directory: Path | None = None,
     ) -> None:
         """``add_bos`` overrides what the backend's post-processor does about a first token; None keeps it."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.special = special
+        self.directory = directory
+        """Where it was loaded from, and can be again; None: it was made in memory."""
         self.chat_template = chat_template
         self._max_chars = max_chars
         self._prepend_bos, self._drop_bos = _bos_repair(backend, special.bos_id, add_bos)
@@ -76,7 +79,9 @@ class Tokenizer:
         if files.chat_template:
             template = ChatTemplate(files.chat_template, files.special, tool_source=files.tool_template)
         special = _special_tokens(backend, files)
-        return cls(backend, special, template, add_bos=files.add_bos, max_chars=max_chars)
+        return cls(
+            backend, special, template, add_bos=files.add_bos, max_chars=max_chars, directory=Path(path)
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
         """The ids of ``text``. Raises TextTooLongError instead of starting on a text over the limit, and

@@ -12,7 +12,7 @@ from baton.router.security.client import Client
 
 @asynccontextmanager
 async def counted(catalogue: Catalogue, client: Client | None) -> AsyncIterator[Mapping[str, str]]:
-    """Counts one request of ``client`` for as long as the context is open. Gives the headers that tell it what
+    """Counts one request of ``client`` for as long as the context is open. Gives the headers that tell what
     is left of its limits. Raises ApiError (429) when one is reached."""
     tenant = catalogue.authentication.answerable(client).tenant
     shared = catalogue.services[0].shared

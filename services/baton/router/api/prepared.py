@@ -98,5 +98,3 @@ class Document(msgspec.Struct, frozen=True, tag="document"):
     """The whole answer to a request that nothing is generated for."""
 
     content: bytes
-
-

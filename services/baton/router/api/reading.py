@@ -55,7 +55,9 @@ class Reading:
         ids.frombytes(await self.document("text", body, client))
         return ids.tolist()
 
-    async def _prepare(self, endpoint: Endpoint, body: bytes, client: Client | None) -> PreparedJob | Document:
+    async def _prepare(
+        self, endpoint: Endpoint, body: bytes, client: Client | None
+    ) -> PreparedJob | Document:
         assignment = Assignment(endpoint, self._catalogue.menu(client))
         if self._elsewhere is None:
             return self._here.prepare(assignment, body)

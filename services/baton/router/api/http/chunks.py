@@ -17,6 +17,7 @@ DONE = b"data: [DONE]\n\n"
 
 _NO_TOKENS = Delta("", ())
 
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What all chunks of one answer, or the whole answer, have in common."""

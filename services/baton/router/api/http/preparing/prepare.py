@@ -68,8 +68,8 @@ class BodyReader:
         ignore_unknown: bool,
         most_chars: int | None = None,
     ) -> None:
-        """``models`` gives what a model has, by its place in the menu. ``ignore_unknown``: take fields that no
-        version of the API knows. ``most_chars``: see `PromptReader`."""
+        """``models`` gives what a model has, by its place in the menu. ``ignore_unknown``: take fields that
+        no version of the API knows. ``most_chars``: see `PromptReader`."""
         self._models = models
         self._ignore_unknown = ignore_unknown
         self._most_chars = most_chars
