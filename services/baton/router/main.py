@@ -41,7 +41,6 @@ from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
 from baton.router.models import each_model
 from baton.router.preparation.frames import ModelSetup
-from baton.router.preparation.limits import LEAST_PROCESSES, MOST_PROCESSES
 from baton.router.preparation.pool import PreparationPool
 from baton.router.processes.parent import Parent
 from baton.router.processes.place import Place
@@ -330,12 +329,11 @@ def _preparation_pool(
 ) -> PreparationPool:
     """Where large bodies are read. The processes of one router share the machine's cores."""
     setups = [ModelSetup(str(model.tokenizer.directory), _settings(model)) for model in models]
-    cores = max(1, (os.cpu_count() or 1) // config.processes)
     return PreparationPool(
         setups,
         PreparationMetrics(registry),
         shared=config.api_keys is not None,
-        processes=max(LEAST_PROCESSES, min(MOST_PROCESSES, cores)),
+        cores=(os.cpu_count() or 1) // config.processes,
     )
 
 

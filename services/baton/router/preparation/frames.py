@@ -26,9 +26,14 @@ class ModelSetup(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The models, in the order of all menus."""
+    """All that holds for every body."""
 
     models: tuple[ModelSetup, ...]
+    """In the order of all menus."""
+    cpu_s: float
+    """Most CPU time for one body."""
+    address_bytes: int
+    """The process's address space."""
 
 
 class Packed(msgspec.Struct, frozen=True, tag="packed"):

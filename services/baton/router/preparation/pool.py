@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from baton.router.api.prepared import ID_TYPE, Assignment, Document, PreparedJob
 from baton.router.api.queued import refused
 from baton.router.preparation.frames import ModelSetup, Packed, Refused, Said, Setup, frame
 from baton.router.preparation.limits import (
+    ADDRESS_BYTES,
     CPU_S,
     IDLE_S,
     IDS_AT_ONCE,
@@ -51,11 +51,13 @@ class PreparationPool:
         metrics: PreparationMetrics,
         *,
         shared: bool,
-        processes: int | None = None,
+        cores: int = 1,
+        cpu_s: float = CPU_S,
+        address_bytes: int = ADDRESS_BYTES,
     ) -> None:
-        """``models`` in the order of all menus. ``shared``: among tenants. ``processes``: None for as many as
-        there are cores, within bounds."""
-        seats = processes or max(LEAST_PROCESSES, min(MOST_PROCESSES, os.cpu_count() or 1))
+        """``models`` in the order of all menus. ``shared``: among tenants. There are as many processes
+        as ``cores`` at most, within bounds; ``cpu_s`` is for one body, ``address_bytes`` for one of them."""
+        seats = max(LEAST_PROCESSES, min(MOST_PROCESSES, cores))
         bounds = Bounds(
             requests=QUEUED_BODIES,
             prompt_tokens=QUEUED_BYTES,
@@ -65,7 +67,8 @@ class PreparationPool:
         )
         # The gate counts bytes here, and requests of the ring elsewhere: its own metrics are told nowhere.
         self._gate = Gate(bounds, lambda: Capacity(seats), AdmissionMetrics(CollectorRegistry()))
-        self._setup = frame(Setup(tuple(models)))
+        self._setup = frame(Setup(tuple(models), cpu_s, address_bytes))
+        self._cpu_s = cpu_s
         self._metrics = metrics
         self._idle: list[BodyProcess] = []
         self._busy: set[BodyProcess] = set()
@@ -147,7 +150,9 @@ class PreparationPool:
         """What the client is told whose body was the end of ``process``."""
         if error.status == -signal.SIGPROF:
             self._metrics.lost.labels("too_complex").inc()
-            message = f"The request takes more than {CPU_S:g} s to be read; send less, or simpler values."
+            message = (
+                f"The request takes more than {self._cpu_s:g} s to be read; send less, or simpler values."
+            )
             return ApiError(400, message, code="request_too_complex")
         self._metrics.lost.labels("died").inc()
         log.error("process %d, which read a body, has ended with status %s", process.pid, error.status)

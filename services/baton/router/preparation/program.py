@@ -22,7 +22,7 @@ from baton.router.api.errors import ApiError, RequestError
 from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
 from baton.router.api.prepared import Assignment, Document
 from baton.router.preparation.frames import LENGTH_BYTES, Packed, Refused, Said, Setup, frame
-from baton.router.preparation.limits import ADDRESS_BYTES, CPU_S, NICENESS, RENEW_BYTES
+from baton.router.preparation.limits import NICENESS, RENEW_BYTES
 from baton.text.tokenizer import Tokenizer
 
 TOO_MUCH_MEMORY = "The request takes too much memory to be read; send less, or less deeply nested."
@@ -63,10 +63,11 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
     if content is None:
         return
     setup = msgspec.msgpack.decode(content, type=Setup)
+    resource.setrlimit(resource.RLIMIT_AS, (setup.address_bytes, setup.address_bytes))
     reader = BodyReader(_Models(setup), ignore_unknown=setup.models[0].settings.ignore_unknown_fields)
     assignments = msgspec.msgpack.Decoder(Assignment)
     while (content := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)  # ends this process
+        signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)  # ends this process
         said = answer(reader, assignments.decode(content), body)
         ends = said.ends or _resident_bytes() > RENEW_BYTES
         told = frame(msgspec.structs.replace(said, ends=ends))
@@ -99,7 +100,6 @@ def _resident_bytes() -> int:
 def main() -> None:
     exit_with_parent(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which closes the pipe
     gc.disable()  # JSON has no cycles; what has is collected between two bodies
