@@ -19,7 +19,7 @@ class Echo:
     """A prompt as the answer to it repeats it."""
 
     text: str
-    offsets: Sequence[int] = ()
+    offsets: tuple[int, ...] = ()
     """The character of ``text`` in which each of the prompt's tokens begins, where that matters."""
 
 
@@ -75,7 +75,7 @@ class PromptReader:
             if not with_offsets:
                 return Echo(given)
             self._use(len(given))
-            return Echo(given, self._tokenizer.offsets(given, add_special_tokens))
+            return Echo(given, tuple(self._tokenizer.offsets(given, add_special_tokens)))
         self._use(len(given))
         stream = self._tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
         pieces = [stream.push((id_,)) for id_ in given]
