@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry
 
 from baton.router.admission.capacity import Capacity
-from baton.router.admission.gate import Gate, Turn
-from baton.router.admission.queue import Asked, Bounds, RefusedError
+from baton.router.admission.gate import Gate
+from baton.router.admission.queue import Asked, Bounds, Entry, RefusedError
 from baton.router.api.errors import ApiError
 from baton.router.api.prepared import ID_TYPE, Assignment, Document, PreparedJob
 from baton.router.api.queued import refused
 from baton.router.preparation.frames import ModelSetup, Packed, Refused, Said, Setup, frame
 from baton.router.preparation.limits import (
     ADDRESS_BYTES,
+    BYTES_PER_S,
     CPU_S,
     IDLE_S,
     IDS_AT_ONCE,
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 class PreparationPool:
     """Reads bodies in processes of its own, which are started when they are needed. Event loop's thread only.
 
-    Bodies wait in a fair queue by tenant, measured in bytes. Where there are several tenants, none may have
-    all processes: a body that has begun is not interrupted for another.
+    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take. Where there are several
+    tenants, none may have all processes: a body that has begun is not interrupted for another.
     """
 
     def __init__(
@@ -87,14 +88,13 @@ class PreparationPool:
             turn=time.monotonic(),
         )
         began = time.perf_counter()
-        turn = self._gate.turn(asked)
         try:
-            await turn.__aenter__()
+            entry = await self._gate.enter(asked)
         except RefusedError as error:
             self._metrics.refused.labels(tenant.name, error.blame).inc()
             raise refused(tenant.name, error) from None
         # Of its own: what a process has begun it also ends, and until then it is nobody else's.
-        reading = asyncio.create_task(self._read(turn, assignment, body))
+        reading = asyncio.create_task(self._read(entry, assignment, body))
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         said = await asyncio.shield(reading)
@@ -110,13 +110,20 @@ class PreparationPool:
         await asyncio.gather(*(process.end() for process in processes))
         await asyncio.gather(*self._reading, *self._ending, return_exceptions=True)
 
-    async def _read(self, turn: Turn, assignment: Assignment, body: bytes) -> Said:
+    async def _read(self, entry: Entry, assignment: Assignment, body: bytes) -> Said:
+        began = time.monotonic()
         try:
-            process = await self._process()
+            return await self._ask(await self._process(), assignment, body)
         except OSError as error:
-            await turn.__aexit__(None, None, None)
             log.error("no process to read bodies can be started: %s", error)
             raise _overloaded() from None
+        finally:
+            # Bytes say little of how long a body takes: no wait is estimated by them, which a completed one
+            # would begin, and what it took counts for its tenant instead.
+            took = round((time.monotonic() - began) * BYTES_PER_S)
+            self._gate.leave(entry, took, completed=False)
+
+    async def _ask(self, process: BodyProcess, assignment: Assignment, body: bytes) -> Said:
         self._busy.add(process)
         ends = True
         try:
@@ -137,7 +144,6 @@ class PreparationPool:
             else:
                 self._idle.append(process)
                 self._clean_later()
-            await turn.__aexit__(None, None, None)
 
     async def _process(self) -> BodyProcess:
         while self._idle:
