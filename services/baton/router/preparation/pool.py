@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 class PreparationPool:
     """Reads bodies in processes of its own, which are started when they are needed. Event loop's thread only.
 
-    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take. Where there are several
-    tenants, none may have all processes: a body that has begun is not interrupted for another.
+    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take. Of several tenants
+    none may have all processes: a body that has begun is not interrupted for another.
     """
 
     def __init__(
