@@ -1,7 +1,7 @@
 """Goodput of each connector, moving segments of KV blocks between two processes, against the same library's
 plain point-to-point messages of the same size; and what queued messages cost in memory.
 
-    python -m loadtest.connectors [--kinds tcp,ucx,ucx-shm,ucx-tcp,gloo] [--rounds 9]
+    python -m loadtest.connectors [--kinds tcp,tcp-tls,ucx,ucx-shm,ucx-tcp,gloo] [--rounds 9]
     python -m loadtest.connectors --queued 200
 
 The receiver is this process, the sender its child. A round of the connector and a round of each way to use
@@ -19,6 +19,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,9 +34,14 @@ from baton.connector.memory import PoolMemory
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector, Link
+from baton.tls.files import TlsFiles
+from baton.tls.session import DataTls
 
 UCX: dict[str, Mapping[str, str]] = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
-KINDS = ("tcp", *UCX, "gloo")
+TCP = ("tcp", "tcp-tls")
+KINDS = (*TCP, *UCX, "gloo")
+CERTIFICATES = "LOADTEST_CERTIFICATES"
+"""The environment variable with the folder of both processes' certificates."""
 ROUND_BYTES = 1 << 30
 POOL_BYTES = 256 << 20
 """A round goes over its pool several times."""
@@ -96,10 +102,30 @@ def chosen(part: str) -> list[Case]:
     return [case for case in CASES if part in case.name]
 
 
+def certificates() -> DataTls:
+    """Made by the parent, found by the child."""
+    folder = Path(os.environ[CERTIFICATES])
+    if not (folder / "certificate").exists():
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-days", "2", "-nodes", "-subj", "/CN=loadtest"),
+                *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+                *("-keyout", folder / "key", "-out", folder / "certificate"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    certificate, key = str(folder / "certificate"), str(folder / "key")
+    return DataTls(
+        TlsFiles(options="worker_tls", certificate=certificate, key=key, ca=certificate, mutual=True)
+    )
+
+
 def make(kind: str) -> Connector:
     staging = Staging()
-    if kind == "tcp":
-        return TcpConnector(staging, os.abort)
+    if kind in TCP:
+        return TcpConnector(staging, os.abort, certificates() if kind == "tcp-tls" else None)
     if kind == "gloo":
         return GroupConnector("gloo", staging, os.abort)
     from baton.connector.ucx import UcxConnector
@@ -176,7 +202,7 @@ def plain_ucx(sock: socket.socket, sending: bool, options: Mapping[str, str]) ->
 
 def plain(kind: str, sock: socket.socket, sending: bool) -> dict[str, Move]:
     """By name. UCX is tried with its defaults, and with all that Baton sets for it."""
-    if kind == "tcp":
+    if kind in TCP:
         return {"plain": plain_tcp(sock, sending)}
     if kind == "gloo":
         return {"plain": plain_gloo(sock, sending)}
@@ -348,8 +374,10 @@ def main() -> None:
         print(
             f"{'':<8} {'message':<24} {'MB':>8} {'baton':>7}{'plain':>8}{'ratio':>6}{'tuned':>8}{'ratio':>6}"
         )
-    for kind in options.kinds.split(","):
-        asyncio.run(receive(kind, options.rounds, options.queued, options.cases))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[CERTIFICATES] = folder
+        for kind in options.kinds.split(","):
+            asyncio.run(receive(kind, options.rounds, options.queued, options.cases))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Two routers that keep one tenant's limit together through a real redis-server, and its faults.
 
-    python -m loadtest.limits
+    python -m loadtest.limits [--only window|faults]
 
 First more is asked than the limit lets through, for longer than a minute: in every minute what the routers
 together admitted is compared with the limit. Then less is asked than the limit, while Redis is stopped
-(SIGSTOP), flushed, filled up and killed: every request must be answered. Fails (exit status 1) otherwise, and
-if the routers' metrics do not tell of a fault, or if one request waited for Redis for longer than 50 ms. The
-worker is simulated: a real one would keep the routers from running, and that is not Redis's doing.
+(SIGSTOP), slow, flushed, filled up, killed and failed over to a replica; while its password changes, the file
+of it cannot be read and its user lacks a right; and while its certificate is not trusted. For each fault is
+printed how many requests failed (none may), the longest wait, how many waited for Redis for longer than 50 ms
+(none may), after how many seconds limits were shared again (5 at most), and what the metrics call it. Exit
+status 1 unless all of that is so. The worker is simulated: a real one would keep the routers from
+running, and that is not Redis's doing.
 """
 
 from __future__ import annotations
@@ -15,63 +18,17 @@ import argparse
 import asyncio
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.chaos.campaign import percentile
+from loadtest.redis_faults import behind_a_name, load, with_a_user, with_tls
 from tests.support.redis_server import PROGRAM, RedisServer
-from tests.support.ring import Ring, running, running_routers, scrape, simulated
+from tests.support.ring import Ring, Service, running, running_routers, simulated
 
 MINUTE_S = 60.0
 ALLOWED = 0.03
-FAULT_S = 4.0
-
-
-@dataclass
-class Asked:
-    """What became of the requests."""
-
-    statuses: Counter[int] = field(default_factory=Counter)
-    admitted_at: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    by_router: Counter[str] = field(default_factory=Counter)
-
-
-async def ask(client: httpx.AsyncClient, url: str, asked: Asked) -> None:
-    began = time.monotonic()
-    body = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 1}
-    try:
-        response = await client.post(f"{url}/v1/completions", json=body)
-        status = response.status_code
-    except httpx.HTTPError:
-        status = 0
-    asked.statuses[status] += 1
-    if status == 200:
-        asked.admitted_at.append(began)
-        asked.by_router[url] += 1
-        asked.seconds.append(time.monotonic() - began)
-
-
-async def load(urls: list[str], per_second: float, seconds: float) -> Asked:
-    """Ask the routers in turn at an even rate, whether or not they have answered."""
-    asked = Asked()
-    tasks: set[asyncio.Task[None]] = set()
-    async with httpx.AsyncClient(timeout=30) as client:
-        began = time.monotonic()
-        for number in range(int(per_second * seconds)):
-            await asyncio.sleep(max(0.0, began + number / per_second - time.monotonic()))
-            task = asyncio.create_task(ask(client, urls[number % len(urls)], asked))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
-    return asked
 
 
 def in_minutes(admitted_at: list[float]) -> list[int]:
@@ -85,7 +42,8 @@ def in_minutes(admitted_at: list[float]) -> list[int]:
 
 
 async def saturate(rings: list[Ring], limit: int, shown: Table) -> bool:
-    asked = await load([ring.url for ring in rings], 1.6 * limit / MINUTE_S, 1.4 * MINUTE_S)
+    urls = [ring.url for ring in rings]
+    asked = await load(urls, 1.6 * limit / MINUTE_S, lambda seconds: seconds >= 1.4 * MINUTE_S)
     minutes = in_minutes(asked.admitted_at)
     least, most = min(minutes, default=0), max(minutes, default=0)
     shown.add_row("limit, requests a minute", str(limit))
@@ -100,69 +58,32 @@ async def saturate(rings: list[Ring], limit: int, shown: Table) -> bool:
     return only and abs(least / limit - 1) <= ALLOWED and abs(most / limit - 1) <= ALLOWED
 
 
-async def under(fault: str, redis: RedisServer, rings: list[Ring], limit: int, shown: Table) -> bool:
-    """A quarter of the limit is asked while the fault lasts."""
-    faults: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "none": (lambda: None, lambda: None),
-        "stopped (SIGSTOP)": (redis.freeze, redis.thaw),
-        "flushed": (redis.flush, lambda: None),
-        "full (OOM)": (redis.fill, redis.empty),
-        "killed (SIGKILL)": (redis.kill, redis.start),
-    }
-    begin, end = faults[fault]
-    before = [scrape(f"{ring.url}/metrics") for ring in rings]
-    running_load = asyncio.create_task(load([r.url for r in rings], limit / 4 / MINUTE_S, FAULT_S + 2))
-    await asyncio.sleep(1)
-    begin()
-    await asyncio.sleep(FAULT_S / 2)
-    during = [await asyncio.to_thread(scrape, f"{ring.url}/metrics") for ring in rings]
-    await asyncio.sleep(FAULT_S / 2)
-    await asyncio.to_thread(end)
-    asked = await running_load
-    await asyncio.sleep(3)
-    after = [await asyncio.to_thread(scrape, f"{ring.url}/metrics") for ring in rings]
-    told = sorted({name for b, a in zip(before, after, strict=True) for name in _told(b, a)})
-    up = [metrics["baton_shared_state_up"] for metrics in during]
-    recovered = all(metrics["baton_shared_state_up"] == 1 for metrics in after)
-    figures = f"p50 {1e3 * percentile(asked.seconds, 50):.0f}, max {1e3 * max(asked.seconds):.0f} ms"
-    statuses = ", ".join(f"{count} x {status}" for status, count in sorted(asked.statuses.items()))
-    shown.add_row(f"Redis {fault}", f"{statuses}; {figures}; up {up}; {', '.join(told) or '-'}")
-    visible = fault == "none" or bool(told)
-    return set(asked.statuses) == {200} and visible and recovered
+async def window(tmp: Path, both: Service, limit: int, shown: Table) -> bool:
+    redis = RedisServer(tmp)
+    redis.start()
+    flags = ("--redis-url", redis.url, "--limit-requests-per-minute", str(limit))
+    routers = running_routers(tmp, "demo", {"one": [both], "two": [both]}, flags)
+    try:
+        rings = await asyncio.to_thread(routers.__enter__)
+        try:
+            return await saturate(list(rings.values()), limit, shown)
+        finally:
+            await asyncio.to_thread(routers.__exit__, None, None, None)
+    finally:
+        redis.kill()
 
 
-def _told(before: dict[str, float], after: dict[str, float]) -> list[str]:
-    """The counters that grew and tell of a fault."""
-    return [
-        name.removeprefix("baton_shared_state_")
-        for name, value in after.items()
-        if value > before.get(name, 0.0)
-        and (
-            name.startswith("baton_shared_state_losses_total")
-            or (name.startswith("baton_shared_state_calls_total") and 'result="ok"' not in name)
-        )
-    ]
-
-
-def delays(rings: list[Ring]) -> tuple[float, float]:
-    """How many admissions took longer than 50 ms, and all of them."""
-    pages = [scrape(f"{ring.url}/metrics") for ring in rings]
-    name = "baton_shared_state_delay_seconds"
-    every = sum(page[f"{name}_count"] for page in pages)
-    return every - sum(page[name + '_bucket{le="0.05"}'] for page in pages), every
-
-
-async def measure(redis: RedisServer, rings: list[Ring], roomy: list[Ring], limit: int) -> bool:
+async def measure(tmp: Path, both: Service, options: argparse.Namespace) -> bool:
     shown = Table("", "")
-    fine = [await saturate(rings, limit, shown)]
-    for fault in ("none", "stopped (SIGSTOP)", "flushed", "full (OOM)", "killed (SIGKILL)"):
-        fine.append(await under(fault, redis, roomy, limit * 2, shown))
-    late, every = delays([*rings, *roomy])
-    shown.add_row("waited for Redis over 50 ms, of", f"{late:.0f}, {every:.0f}")
-    verdict = all(fine) and not late
-    shown.add_row("VERDICT", "ok" if verdict else "FAILED")
-    Console(stderr=True).print(shown)
-    return verdict
+    fine = []
+    if options.only != "faults":
+        fine.append(await window(tmp, both, options.limit, shown))
+    if options.only != "window":
+        for part in (behind_a_name, with_a_user, with_tls):
+            fine.append(await part(tmp, both, shown))
+    shown.add_row("VERDICT", "ok" if all(fine) else "FAILED")
+    Console(stderr=True, width=160).print(shown)
+    return all(fine)
 
 
 def main() -> int:
@@ -170,26 +91,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--limit", type=int, default=600, help="requests a minute of the first part")
+    parser.add_argument("--only", choices=("window", "faults"), help="one of the parts; default: both")
     options = parser.parse_args()
     if PROGRAM is None:
         print("NOT RUN: there is no redis-server here (apt-get install redis-server)", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as directory:
         tmp = Path(directory)
-        redis = RedisServer(tmp)
-        redis.start()
         both = simulated(tmp, "both", "both", "--profile", "instant")
-        try:
-            with running([both]):
-                flags = ("--redis-url", redis.url, "--limit-requests-per-minute")
-                pairs = {"one": [both], "two": [both]}
-                with running_routers(tmp, "demo", pairs, (*flags, str(options.limit))) as rings:
-                    first = list(rings.values())
-                    roomy = (*flags, str(100 * options.limit))
-                    with running_routers(tmp, "demo", {"a": [both], "b": [both]}, roomy) as others:
-                        fine = asyncio.run(measure(redis, first, list(others.values()), options.limit))
-        finally:
-            redis.kill()
+        with running([both]):
+            fine = asyncio.run(measure(tmp, both, options))
     return int(not fine)
 
 

@@ -3,6 +3,7 @@
     python -m loadtest.routers                   # latency of 2,000 streams at 60 % of a core
     scripts/router-peers .router-peers           # installs the peers, once
     python -m loadtest.routers --part peers --peers .router-peers
+    python -m loadtest.routers --against ../before --repeats 7     # what it cost before, in another checkout
 
 The workers and the client are on a core of their own. A token's way is from when its worker had it until
 the client read it; what the router adds is the difference to the same load on the workers' own plain API,
@@ -13,6 +14,10 @@ behind Python's. The workers only talk (`loadtest.routers.flock`), or they and t
 than their core. The peers and Baton are on one core, before the same simulated workers
 (`baton worker-sim`), whose plain API the peers pass on; all are asked in turns, and the figures are medians
 over the rounds. A core's capacity is what was done over the share of its time that the router used.
+
+With ``--against`` two source trees are measured likewise, in turns: tokens and requests a second of a core of
+the router's, here and there, each before simulated workers of its own tree. Fails (exit status 1) if what is
+here does less than 0.97 of what the other does, or if a request fails.
 """
 
 from __future__ import annotations
@@ -21,8 +26,6 @@ import argparse
 import bisect
 import math
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,7 +33,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from rich.console import Console
@@ -38,9 +40,10 @@ from rich.table import Table
 
 from loadtest.conditions import conditions
 from loadtest.routers import fleet, fronts
-from loadtest.routers.client import Figures, Plan
-from loadtest.routers.fronts import Front
-from loadtest.routers.stolen import Stolen
+from loadtest.routers.against import run_against
+from loadtest.routers.client import Plan
+from loadtest.routers.measured import Measured, measure, steps_of
+from loadtest.trees import tree
 from tests.support.chaos.campaign import percentile
 from tests.support.ring import Service
 
@@ -49,64 +52,6 @@ SHARE = 0.6
 MOST_MS = {50: 1.0, 99: 10.0}
 FEW = 500
 """Tokens, of which there is no 99th percentile to speak of."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One run of the client."""
-
-    figures: Figures
-    cpu_s: float
-    """Of the router."""
-    stolen: Stolen
-    """What other guests of the host had meanwhile."""
-
-    @property
-    def busy(self) -> float:
-        """Share of a core."""
-        return self.cpu_s / self.figures.seconds
-
-    @property
-    def tokens_per_core_s(self) -> float:
-        return self.figures.events / self.cpu_s
-
-    @property
-    def requests_per_core_s(self) -> float:
-        return self.figures.finished / self.cpu_s
-
-
-def measure(front: Front, plan: Plan) -> Measured:
-    """Run the client, and read what the router used while it measured."""
-    plan = msgspec.structs.replace(plan, path=front.path, model=front.model, headers=dict(front.headers))
-    with fleet.on_core(fleet.OTHERS_CORE):
-        client = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.routers.client", *front.urls],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-    assert client.stdin is not None
-    assert client.stdout is not None
-    assert client.stderr is not None
-    client.stdin.write(msgspec.json.encode(plan))
-    client.stdin.close()
-    _until(client.stderr, "BEGIN")
-    with Stolen() as stolen:
-        before = fleet.cpu_seconds(front.pids)
-        _until(client.stderr, "END")
-        used = fleet.cpu_seconds(front.pids) - before
-    figures = msgspec.json.decode(client.stdout.read(), type=Figures)
-    client.wait(30)
-    return Measured(figures, used, stolen)
-
-
-def _until(said: IO[bytes], awaited: str) -> None:
-    """Read what the client says up to a word; the rest is for whoever runs this."""
-    for raw in said:
-        word = raw.decode().strip()
-        if word == awaited:
-            return
-        print(word, file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -168,7 +113,7 @@ def one_round(folder: Path, chosen: argparse.Namespace, rate: float, plan: Plan)
     with fleet.flock(folder, chosen.workers, chosen.streams / rate * 1e3) as flock:
         direct = measure(fronts.none(flock), plan)
         direct_ways = ways(folder, direct)
-        with fronts.baton_before(folder, flock, confined=chosen.one_core) as front:
+        with fronts.baton_before(folder, flock.addresses, confined=chosen.one_core) as front:
             through = measure(front, plan)
         return Round(through, direct, ways(folder, through), direct_ways)
 
@@ -227,12 +172,6 @@ def _per_s(measured: Measured) -> float:
     return measured.figures.events / measured.figures.seconds
 
 
-def _steps_of(ms: float) -> bytes:
-    """A profile whose steps all take as long."""
-    nothing = {"step_row_ms": 0, "context_ms_per_1k": 0, "prefill_ms_per_1k": 0}
-    return msgspec.json.encode({"step_base_ms": ms, **nothing})
-
-
 def run_peers(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
     """Tokens of long answers and requests of one token, by each router in turns."""
     plans = {
@@ -243,7 +182,7 @@ def run_peers(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
     }
     done: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     profile = tmp / "profile.json"
-    profile.write_bytes(_steps_of(40.0))
+    profile.write_bytes(steps_of(40.0))
     options = ("--profile", str(profile), "--max-num-seqs", "512")
     with ExitStack() as stack:
         workers: list[Service] = stack.enter_context(fleet.workers(tmp, 4, *options))
@@ -285,6 +224,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", choices=("latency", "peers"), default="latency")
+    parser.add_argument("--against", type=tree, metavar="DIR", help="compare with this other source tree")
     parser.add_argument("--streams", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=256)
     parser.add_argument("--one-core", action="store_true", help="confine the router to its core")
@@ -299,6 +239,8 @@ def main() -> int:
     for line in conditions("loadtest.routers"):
         console.print(line, soft_wrap=True)
     part = run_latency if chosen.part == "latency" else run_peers
+    if chosen.against is not None:
+        part = run_against
     with tempfile.TemporaryDirectory() as scratch:
         return 0 if part(chosen, Path(scratch), console) else 1
 

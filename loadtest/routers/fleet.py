@@ -7,10 +7,11 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -18,6 +19,7 @@ from tests.support.ring import Service, running, simulated
 
 ROUTER_CORE = 0
 OTHERS_CORE = 1
+NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 @contextmanager
@@ -32,13 +34,18 @@ def on_core(core: int) -> Iterator[None]:
 
 
 @contextmanager
-def workers(tmp: Path, count: int, *options: str) -> Iterator[list[Service]]:
+def workers(
+    tmp: Path, count: int, *options: str, environment: Mapping[str, str] = NOTHING_MORE
+) -> Iterator[list[Service]]:
     """Simulated workers that do both and serve a plain OpenAI API beside, all on one core. Each writes down
-    when its tokens were there, in the file ``record`` of ``records``."""
+    when its tokens were there, in the file ``record`` of ``records``. ``environment``: theirs,
+    beside ours."""
     fleet = [
         simulated(tmp, f"sim-{i}", "both", "--http-port", "0", "--record", str(tmp / f"record-{i}"), *options)
         for i in range(count)
     ]
+    for worker in fleet:
+        worker.environment = environment
     with on_core(OTHERS_CORE), running(fleet):
         yield fleet
 

@@ -7,13 +7,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton import ready
-from loadtest.routers.fleet import ROUTER_CORE, Flock, free_port, on_core, plain_urls
+from loadtest.routers.fleet import NOTHING_MORE, ROUTER_CORE, Flock, free_port, on_core, plain_urls
 from tests.support.ring import Service, running_routers, scrape
 
 START_S = 120.0
@@ -41,11 +41,17 @@ def baton(tmp: Path, fleet: Sequence[Service], *options: str) -> Iterator[Front]
 
 
 @contextmanager
-def baton_before(tmp: Path, flock: Flock, *, confined: bool) -> Iterator[Front]:
-    """``confined``: to its core."""
-    flags = [flag for address in flock.addresses for flag in ("--worker", address)]
+def baton_before(
+    tmp: Path,
+    addresses: Sequence[str],
+    *,
+    confined: bool,
+    environment: Mapping[str, str] = NOTHING_MORE,
+) -> Iterator[Front]:
+    """Before these workers. ``confined``: to its core. ``environment``: its own, beside ours."""
+    flags = [flag for address in addresses for flag in ("--worker", address)]
     argv = ("router", "--model", "demo", "--port", "0", "--grpc-port", "0", *flags)
-    router = Service("baton", argv, tmp / "baton.log")
+    router = Service("baton", argv, tmp / "baton.log", environment=environment)
     with on_core(ROUTER_CORE) if confined else nullcontext():
         router.start()
     try:
@@ -53,7 +59,7 @@ def baton_before(tmp: Path, flock: Flock, *, confined: bool) -> Iterator[Front]:
         assert isinstance(router.ready, ready.RouterReady)
         url = f"http://{router.ready.http}"
         deadline = time.monotonic() + START_S
-        while _workers_ready(url) < len(flock.addresses):
+        while _workers_ready(url) < len(addresses):
             if time.monotonic() > deadline:
                 raise TimeoutError("the router does not find all workers")
             time.sleep(0.2)

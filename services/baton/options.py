@@ -3,6 +3,7 @@ sizes, addresses and model names. Imports no torch and no service."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 from pathlib import Path
@@ -13,6 +14,8 @@ for _power, _prefix in enumerate("kmgt", start=1):
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_NEVER_IN_NAMES = frozenset(":[]/")
 
 WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 """Hosts to bind to that are no address to call back."""
@@ -55,15 +58,40 @@ def parse_size(text: str) -> int:
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of ``"host:port"`` or ``"[v6]:port"``. Raises ValueError otherwise."""
     host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
     if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f"{text!r} is not an address; write it like 10.0.0.7:9000")
+        raise ValueError(f"{text!r} is not an address; write it like 10.0.0.7:9000 or [fd00::7]:9000")
+    if host[0] == "[" and host[-1] == "]" and is_ipv6(host[1:-1]):
+        return host[1:-1], int(port)
+    if set(host) & _NEVER_IN_NAMES:
+        raise ValueError(
+            f"{text!r} is not an address; an IPv6 address, and no other, has brackets, as in [fd00::7]:9000"
+        )
     return host, int(port)
+
+
+def is_ipv6(host: str) -> bool:
+    """Whether ``host`` is an IPv6 address as it is written alone; it may have a zone (``fe80::1%eth0``)."""
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def join_address(host: str, port: int) -> str:
     """``host:port``, with the brackets an IPv6 host needs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def loopback_beside(host: str) -> str:
+    """Where services listen that only this machine calls, beside one that listens on ``host``: the loopback
+    address of its family."""
+    return "::1" if is_ipv6(host) else "127.0.0.1"
+
+
+def local_host(host: str) -> str:
+    """What this machine calls to reach something of its own that is bound to ``host``."""
+    return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def reachable_host(host: str) -> str:
@@ -85,6 +113,13 @@ def check_range(option: str, value: float, low: float, high: float | None = None
         raise ConfigError(option, f"must be at least {low}, not {value}")
     if high is not None and value > high:
         raise ConfigError(option, f"must be at most {high}, not {value}")
+
+
+def check_host(option: str, host: str) -> None:
+    """Raise ConfigError unless ``host`` could be a name or an address by itself, without port and
+    brackets."""
+    if set(host) & _NEVER_IN_NAMES and not is_ipv6(host):
+        raise ConfigError(option, f"must be a host alone, such as 10.0.0.7 or fd00::7, not {host!r}")
 
 
 def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

@@ -38,6 +38,7 @@ UNTIL_IT_HAPPENS = {
     'baton_requests_total{endpoint=~"/v1/.*|baton.*", status=~"5.."}',
     "baton_admission_refused_total",
     "baton_shared_state_calls_total",
+    "baton_task_failures_total",
 }
 """What rules look at that is not there while nothing fails and there is no Redis."""
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from baton.tls.files import TlsFiles
 
+LOOPBACK = "IP:127.0.0.1,IP:::1,DNS:localhost"
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -17,7 +19,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs certificates for 127.0.0.1 and localhost."""
+    """Signs certificates for the loopback addresses and localhost."""
 
     folder: Path
     pair: Pair
@@ -33,8 +35,13 @@ class Authority:
         )  # fmt: skip
         return cls(folder, pair)
 
-    def sign(self, name: str, hosts: str = "IP:127.0.0.1,DNS:localhost") -> Pair:
-        pair = Pair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+    @classmethod
+    def at(cls, folder: Path, name: str = "authority") -> Authority:
+        """One that was made there before."""
+        return cls(folder, Pair(folder / f"{name}.crt", folder / f"{name}.key"))
+
+    def sign(self, name: str, hosts: str = LOOPBACK) -> Pair:
+        pair = self._pair(name)
         _openssl(
             "req", "-x509", "-days", "2", "-nodes", "-subj", f"/CN={name}", *_NEW_KEY,
             "-keyout", str(pair.key), "-out", str(pair.certificate),
@@ -43,9 +50,17 @@ class Authority:
         )  # fmt: skip
         return pair
 
-    def files(self, name: str, *, mutual: bool = True, hosts: str = "IP:127.0.0.1,DNS:localhost") -> TlsFiles:
+    def _pair(self, name: str) -> Pair:
+        return Pair(self.folder / f"{name}.crt", self.folder / f"{name}.key")
+
+    def files(self, name: str, *, mutual: bool = True, hosts: str = LOOPBACK) -> TlsFiles:
         """What a service of this name is given."""
-        pair = self.sign(name, hosts)
+        self.sign(name, hosts)
+        return self.given(name, mutual=mutual)
+
+    def given(self, name: str, *, mutual: bool = True) -> TlsFiles:
+        """Likewise, of what was signed before."""
+        pair = self._pair(name)
         return TlsFiles(
             options="worker_tls",
             certificate=str(pair.certificate),

@@ -134,6 +134,7 @@ VALUE_SETS: dict[str, Values] = {
                 "allowCredentials": False,
                 "logPrompts": False,
                 "auditLog": "-",
+                "auditLogRequired": True,
                 "slowClientTimeout": 2.5,
                 "maxBodyBytes": "16MiB",
                 "disaggregation": "always",

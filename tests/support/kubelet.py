@@ -28,6 +28,8 @@ from tests.support.fake_kubernetes import FakeKubernetes, Slice
 
 HURRY = 10.0
 """Probes are asked so many times as often, if nothing else is said."""
+SLICES_LAG_S = 0.7
+"""Until a change of a pod is in the EndpointSlices, as seen with a real control plane (1.36)."""
 
 
 @dataclass
@@ -228,7 +230,7 @@ class Cluster:
         api: FakeKubernetes,
         folder: Path,
         hurry: float = HURRY,
-        lag_s: Callable[[], float] = lambda: 0.0,
+        lag_s: Callable[[], float] = lambda: SLICES_LAG_S,
     ) -> None:
         """``lag_s``: seconds until the next change of a pod is in the slices."""
         self.objects = objects
@@ -298,7 +300,7 @@ async def cluster(
     api: FakeKubernetes,
     folder: Path,
     hurry: float = HURRY,
-    lag_s: Callable[[], float] = lambda: 0.0,
+    lag_s: Callable[[], float] = lambda: SLICES_LAG_S,
 ) -> AsyncIterator[Cluster]:
     """Whatever still runs at the end is killed."""
     running = Cluster(objects, api, folder, hurry, lag_s)

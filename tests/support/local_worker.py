@@ -31,10 +31,12 @@ from baton.router.retries import Retries, RetryPolicy
 from baton.router.ring import WorkerRing
 from baton.router.types import Request
 from baton.sampling_params import SamplingParams
+from baton.supervision import Supervision
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.stages import StageMetrics
 from baton.telemetry.switches import SwitchMetrics
+from baton.telemetry.tasks import TaskMetrics
 from baton.tls.channels import Dialer, add_port
 from baton.tls.files import TlsFiles
 from baton.urgency import CALM, Urgency
@@ -42,6 +44,7 @@ from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.config import RoleName
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
+from baton.worker.main import start_timers
 from baton.worker.post import Post
 from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
@@ -158,8 +161,8 @@ class LocalWorker:
         await server.start()
         self._stack.push_async_callback(server.stop, 0.2)
         self._stack.callback(self.routers.close)
-        for timer in (self.service.run_timers(), self.prefill.run_timers(), self.decode.run_timers()):
-            self._stack.callback(asyncio.create_task(timer).cancel)
+        for timer in start_timers(self.wiring.tasks, self.service, self.prefill, self.decode, crash):
+            self._stack.callback(timer.cancel)
 
     def _take_post(self, post: Post, hello: worker_pb2.WorkerHello) -> None:
         self.post = post
@@ -183,6 +186,7 @@ class LocalWorker:
             ),
             metrics=HandoffMetrics(self.registry, self.role),
             dialer=Dialer(self._tls),
+            tasks=Supervision(TaskMetrics(self.registry)),
         )
 
     async def stop(self) -> None:

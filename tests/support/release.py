@@ -12,7 +12,7 @@ import yaml
 
 from tests.support.chart import CHART, Object, of_kind, render
 from tests.support.fake_kubernetes import FakeKubernetes, serving
-from tests.support.kubelet import HURRY, Cluster, cluster
+from tests.support.kubelet import HURRY, SLICES_LAG_S, Cluster, cluster
 
 ROUTER = "test-baton-router"
 
@@ -40,7 +40,7 @@ class Release:
 
     @asynccontextmanager
     async def installed(
-        self, hurry: float = HURRY, lag_s: Callable[[], float] = lambda: 0.0
+        self, hurry: float = HURRY, lag_s: Callable[[], float] = lambda: SLICES_LAG_S
     ) -> AsyncIterator[Cluster]:
         """Its pods, none of them started, before an API server that knows the selector that is rendered."""
         objects = self.objects()

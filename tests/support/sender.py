@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from baton.connector.group import GroupConnector
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector
+from baton.tls.session import DataTls
+from tests.support.certificates import Authority
 from tests.support.links import HostMemory
 
 LARGE = 256 << 20
@@ -21,9 +24,20 @@ UCX = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
 """What UCX may use: all there is (cross-memory attach), shared memory alone, TCP alone."""
 
 
+ENCRYPTED = "tcp under TLS as in "
+
+
+def encrypted(folder: Path) -> str:
+    """The kind of ``tcp`` whose certificates, those of the name ``kv``, are in this folder."""
+    return f"{ENCRYPTED}{folder}"
+
+
 def make(kind: str, staging: Staging | None = None, on_crash: Callable[[], None] = lambda: None) -> Connector:
-    """``on_crash``: a test that does not care has its transfers time out."""
+    """``kind`` may be ``encrypted``'s. ``on_crash``: a test that does not care has its transfers time out."""
     staging = staging or Staging()
+    if kind.startswith(ENCRYPTED):
+        files = Authority.at(Path(kind.removeprefix(ENCRYPTED))).given("kv")
+        return TcpConnector(staging, on_crash, DataTls(files))
     if kind == "tcp":
         return TcpConnector(staging, on_crash)
     if kind == "gloo":

@@ -50,6 +50,8 @@ WELL: Mapping[str, str] = {
     'baton_handoffs_aborted_total{instance="d", role="decode", reason="link_lost"}': "0+1x130",
     'baton_handoff_oldest_hold_seconds{instance="p", role="prefill"}': "0.1+0x130",
     'baton_handoff_fences_total{instance="d", role="decode"}': "0+0x130",
+    'baton_audit_lines_lost_total{instance="r"}': "0+0x130",
+    'baton_task_failures_total{instance="r", task="keys"}': "1+0x130",
     'baton_shared_state_up{instance="r"}': "0+0x130",  # no Redis, and no calls of it
     'baton_planner_decisions_total{instance="l", result="unchanged"}': "0+4x130",
     'baton_planner_decisions_total{instance="l", result="held"}': "0+0x130",
@@ -115,6 +117,8 @@ ILL: Mapping[str, Mapping[str, str | None]] = {
     "BatonSharedStateDown": {
         'baton_shared_state_calls_total{instance="r", call="admit", result="timeout"}': "9+1x130"
     },
+    "BatonAuditLinesLost": {'baton_audit_lines_lost_total{instance="r"}': "0+1x130"},
+    "BatonTaskFails": {'baton_task_failures_total{instance="r", task="keys"}': "1+1x130"},
     "BatonDrainsLong": {
         'baton_worker_ready{instance="r", worker="x", role="decode", model="m"}': "1+0x130",
         'baton_worker_draining{instance="r", worker="x", role="decode", model="m"}': "1+0x130",

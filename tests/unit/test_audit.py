@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +29,7 @@ from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.types import RingError
 from baton.router.ui.history import History
+from baton.telemetry.audit import AuditMetrics
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
@@ -61,7 +64,14 @@ def service_of(ring: FakeRing, tokenizer: Tokenizer, audit: AuditLog) -> Complet
 async def serving(
     ring: FakeRing, tokenizer: Tokenizer, path: Path, *, prompts: bool = False
 ) -> AsyncIterator[httpx.AsyncClient]:
-    audit = AuditLog(str(path), prompts=prompts)
+    async with serving_log(ring, tokenizer, AuditLog(str(path), prompts=prompts)) as client:
+        yield client
+
+
+@asynccontextmanager
+async def serving_log(
+    ring: FakeRing, tokenizer: Tokenizer, audit: AuditLog
+) -> AsyncIterator[httpx.AsyncClient]:
     app = app_for(service_of(ring, tokenizer, audit))
     headers = {"x-api-key": "k"}
     async with (
@@ -200,8 +210,141 @@ async def test_answers_go_on_when_the_file_cannot_be_opened_again(
             assert (await client.get("/v1/models")).status_code == 200
         (tmp_path / "moved").rename(folder)
         await client.get("/v1/models")
-    assert len(lines(folder / "audit")) == 2
+    before, gap, after = lines(folder / "audit")
+    assert before["status"] == after["status"] == 200
+    assert gap == {"time": gap["time"], "lost_lines": 2}
     assert caplog.text.count("the audit log cannot be written") == 1
+    assert caplog.text.count("can be written again: 2 lines were lost") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+async def test_a_full_disk_loses_lines_and_tells_no_prompt(
+    ring: FakeRing,
+    tokenizer: Tokenizer,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    registry = CollectorRegistry()
+    audit = AuditLog("/dev/full", prompts=True, metrics=AuditMetrics(registry))
+    async with serving_log(ring, tokenizer, audit) as client:
+        body = {"prompt": SECRET, "max_tokens": 2}
+        for _ in range(3):
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+    told = capfd.readouterr()
+    assert "fox" not in told.out + told.err + caplog.text
+    assert caplog.text.count("the audit log cannot be written, lines are lost: No space left") == 1
+    assert registry.get_sample_value("baton_audit_lines_lost_total") == 3
+    assert registry.get_sample_value("baton_audit_log_up") == 0
+
+
+async def test_the_log_recovers_though_no_request_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("baton.router.audit.TRY_AGAIN_S", 0.01)
+    registry = CollectorRegistry()
+    audit = AuditLog(str(tmp_path / "audit"), metrics=AuditMetrics(registry))
+    following = asyncio.create_task(audit.run())
+    full = Full(monkeypatch)
+    audit.end(audit.begin("a"))
+    await asyncio.sleep(0.1)
+    assert registry.get_sample_value("baton_audit_log_up") == 0
+    full.over()
+    await until(lambda: registry.get_sample_value("baton_audit_log_up") == 1)
+    audit.end(audit.begin("b"))
+    following.cancel()
+    gap, line = lines(tmp_path / "audit")
+    assert gap["lost_lines"] == 1 and line["request_id"] == "b"
+    assert registry.get_sample_value("baton_audit_lines_lost_total") == 1
+    assert caplog.text.count("lines are lost") == caplog.text.count("1 lines were lost") == 1
+
+
+async def test_half_a_line_does_not_take_the_next_one_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = AuditLog(str(tmp_path / "audit"))
+    audit.end(audit.begin("a"))
+    full = Full(monkeypatch, after=20)
+    audit.end(audit.begin("b"))
+    full.over()
+    audit.end(audit.begin("c"))
+    first, torn, gap, last = (tmp_path / "audit").read_text().splitlines()
+    assert json.loads(first)["request_id"] == "a" and json.loads(last)["request_id"] == "c"
+    assert len(torn) == 20 and json.loads(gap)["lost_lines"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/completions", 503),
+        ("/v1/messages", 529),  # as Anthropic's API has it
+        ("/v1/responses", 503),
+        ("/v1/models", 503),
+    ],
+)
+async def test_where_the_log_is_a_duty_nothing_is_answered_without_it(
+    ring: FakeRing,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    status: int,
+) -> None:
+    audit = AuditLog(str(tmp_path / "audit"), required=True)
+    async with serving_log(ring, tokenizer, audit) as client:
+        assert (await client.get("/v1/models")).status_code == 200
+        full = Full(monkeypatch)
+        assert (await client.get("/v1/models")).status_code == 200, "nobody knew"
+        for _ in range(2):
+            refused = await client.request("GET" if path == "/v1/models" else "POST", path, json={})
+            assert refused.status_code == status and "retry-after" in refused.headers
+            assert "audit log" in refused.json()["error"]["message"]
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/metrics")).status_code == 200
+        full.over()
+        assert (await client.get("/v1/models")).status_code == 503, "whose line is the first that is written"
+        assert (await client.get("/v1/models")).status_code == 200
+        assert (await client.get("/health")).status_code == 200
+    told = [line.get("lost_lines", line.get("status")) for line in lines(tmp_path / "audit")]
+    assert told == [200, 3, 503, 200]
+
+
+async def test_where_the_log_is_a_duty_grpc_is_refused_too(
+    ring: FakeRing, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = grpc.aio.server()
+    audit = AuditLog(str(tmp_path / "audit"), required=True)
+    add_services(server, service_of(ring, tokenizer, audit))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    Full(monkeypatch)
+    audit.end(audit.begin("a"))
+    asked = pb.GenerateRequest(text=SECRET, params=pb.SamplingParams(max_tokens=2))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            _ = [r async for r in stub.Generate(asked, metadata=(("x-api-key", "k"),))]
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    await server.stop(0)
+
+
+class Full:
+    """The disk has no room, after some bytes more, until it is ``over``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
+        self._write, self._room, self._over = os.write, after, False
+        monkeypatch.setattr("baton.router.audit.os.write", self.write)
+
+    def write(self, descriptor: int, data: bytes | memoryview) -> int:
+        if self._over:
+            return self._write(descriptor, data)
+        if not self._room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written, self._room = self._write(descriptor, bytes(data)[: self._room]), 0
+        return written
+
+    def over(self) -> None:
+        self._over = True
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cli import main, ring
-from baton.options import ConfigError, StartError, join_address, parse_address, parse_size, served_name
+from baton.cli.up import url_of
+from baton.nodes.config import NodeConfig
+from baton.options import (
+    ConfigError,
+    StartError,
+    join_address,
+    loopback_beside,
+    parse_address,
+    parse_size,
+    served_name,
+)
+from baton.planner.config import PlannerConfig
+from baton.ready import RouterReady
 from baton.router.config import RouterConfig
 from baton.worker.config import RoleName, WorkerConfig
 from tests.support.certificates import Authority
@@ -38,15 +50,67 @@ def test_sizes_that_are_none(text: str) -> None:
         parse_size(text)
 
 
-@given(st.sampled_from(["127.0.0.1", "worker-0.svc", "::1"]), st.integers(1, 65535))
+@given(
+    st.sampled_from(["127.0.0.1", "worker-0.svc", "::1", "fd00::7", "::ffff:10.0.0.7", "fe80::1%eth0"]),
+    st.integers(1, 65535),
+)
 def test_addresses_survive_the_round_trip(host: str, port: int) -> None:
     assert parse_address(join_address(host, port)) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["host", ":80", "host:", "host:0", "host:65536", "host:x", "host:²"])
+@pytest.mark.parametrize(
+    "text", ["host", ":80", "host:", "host:0", "host:65536", "host:x", "host:²", "[::1]"]
+)
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "::1:80",
+        "[::1:80",
+        "::1]:80",
+        "[]:80",
+        "[10.0.0.7]:80",
+        "[host]:80",
+        "[fe80::1%]:80",
+        "[[::1]]:80",
+        "a:b:80",
+    ],
+)
+def test_brackets_are_for_ipv6_and_ipv6_has_brackets(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not an address; an IPv6 address.* \[fd00::7\]:9000"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "host", ["[::1]", "::1]", "127.0.0.1:9000", "host:80", "http://host", "fe80::1%", ":"]
+)
+def test_a_host_is_given_without_port_and_brackets(host: str) -> None:
+    node = {"leader_address": "leader", "nodes": 2, "node_index": 1, "cluster_key": "k"}
+    planner = {"prometheus_url": "http://p:9090", "ttft_target_ms": 1, "itl_target_ms": 1, "gpu_budget": 2}
+    for option, make in (
+        ("host", lambda: WorkerConfig(role="both", host=host)),
+        ("advertise", lambda: WorkerConfig(role="both", advertise=host)),
+        ("host", lambda: RouterConfig(workers=("w:1",), host=host)),
+        ("host", lambda: NodeConfig(**node, host=host)),
+        ("advertise", lambda: NodeConfig(**node, advertise=host)),
+        ("leader_address", lambda: NodeConfig(**{**node, "leader_address": host})),
+        ("host", lambda: PlannerConfig(**planner, host=host)),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"--{option.replace('_', '-')}: must be a host alone, such as"
+        ) as said:
+            make()
+        assert repr(host) in str(said.value)
+
+
+@pytest.mark.parametrize("host", ["::1", "::", "fe80::1%eth0", "worker-0.svc", "10.0.0.7"])
+def test_a_host_of_either_family_or_a_name(host: str) -> None:
+    WorkerConfig(role="both", host=host, advertise=host)
+    RouterConfig(workers=(join_address(host, 9000),), host=host)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +341,7 @@ def test_router_options_survive_the_command_line(
         ssl_ca_certs=files[2],
         ssl_client_auth="required",
         audit_log="-",
+        audit_log_required=True,
         log_prompts=True,
         max_inflight=5,
         queue_size=6,
@@ -404,3 +469,23 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=rf"^--port: cannot listen on 127.0.0.1:{port}: "):
             ring.plan(WorkerConfig(role="both"), ["both"], ["cpu"], {"port": port})
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ("0.0.0.0:80", "http://127.0.0.1:80"),
+        ("[::]:80", "http://[::1]:80"),
+        ("[::1]:80", "http://[::1]:80"),
+        ("10.0.0.7:80", "http://10.0.0.7:80"),
+    ],
+)
+def test_where_a_ring_is_asked(said: str, url: str) -> None:
+    assert url_of(RouterReady(said, None)) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "inside"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "::1"), ("::", "::1")]
+)
+def test_workers_of_a_ring_are_on_the_loopback_of_its_family(host: str, inside: str) -> None:
+    assert loopback_beside(host) == inside

@@ -34,7 +34,10 @@ from baton.connector.meeting import Meeting
 from baton.connector.memory import PoolMemory
 from baton.connector.staging import PIECE_BYTES, Staging
 from baton.connector.transport import Connector, DeviceView, Link, PageMemory, TransferError
+from baton.options import join_address, parse_address
 from tests.support import sender
+from tests.support.certificates import Authority
+from tests.support.ipv6 import needs_ipv6
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 from tests.support.sender import LARGE, UCX, make
 from tests.support.warm import ADDRESS, WarmProcess, warm_processes
@@ -49,12 +52,21 @@ def num_threads() -> int:
     return len(list(THREADS.iterdir())) - pool
 
 
-KINDS = ("tcp", *UCX, "gloo")
+KINDS = ("tcp", "tcp-tls", *UCX, "gloo")
+
+
+@pytest.fixture(scope="session")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("certificates")
+    Authority.new(folder).sign("kv")
+    return sender.encrypted(folder)
 
 
 @pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
+def kind(request: pytest.FixtureRequest, encrypted: str) -> str:
     name: str = request.param
+    if name == "tcp-tls":
+        return encrypted
     if name in UCX and importlib.util.find_spec("ucxx") is None:
         pytest.skip("NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')")
     return name
@@ -476,6 +488,20 @@ class TestFailure:
             pair.sender.post_receive(1, [1])
 
 
+@needs_ipv6
+@pytest.mark.parametrize(("bound", "called"), [("::1", "::1"), ("::", "::1"), ("::", "127.0.0.1")])
+async def test_links_over_either_family(kind: str, bound: str, called: str) -> None:
+    """One that listens on the wildcard of IPv6 is called by both. Bytes of UCX go as its own options say."""
+    source, target = HostMemory(64, seed=1), HostMemory(64)
+    prefill, decode = make(kind), make(kind)
+    host, port = parse_address(await decode.listen(bound, 0))
+    assert host == bound
+    pair = await linked(prefill, decode, join_address(called, port), source, target)
+    await move([pair], [[3, 4, 7]])
+    assert [target.page(page) for page in (3, 4, 7)] == [source.page(page) for page in (3, 4, 7)]
+    await closed([pair], prefill, decode)
+
+
 class TestLoss:
     async def test_each_end_hears_once_that_the_other_has_gone(self, ends: Ends) -> None:
         first, second = await ends.link(), await ends.link()
@@ -515,7 +541,7 @@ class TestFence:
         async with asyncio.timeout(0.5):
             await receiver.close()
         assert isinstance(received.exception(), TransferError)
-        peer.close()
+        peer.sock.close()
         await decode.close()
 
     async def test_a_library_gives_up_a_peer_that_never_connects(
@@ -533,7 +559,7 @@ class TestFence:
         for _ in range(8):
             token = os.urandom(32)
             links.append(decode.expect(token, HostMemory(2), lambda: None))
-            peers.append(await dial(address, GROUP_MAGIC, token))
+            peers.append((await dial(address, GROUP_MAGIC, token)).sock)
             peers[-1].setblocking(True)
         await until(lambda: meeting() == len(links))
         await asyncio.gather(*(asyncio.to_thread(say_an_address, peer) for peer in peers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +15,11 @@ import pytest
 from llguidance import LLMatcher
 
 from baton.grammar import compiler as compiler_module
-from baton.grammar import proof, trial
+from baton.grammar import lanes, proof, trial
 from baton.grammar.compiler import Grammar, GrammarCompiler
-from baton.grammar.errors import GrammarBusyError, GrammarError
-from baton.grammar.limits import MAX_SOURCE_BYTES
+from baton.grammar.errors import GrammarBusyError, GrammarError, GrammarLimitError
+from baton.grammar.limits import MAX_SOURCE_BYTES, TRIAL_CPU_S
+from baton.grammar.simple import is_simple
 from baton.grammar.source import check_source
 from baton.grammar.table import TokenTable
 from baton.structured_output import Kind, StructuredOutput, choice_text
@@ -43,6 +45,20 @@ def compiler(tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
     compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
     yield compiler
     compiler.close()
+
+
+@pytest.fixture
+def grounds(monkeypatch: pytest.MonkeyPatch) -> list[proof.ProvingGround]:
+    """Those that are made from here on."""
+    made: list[proof.ProvingGround] = []
+
+    class Noted(proof.ProvingGround):
+        def __init__(self, table: TokenTable) -> None:
+            super().__init__(table)
+            made.append(self)
+
+    monkeypatch.setattr(compiler_module, "ProvingGround", Noted)
+    return made
 
 
 def compiled(compiler: GrammarCompiler, output: StructuredOutput) -> Grammar:
@@ -189,12 +205,11 @@ class TestAHostThatGivesOthersItsTime:
         assert error == "it is too complex: one token's mask takes over 50 ms"
 
     def test_a_trial_that_was_held_up_tells_nothing_and_is_held_again(
-        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+        self, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, grounds: list[proof.ProvingGround]
     ) -> None:
         compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
         compiled(compiler, StructuredOutput("regex", "warm"))
-        assert compiler._compiling is not None
-        process = compiler._compiling.ground._process
+        process = grounds[0]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
         monkeypatch.setattr(proof, "TRIAL_S", 0.2)
@@ -205,12 +220,13 @@ class TestAHostThatGivesOthersItsTime:
         assert matches(compiled(compiler, GOOD), "aab")
         compiler.close()
 
-    def test_nor_does_one_that_ended_itself_for_that(self, tokenizer: Tokenizer) -> None:
+    def test_nor_does_one_that_ended_itself_for_that(
+        self, tokenizer: Tokenizer, grounds: list[proof.ProvingGround]
+    ) -> None:
         """Before the worker, which stood still as well, could give it up."""
         compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
         compiled(compiler, StructuredOutput("regex", "warm"))
-        assert compiler._compiling is not None
-        process = compiler._compiling.ground._process
+        process = grounds[0]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
         held_up = compiler.compile(GOOD)
@@ -298,7 +314,7 @@ def test_replayed_tokens_lead_to_the_same_mask(compiler: GrammarCompiler) -> Non
 
 
 def test_only_so_many_wait(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler_module, "MAX_QUEUED", 1)
+    monkeypatch.setattr(lanes, "MAX_QUEUED", 1)
     compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
     try:
         futures = [compiler.compile(StructuredOutput("regex", f"{i}")) for i in range(6)]
@@ -309,6 +325,155 @@ def test_only_so_many_wait(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
         assert matches(compiled(compiler, StructuredOutput("regex", "5")), "5")
     finally:
         compiler.close()
+
+
+BOMB = HOSTILE["intersected expressions"]
+
+
+def bomb(number: int) -> StructuredOutput:
+    """One that is refused when it has taken all the time that a trial may, each another to a cache."""
+    return StructuredOutput(BOMB.kind, f"{BOMB.text}\n# {number}")
+
+
+class TestTenants:
+    """One cannot take trials from another."""
+
+    @pytest.fixture
+    def shared(self, tokenizer: Tokenizer) -> Iterator[GrammarCompiler]:
+        compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]), tenant_cpu_s=2.5)
+        # All processes are there, as they are in a router that has served structured outputs.
+        for output in (StructuredOutput("json_object"), GOOD):
+            compiled(compiler, output)
+        both = [compiler.compile(StructuredOutput("regex", f"{t}+"), t) for t in ("a", "b")]
+        assert all(future.exception(60) is None for future in both)
+        yield compiler
+        compiler.close()
+
+    def test_hostile_grammars_hold_up_nobody_else_and_are_refused_when_their_budget_is_spent(
+        self, shared: GrammarCompiler
+    ) -> None:
+        bombs = [shared.compile(bomb(number), "hostile") for number in range(8)]
+        schema = StructuredOutput(
+            "json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}}'
+        )
+        for output in (schema, StructuredOutput("choice", '["a", "b"]')):
+            began = time.monotonic()
+            assert shared.compile(output, "honest").exception(60) is None
+            assert time.monotonic() - began < 1.0
+            assert not bombs[-1].done()
+        # Not in the reserve: in the process that the hostile tenant does not occupy. It may have to start.
+        pattern = StructuredOutput("json_schema", '{"type": "string", "pattern": "^[a-z]{3}$"}')
+        assert shared.compile(pattern, "honest").exception(60) is None
+        assert not bombs[-1].done()
+        refusals = [future.exception(60) for future in bombs]
+        assert not isinstance(refusals[0], GrammarBusyError)
+        assert isinstance(refusals[-1], GrammarLimitError), "nobody tries it out any more"
+        assert 0 < refusals[-1].retry_after_s < 120
+        again = shared.compile(StructuredOutput("regex", "new+"), "hostile").exception(60)
+        assert isinstance(again, GrammarLimitError)
+        assert shared.compile(StructuredOutput("regex", "new+"), "honest").exception(60) is None
+        assert shared.compile(schema, "hostile").exception(0) is None, "what is known costs nothing"
+
+    def test_as_many_as_one_tenant_queues_do_not_refuse_another(self, shared: GrammarCompiler) -> None:
+        flood = [shared.compile(bomb(100 + number), "hostile") for number in range(70)]
+        over = [f for f in flood if f.done() and isinstance(f.exception(), GrammarLimitError)]
+        assert 1 <= len(over) <= 6, "one is being tried out, 64 wait"
+        for number in range(10):
+            output = StructuredOutput("regex", f"honest{number}")
+            assert shared.compile(output, "honest").exception(60) is None
+
+    def test_a_process_that_starts_again_is_waited_for_by_the_tenant_that_ended_it(
+        self, shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ready = proof.ProvingGround._await_ready
+        waited: list[float] = []
+
+        def slow(self: proof.ProvingGround) -> subprocess.Popen[bytes]:
+            if not self._ready:
+                waited.append(time.monotonic())
+                time.sleep(2.0)
+            return ready(self)
+
+        monkeypatch.setattr(proof.ProvingGround, "_await_ready", slow)
+        assert isinstance(shared.compile(bomb(200), "hostile").exception(60), GrammarError)
+        for number in range(10):
+            began = time.monotonic()
+            output = StructuredOutput("regex", f"meanwhile{number}")
+            assert shared.compile(output, "honest").exception(60) is None
+            assert time.monotonic() - began < 1.0
+        assert len(waited) == 1
+
+
+def json_object(properties: int, name: str = "p") -> str:
+    return json.dumps({"type": "object", "properties": {f"{name}{i}": {} for i in range(properties)}})
+
+
+@pytest.mark.parametrize(
+    ("output", "simple"),
+    [
+        (StructuredOutput("json_object"), True),
+        (StructuredOutput("choice", '["a", "b"]'), True),
+        (StructuredOutput("choice", choice_text(["a" * 5000])), False),
+        (StructuredOutput("json_schema", "true"), True),
+        (StructuredOutput("json_schema", json_object(64)), True),
+        (StructuredOutput("json_schema", json_object(65)), False),
+        (
+            StructuredOutput(
+                "json_schema",
+                '{"anyOf": [{"type": "null"}, {"items": {"enum": [1]}, "title": "t", "required": []}]}',
+            ),
+            True,
+        ),
+        (StructuredOutput("json_schema", '{"items":' * 20 + "{}" + "}" * 20), False),
+        (StructuredOutput("json_schema", '{"pattern": "a"}'), False),
+        (StructuredOutput("json_schema", '{"properties": {"a": {"items": {"maxItems": 9}}}}'), False),
+        (StructuredOutput("json_schema", '{"properties": {"pattern": {"type": "string"}}}'), True),
+        (StructuredOutput("json_schema", '{"properties": []}'), False),
+        (StructuredOutput("json_schema", '{"items": "a"}'), False),
+        (StructuredOutput("json_schema", "{"), False),
+        (StructuredOutput("json_object", "", "start: @form"), False),
+        (StructuredOutput("regex", "a"), False),
+        (StructuredOutput("grammar", 'start: "a"'), False),
+    ],
+)
+def test_what_is_simple_is_known_by_its_source(output: StructuredOutput, simple: bool) -> None:
+    assert is_simple(output) is simple
+
+
+def test_nothing_hostile_is_simple() -> None:
+    for name in HOSTILE:
+        assert not any(map(is_simple, variants(name)))
+
+
+def dearest_simple() -> dict[str, str]:
+    """Simple JSON schemas that cost as much as they can."""
+    wide: dict[str, object] = {f"p{i}": {} for i in range(64)}
+    options: list[object] = [{"properties": {f"{letter}": {}}} for letter in "abcdefghijklmnop"]
+    nested: dict[str, object] = {}
+    for _ in range(5):
+        nested = {"anyOf": [{"items": nested}, {"type": "object", "additionalProperties": nested}]}
+        if len(json.dumps(nested)) > 1800:
+            break
+    return {
+        "wide": json.dumps({"type": "object", "properties": wide}),
+        "options": json.dumps({"anyOf": options}),
+        "nested": json.dumps(nested),
+        "values": json.dumps({"enum": [f"{i:x}" for i in range(500)]}),
+    }
+
+
+@pytest.mark.parametrize("name", dearest_simple())
+def test_the_dearest_simple_schema_takes_little_of_a_trial(tokenizer: Tokenizer, name: str) -> None:
+    output = StructuredOutput("json_schema", dearest_simple()[name])
+    assert is_simple(output)
+    tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build()
+    best = 1.0
+    for _ in range(3):
+        began = time.thread_time()
+        outcome = trial.try_out(tokens, trial.Attempt(output.kind, output.text))
+        best = min(best, time.thread_time() - began)
+    assert outcome.error is None
+    assert best < TRIAL_CPU_S / 4
 
 
 def test_an_end_beyond_the_vocabulary_does_no_harm(tokenizer: Tokenizer) -> None:

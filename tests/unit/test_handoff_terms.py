@@ -119,6 +119,7 @@ def test_one_side_can_have_checksums_made(ours: bool, theirs: bool) -> None:
         ("revision", "b2", ("b2", "a1")),
         ("kv_dtype", "bfloat16", ("bfloat16", "float32")),
         ("quantization", "int8", ("int8", "decode none")),
+        ("encryption", "TLS 1.3", ("prefill TLS 1.3", "decode none")),
         ("layout", "lb2htd", ("lb2htd", "bhl2td")),
         ("num_kv_heads", 4, ("4", "2")),
         ("num_layers", 5, ("5", "3")),

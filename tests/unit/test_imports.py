@@ -35,9 +35,13 @@ BELOW = {
     "tls",
     "watched",
     "decoding",
+    "message_bounds",
+    "rpc_status",
     "switching",
     "parent",
     "wakeups",
+    "supervision",
+    "sockets",
 }
 """What every package may use, these among each other too. They import nothing above themselves."""
 

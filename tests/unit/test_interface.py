@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 
 from baton.connector.interface import interface_of
+from tests.support.ipv6 import needs_ipv6
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
 
@@ -18,7 +18,7 @@ def test_the_loopback(host: str) -> None:
     assert interface_of(host) == "lo"
 
 
-@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+@needs_ipv6
 def test_the_loopback_of_ipv6() -> None:
     assert interface_of("::1") == "lo"
 
@@ -39,6 +39,17 @@ class TestUcx:
         monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
         assert interface_options("127.0.0.1") == {"NET_DEVICES": "lo"}
         assert interface_options("0.0.0.0") == {}
+
+    @needs_ipv6
+    def test_a_host_of_ipv6_is_called_by_ipv6(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from baton.connector.ucx_driver import interface_options
+
+        monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+        monkeypatch.delenv("UCX_TCP_AF_PRIO", raising=False)
+        assert interface_options("::1") == {"NET_DEVICES": "lo", "TCP_AF_PRIO": "inet6,inet"}
+        assert interface_options("::") == {}
+        monkeypatch.setenv("UCX_TCP_AF_PRIO", "inet")
+        assert interface_options("::1") == {"NET_DEVICES": "lo"}
 
     def test_the_users_own_choice_goes_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from baton.connector.ucx_driver import interface_options

@@ -48,12 +48,13 @@ from baton.nodes.messages import (
     to_leader,
 )
 from baton.nodes.node import EXIT_CRASHED, Node
-from baton.options import ConfigError, StartError
+from baton.options import ConfigError, StartError, join_address
 from baton.parallel import processes
 from baton.parallel.channel import Channel, ChannelClosedError
 from baton.parallel.layout import Layout
 from baton.parallel.ranks import Group, RankError
 from baton.worker.config import WorkerConfig
+from tests.support.ipv6 import needs_ipv6
 
 KEY = b"the key"
 REVISION = "0123456789abcdef"
@@ -264,15 +265,21 @@ def gather() -> Iterator[Gather]:
     made: list[Gathering] = []
     with ThreadPoolExecutor() as pool:
 
-        def start(nodes: int = 2, tp: int = 2, timeout_s: float = 5.0, silence_s: float = 5.0) -> Gathering:
+        def start(
+            nodes: int = 2,
+            tp: int = 2,
+            timeout_s: float = 5.0,
+            silence_s: float = 5.0,
+            host: str = "127.0.0.1",
+        ) -> Gathering:
             port = free_port()
             leader = Leader(
                 Wanted(
                     layout=Layout.of(tp, 1, nodes),
                     model="demo",
                     revision=REVISION,
-                    host="127.0.0.1",
-                    advertised="127.0.0.1",
+                    host=host,
+                    advertised=host,
                     port=port,
                     cluster_key=KEY,
                     timeout_s=timeout_s,
@@ -480,10 +487,11 @@ class Lives:
 
     port: int
     health: Health
+    leader: str = "127.0.0.1"
 
     def run(self, key: bytes = KEY, silence_s: float = 5.0, join_timeout: float = 5.0) -> int:
         config = NodeConfig(
-            leader_address="127.0.0.1",
+            leader_address=self.leader,
             nodes=2,
             node_index=1,
             node_port=self.port,
@@ -509,13 +517,16 @@ def ranks_here() -> list[psutil.Process]:
 
 class TestNode:
     @pytest.fixture
-    def port(self, gather: Gather, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    def port(
+        self, gather: Gather, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    ) -> Iterator[int]:
         """A leader that waits for the real demo model's node."""
         monkeypatch.setattr(processes, "PROGRAM", "tests.support.idle_rank")
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
         monkeypatch.setattr(__name__ + ".REVISION", hub.revision_of(hub.resolve_model("demo")))
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        self.gathering = gather()
+        self.host = getattr(request, "param", "127.0.0.1")
+        self.gathering = gather(host=self.host)
         yield self.gathering.port
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -536,13 +547,15 @@ class TestNode:
         for member in self.gathering.group.result().members:
             member.channel.close()
 
+    @pytest.mark.parametrize("port", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)], indirect=True)
     def test_it_ends_in_order_with_its_leader(self, port: int) -> None:
-        with Health.serving("127.0.0.1", 0) as health:
+        with Health.serving(self.host, 0) as health:
             seen: list[int] = []
+            where = join_address(self.host, health.port or 0)
 
             def ask(path: str) -> None:
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{health.port}{path}") as answer:
+                    with urllib.request.urlopen(f"http://{where}{path}") as answer:
                         seen.append(answer.status)
                 except urllib.error.HTTPError as error:
                     seen.append(error.code)
@@ -555,7 +568,7 @@ class TestNode:
 
             steps = (lambda: ask("/readyz"), serve, lambda: ask("/readyz"), lambda: ask("/livez"))
             thread = self.then(*steps, self.stop_ranks, lambda: self.gathering.leader.say_end(""))
-            assert Lives(port, health).run() == 0
+            assert Lives(port, health, self.host).run() == 0
             thread.join()
         assert seen == [503, 200, 200]
         assert not ranks_here()

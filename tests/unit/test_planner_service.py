@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,37 @@ async def test_more_load_asks_for_more_pods() -> None:
         assert here.count("baton_planner_replicas", role="prefill") == 2
         assert here.count("baton_planner_workers", role="prefill", state="wanted") > 2
         assert here.count(DECISIONS, result="acted") == 1
+
+
+async def test_nothing_is_said_before_anybody_was_asked(caplog: pytest.LogCaptureFixture) -> None:
+    async with world() as here:
+        here.discovery.staleness_s = math.inf
+        with caplog.at_level(logging.DEBUG, "baton.planner"):
+            planning = asyncio.create_task(here.service.run(60.0))
+            await asyncio.sleep(0.3)
+            assert not caplog.records and not here.count(DECISIONS, result="held")
+            here.discovery.staleness_s = 0.0
+            here.service.hear(here.discovery.known)
+            for _ in range(100):
+                if here.count(DECISIONS, result="acted"):
+                    break
+                await asyncio.sleep(0.02)
+        assert here.count(DECISIONS, result="acted") == 1
+        planning.cancel()
+
+
+async def test_an_api_server_that_never_says_a_word_is_told_in_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world() as here:
+        here.discovery.staleness_s = math.inf
+        here.service._stale_s = 0.1
+        with caplog.at_level(logging.INFO, "baton.planner"):
+            planning = asyncio.create_task(here.service.run(0.05))
+            await asyncio.sleep(0.5)
+        planning.cancel()
+        assert here.count("baton_planner_held_total", by="kubernetes") >= 2
+        assert caplog.text.count("has not told who the workers are yet") == 1
 
 
 async def test_a_dry_run_says_what_it_would_do_and_does_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -128,12 +128,73 @@ async def test_tokens_are_reserved_and_settled(ring: FakeRing, tokenizer: Tokeni
     assert "retry-after" not in long.headers
 
 
-async def test_a_chat_without_max_tokens_reserves_no_more_than_the_limit(
-    ring: FakeRing, tokenizer: Tokenizer
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_chat_without_max_tokens_gets_half_of_what_the_limit_leaves(
+    ring: FakeRing, tokenizer: Tokenizer, n: int, stream: bool
 ) -> None:
-    body = {"messages": [{"role": "user", "content": "hi"}]}
-    async with client_of(ring, tokenizer, Limits(tokens_per_minute=100)) as client:
-        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    body = {"messages": [{"role": "user", "content": "hi"}], "n": n, "stream": stream}
+    async with client_of(ring, tokenizer, Limits(tokens_per_minute=200)) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    [prompt] = {len(call.prompt_ids) for call in ring.calls}
+    assert [call.params.max_tokens for call in ring.calls] == n * [(200 - prompt) // 2 // n]
+
+
+TOO_LARGE: list[tuple[str, dict[str, object], str]] = [
+    ("/v1/completions", {"prompt": [5], "max_tokens": 60}, "max_tokens"),
+    ("/v1/completions", {"prompt": [5], "max_tokens": 20, "n": 4}, "n"),
+    ("/v1/completions", {"prompt": [5], "n": 128}, "n"),
+    ("/v1/completions", {"prompt": [[5] * 30, [6] * 30], "max_tokens": 1}, "prompt"),
+    ("/v1/completions", {"prompt": [5], "max_tokens": 10, "best_of": 8, "use_beam_search": True}, "best_of"),
+    ("/v1/chat/completions", {"max_tokens": 60}, "max_tokens"),
+    ("/v1/chat/completions", {"max_completion_tokens": 60}, "max_completion_tokens"),
+    ("/v1/chat/completions", {"n": 64}, "n"),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 60}, "max_output_tokens"),
+    ("/v1/responses", {"input": "hi" * 40}, "input"),
+    ("/v1/messages", {"max_tokens": 60}, "max_tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), TOO_LARGE)
+async def test_what_never_fits_is_refused_by_the_name_of_its_field(
+    ring: FakeRing, tokenizer: Tokenizer, path: str, fields: dict[str, object], param: str
+) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    body = fields if "prompt" in fields or "input" in fields else {"messages": messages, **fields}
+    async with client_of(ring, tokenizer, Limits(tokens_per_minute=60)) as client:
+        refused = await client.post(path, json=body)
+    assert refused.status_code == 429, refused.text
+    error = refused.json()["error"]
+    assert error["message"].startswith(f"{param}: ") and "60 tokens per minute" in error["message"]
+    if path == "/v1/messages":
+        assert error["type"] == "rate_limit_error"
+    else:
+        assert (error["code"], error["param"]) == ("request_too_large", param)
+    assert "retry-after" not in refused.headers and refused.headers["x-should-retry"] == "false"
+    assert not ring.calls
+
+
+async def test_over_grpc_what_never_fits_is_refused_likewise(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    server = grpc.aio.server()
+    add_services(server, service_of(ring, tokenizer, Limits(tokens_per_minute=60)))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        prompt = pb.TokenIds(ids=[5] * 10)
+        assert [response async for response in stub.Generate(pb.GenerateRequest(token_ids=prompt))]
+        asked = pb.GenerateRequest(token_ids=prompt, params=pb.SamplingParams(max_tokens=51))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            _ = [response async for response in stub.Generate(asked)]
+    assert [call.params.max_tokens for call in ring.calls] == [25]
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    metadata = metadata_of(refused.value)
+    assert (metadata["baton-error-code"], metadata["baton-error-param"]) == (
+        "request_too_large",
+        "max_tokens",
+    )
+    await server.stop(0)
 
 
 async def test_an_abandoned_stream_is_no_longer_under_way(ring: FakeRing, tokenizer: Tokenizer) -> None:

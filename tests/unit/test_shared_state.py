@@ -15,8 +15,10 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.router.shared.failures import StoreError
 from baton.router.shared.limits import BUCKET_MS, MEASURES, WINDOW_MS, Decision, Limits, Tenant, bucket_of
-from baton.router.shared.redis_store import PASSWORD_VARIABLE, Delta, RedisStore, StoreError, connect
+from baton.router.shared.redis_client import PASSWORD_VARIABLE
+from baton.router.shared.redis_store import Delta, RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
@@ -304,6 +306,40 @@ async def test_without_redis_no_request_fails_or_waits_and_limits_are_local(
     assert decision.requests is not None
     counted = 1000 - decision.requests.remaining
     assert abs(counted - (sum(before) + 301)) <= 8, "Redis was told of what was admitted meanwhile"
+
+
+@needs_redis
+async def test_without_redis_a_router_knows_what_the_others_had_used(
+    routers: list[Router], redis_server: RedisServer
+) -> None:
+    limits = Limits(requests_per_minute=100, tokens_per_minute=1000)
+    tenant, (first, second) = Tenant("t", limits), routers
+    for _ in range(3):
+        decision, _ = await first.state.admit(tenant, 300)
+        assert decision.refused_by is None
+    assert (await second.state.admit(tenant, 300))[0].refused_by == "tokens"
+    redis_server.kill()
+    for _ in range(50):
+        decision, _ = await second.state.admit(tenant, 101)
+        assert decision.refused_by == "tokens"
+    assert (await second.state.admit(tenant, 100))[0].refused_by is None
+    assert second.metric("baton_limit_decisions_total", tenant="t", decision="admitted", by="local") == 1
+
+
+@needs_redis
+async def test_a_refused_request_counts_everywhere_and_holds_nothing(routers: list[Router]) -> None:
+    limits = Limits(requests_per_minute=3, tokens_per_minute=10, concurrent=1)
+    tenant, (first, second) = Tenant("t", limits), routers
+    for _ in range(3):
+        assert (await first.state.count_request(tenant)).refused_by is None
+    await asyncio.sleep(0.2)
+    decision, _ = await second.state.admit(tenant, 1)
+    assert decision.refused_by == "requests"
+    assert decision.tokens is not None and decision.tokens.remaining == 10
+    refused = await second.state.count_request(tenant)
+    assert refused.refused_by == "requests" and refused.wait_ms > 50_000
+    without = await first.state.count_request(Tenant("u", Limits(tokens_per_minute=1)))
+    assert without.refused_by is None
 
 
 def test_after_a_long_outage_the_newest_is_told() -> None:

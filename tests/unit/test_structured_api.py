@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import grpc
@@ -13,9 +15,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.router.api import ApiSettings
+from baton.router.api.authentication import Authentication
+from baton.router.api.grammars import GrammarCheck
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
 from baton.router.grpc_api import add_services
+from baton.router.security.client import Client
+from baton.router.shared.limits import Limits, Tenant
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput, choice_text
 from baton.telemetry.grammar import GrammarCollector
@@ -27,7 +33,7 @@ from baton.v1 import inference_pb2_grpc
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
 from tests.support.grpc_errors import metadata_of
-from tests.support.hostile_grammars import variants
+from tests.support.hostile_grammars import HOSTILE, variants
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -217,7 +223,7 @@ def test_the_message_between_services_keeps_it() -> None:
 
 async def test_metrics_tell_of_grammars(service: CompletionService) -> None:
     for _ in range(2):
-        await service.grammars.check("regex", StructuredOutput("regex", "metrics+"))
+        await service.grammars.check("regex", StructuredOutput("regex", "metrics+"), Tenant())
     registry = CollectorRegistry()
     registry.register(GrammarCollector(CountedByRole("router"), service.grammars.stats))
     page = generate_latest(registry).decode()
@@ -228,3 +234,91 @@ async def test_metrics_tell_of_grammars(service: CompletionService) -> None:
         "baton_grammar_compile_seconds_total",
     ):
         assert float(samples[f'{name}{{role="router"}}']) > 0
+
+
+BOMB = HOSTILE["intersected expressions"]
+
+
+def bomb(number: int) -> str:
+    """A grammar that is refused when it has taken all the time of a trial, each another to a cache."""
+    return f"{BOMB.text}\n# {number}"
+
+
+@asynccontextmanager
+async def two_tenants(
+    ring: FakeRing, tokenizer: Tokenizer, limits: Limits, tenant_cpu_s: float
+) -> AsyncIterator[tuple[httpx.AsyncClient, CompletionService]]:
+    """Clients with the keys hostile and honest."""
+    tenants = {name: Client(tenant=Tenant(name, limits)) for name in ("hostile", "honest")}
+    metrics = RouterMetrics(CollectorRegistry())
+    service = CompletionService(
+        ring, tokenizer, ApiSettings(), metrics, authentication=Authentication(tenants.get, Tenant())
+    )
+    service.grammars = GrammarCheck(tokenizer, service.shared, metrics, tenant_cpu_s=tenant_cpu_s)
+    async with serving_app(app_for(service)) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        yield client, service
+
+
+def refusals(service: CompletionService, tenant: str, reason: str) -> float:
+    name = "baton_grammar_refusals_total"
+    value = service.metrics.registry.get_sample_value(name, {"tenant": tenant, "reason": reason})
+    return value or 0.0
+
+
+async def ask(client: httpx.AsyncClient, tenant: str, fields: Mapping[str, object]) -> httpx.Response:
+    headers = {"authorization": f"Bearer {tenant}"}
+    return await client.post(COMPLETIONS, json=body(COMPLETIONS, dict(fields)), headers=headers)
+
+
+async def test_a_tenant_that_has_used_up_its_trials_is_told_so_and_others_go_on(
+    ring: FakeRing, tokenizer: Tokenizer
+) -> None:
+    async with two_tenants(ring, tokenizer, Limits(), 1.5) as (client, service):
+        for tenant in ("hostile", "honest"):
+            assert (await ask(client, tenant, {"guided_json_object": True})).status_code == 200
+        bombs = [
+            asyncio.create_task(ask(client, "hostile", {"guided_grammar": bomb(number)}))
+            for number in range(6)
+        ]
+        await asyncio.sleep(0.2)
+        began = time.monotonic()
+        answer = await ask(client, "honest", {"guided_json": SCHEMA})
+        assert answer.status_code == 200 and time.monotonic() - began < 1.0
+        answers = [await each for each in bombs]
+        statuses = [each.status_code for each in answers]
+        assert set(statuses) == {400, 429}
+        refused = answers[statuses.index(429)]
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
+        assert error["param"] == "guided_grammar" and "1.5 s a minute" in error["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 120
+        assert (await ask(client, "hostile", {"guided_json_object": True})).status_code == 200
+        assert (await ask(client, "honest", {"guided_regex": "[a-c]+"})).status_code == 200
+        for reason, status in (("invalid", 400), ("tenant", 429)):
+            assert refusals(service, "hostile", reason) == statuses.count(status)
+            assert refusals(service, "honest", reason) == 0
+
+
+async def test_a_request_that_is_refused_for_its_form_counts_as_one_and_once(
+    ring: FakeRing, tokenizer: Tokenizer
+) -> None:
+    limits = Limits(requests_per_minute=4, tokens_per_minute=100)
+    async with two_tenants(ring, tokenizer, limits, 60.0) as (client, service):
+        first = await ask(client, "hostile", {"guided_regex": "a+"})
+        assert first.headers["x-ratelimit-remaining-requests"] == "3", "what is good is counted once"
+        for number in range(2):
+            assert (await ask(client, "hostile", {"guided_regex": f"({number}"})).status_code == 400
+        last = await ask(client, "hostile", {"guided_regex": "a+"})
+        assert last.headers["x-ratelimit-remaining-requests"] == "0"
+        assert (await ask(client, "hostile", {"guided_regex": "(a"})).status_code == 400
+        compiled = service.grammars.stats()
+        for fields in ({"guided_regex": "(b"}, {"guided_regex": "b+"}):
+            refused = await ask(client, "hostile", fields)
+            assert refused.status_code == 429
+            assert refused.json()["error"]["message"].startswith(
+                "The limit of hostile is reached: 4 requests per minute."
+            )
+            assert 50 <= int(refused.headers["retry-after"]) <= 61
+        assert service.grammars.stats() == compiled, "nothing is tried out any more"
+        assert refusals(service, "hostile", "requests") == 2
+        assert (await ask(client, "honest", {"guided_regex": "a+"})).status_code == 200

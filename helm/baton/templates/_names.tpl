@@ -99,6 +99,23 @@ annotations:
 {{- default (printf "%s-cluster-key" (include "baton.fullname" .)) .Values.clusterKey.existingSecret }}
 {{- end }}
 
+{{/* Annotations of what is drawn once: Helm keeps it where it is no longer rendered, as what runs still asks for it. */}}
+{{- define "baton.keptAnnotations" -}}
+{"helm.sh/resource-policy": "keep"}
+{{- end }}
+
+{{/* (root, field, secret): refuse a Secret of the user's that is the chart's own. Helm would delete it, as it is no longer
+rendered, if an older chart made it, which did not have it kept; the ring would be down with its next restart. */}}
+{{- define "baton.refuseOwnSecret" -}}
+{{- $live := lookup "v1" "Secret" .root.Release.Namespace .secret }}
+{{- $annotations := dig "metadata" "annotations" (dict) (default (dict) $live) | default (dict) }}
+{{- $labels := dig "metadata" "labels" (dict) (default (dict) $live) | default (dict) }}
+{{- $ours := and (eq (get $labels "app.kubernetes.io/managed-by") "Helm") (eq (get $annotations "meta.helm.sh/release-name") .root.Release.Name) }}
+{{- if and $ours (ne (get $annotations "helm.sh/resource-policy") "keep") }}
+{{- fail (printf "%s: %s is the Secret that this release made, and Helm would delete it; make one of another name, with the same key in it" .field .secret) }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.apiKeysSecret" -}}
 {{- default (printf "%s-api-keys" (include "baton.fullname" .)) .Values.apiKeys.existingSecret }}
 {{- end }}

@@ -11,6 +11,8 @@ from urllib.parse import SplitResult
 
 import httptools
 
+from baton.options import join_address
+
 _READ_BYTES = 64 * 1024
 _MOST_ERROR_BYTES = 64 * 1024
 
@@ -155,5 +157,6 @@ class HttpClient:
             reader, writer = await asyncio.open_connection(self._host, self._port, ssl=self._tls)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise ConnectError(f"cannot connect to {self._host}:{self._port}: {reason}") from error
+            where = join_address(self._host, self._port)
+            raise ConnectError(f"cannot connect to {where}: {reason}") from error
         return _Connection(reader, writer)

@@ -606,6 +606,14 @@ AuditLog = Annotated[
         rich_help_panel=_SECURITY,
     ),
 ]
+AuditLogRequired = Annotated[
+    bool,
+    typer.Option(
+        "--audit-log-required",
+        help="Refuse requests with 503 while the audit log cannot be written.",
+        rich_help_panel=_SECURITY,
+    ),
+]
 LogPrompts = Annotated[
     bool,
     typer.Option(

@@ -19,7 +19,7 @@ from baton.cli.given import given
 from baton.cli.keys import keys
 from baton.cli.planner import planner
 from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT, NodeConfig
-from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice
+from baton.options import LOG_LEVELS, ConfigError, UserError, check_choice, loopback_beside
 from baton.router.config import RouterConfig
 from baton.worker.config import ROLES, RoleName, WorkerConfig
 
@@ -134,7 +134,8 @@ def up(
     names = tuple(served_model_name or ())
     pattern = given(ctx, WorkerConfig, "host", "port", "device", "log_level", "served_model_name")
     pattern["served_model_name"] = names[0] if names else None
-    worker = WorkerConfig(role="both", device=devices[0], threads=threads_per_worker, **pattern)
+    inside = loopback_beside(host)
+    worker = WorkerConfig(role="both", host=inside, device=devices[0], threads=threads_per_worker, **pattern)
     roles = ring.roles_wanted(prefill, decode, both)
     own: dict[RoleName, WorkerConfig] = {
         "prefill": ring.with_ranks(
@@ -340,6 +341,7 @@ def router(
     worker_tls_ca_certs: arg.WorkerTlsCaCerts = None,
     worker_tls_server_name: arg.WorkerTlsServerName = None,
     audit_log: arg.AuditLog = None,
+    audit_log_required: arg.AuditLogRequired = False,
     log_prompts: arg.LogPrompts = False,
     ui: arg.Ui = True,
     trace_requests: arg.TraceRequests = _ROUTER.trace_requests,

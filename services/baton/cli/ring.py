@@ -6,13 +6,13 @@ import dataclasses
 import os
 import random
 import secrets
-import socket
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baton import sockets
 from baton.cli.child import ChildSpec
 from baton.options import ConfigError, StartError, check_range, flag, join_address
 from baton.router.config import RouterConfig
@@ -233,5 +233,4 @@ def _free_ports(host: str, count: int) -> list[int]:
 
 def _listen_once(host: str, port: int) -> None:
     """Raise OSError unless ``port`` can be listened on."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    socket.create_server((host, port), family=family).close()
+    sockets.listen(host, port).close()

@@ -16,7 +16,7 @@ from baton.cli.client import Question
 from baton.cli.console import PlainView, TerminalView, View
 from baton.cli.ring import Ring
 from baton.cli.supervisor import Supervisor
-from baton.options import WILDCARDS, StartError, UserError
+from baton.options import StartError, UserError, join_address, local_host, parse_address
 
 _MEET_SECONDS = 30.0
 _MEET_POLL_SECONDS = 0.1
@@ -137,8 +137,8 @@ def url_of(message: ready.Message) -> str:
     """Where the router that said this is called."""
     if not isinstance(message, ready.RouterReady):
         raise StartError("the router is ready but did not say where")
-    host, _, port = message.http.rpartition(":")
-    return f"http://{'127.0.0.1' if host.strip('[]') in WILDCARDS else host}:{port}"
+    host, port = parse_address(message.http)
+    return f"http://{join_address(local_host(host), port)}"
 
 
 def _show_address(view: View, url: str, message: ready.Message, model: str) -> None:

@@ -9,6 +9,8 @@ from baton.connector.group import GroupConnector
 from baton.connector.staging import Staging
 from baton.connector.tcp import TcpConnector
 from baton.connector.transport import Connector
+from baton.tls.files import TlsFiles
+from baton.tls.session import DataTls
 
 log = logging.getLogger(__name__)
 
@@ -17,23 +19,40 @@ class ConnectorMissingError(Exception):
     """A connector was asked for by name and cannot be had; says what to do."""
 
 
+ENCRYPTION = "TLS 1.3"
+
+
+def encryption(wanted: str, tls: TlsFiles | None) -> str:
+    """What protects KV blocks on their way; empty: nothing, as only ``tcp`` has something. ``wanted`` and
+    ``tls`` as ``available`` takes them."""
+    return ENCRYPTION if tls is not None and wanted in ("auto", "tcp") else ""
+
+
 def available(
-    wanted: str, *, device: int | None, host: str, on_crash: Callable[[], None], staging: Staging
+    wanted: str,
+    *,
+    device: int | None,
+    host: str,
+    on_crash: Callable[[], None],
+    staging: Staging,
+    tls: TlsFiles | None = None,
 ) -> dict[str, Connector]:
     """The connectors that ``wanted`` (of worker.config.CONNECTORS) means, the best first.
 
     ``device``: the CUDA device that the pool is on, if it is on one. ``host`` is what they will listen on.
     ``on_crash`` is called on the event loop when a thread of theirs met what it did not expect: pages could
-    stay pinned for ever, so it must end the worker.
+    stay pinned for ever, so it must end the worker. ``tls``: the services have certificates. Then ``auto`` is
+    ``tcp`` alone, whose connections are encrypted, and another connector is had by its name only. Raises
+    ConnectorMissingError, and ConfigError for files that cannot be used here.
 
-    ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested, and
-    ``nccl`` after ``ucx``, which needs no host memory in between.
+    Without, ``auto`` is every one that works here. ``tcp`` goes before ``gloo``, which is there to be tested,
+    and ``nccl`` after ``ucx``, which needs no host memory in between.
     """
     group = "gloo" if device is None else "nccl"
     if wanted in ("nccl", "gloo"):
         return {group: GroupConnector(group, staging, on_crash, device)}
-    if wanted == "tcp":
-        return {"tcp": TcpConnector(staging, on_crash)}
+    if wanted == "tcp" or (wanted == "auto" and tls is not None):
+        return {"tcp": TcpConnector(staging, on_crash, None if tls is None else DataTls(tls))}
     try:
         ucx = _ucx(staging, on_crash, host)
     except ConnectorMissingError as error:

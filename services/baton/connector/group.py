@@ -32,8 +32,10 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
+from baton import sockets
 from baton.connector.door import Door, dial
 from baton.connector.staging import Room, Staging, pieces
+from baton.connector.stream import Stream
 from baton.connector.tcp import (
     LOOK_S,
     Message,
@@ -194,7 +196,7 @@ class _Pair:
         self._device = device
         self._meeting = Meeting(sock, MEET_S)
         """The library may come back to it."""
-        host = sock.getsockname()[0]
+        host = sockets.own_host(sock)
         self._library: _Library = (
             _Nccl(self._meeting, rank, device) if self._on_cuda else _Gloo(self._meeting, rank, host)
         )
@@ -348,17 +350,17 @@ class _GroupReceivingLink(ReceivingLink):
     _pair: _Pair | None = None
     make_pair: MakePair
 
-    def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self.make_pair, sock)
+    def _run(self, stream: Stream) -> None:
+        self._pair = _made(self.make_pair, stream.sock)
         try:
-            with _running(self._pair, sock):
-                super()._run(sock)
+            with _running(self._pair, stream.sock):
+                super()._run(stream)
         finally:
             self._pair = None  # closes what the library has open
 
-    def _take(self, sock: socket.socket, receive: Receive) -> None:
+    def _take(self, stream: Stream, receive: Receive) -> None:
         assert self._pair is not None
-        missing = len(receive.blocks)
+        sock, missing = stream.sock, len(receive.blocks)
         for blocks in pieces(receive.blocks, self._memory.block_bytes):
             missing -= len(blocks)
             views = _views(self._memory, blocks, self._pair)
@@ -376,15 +378,15 @@ class _GroupReceivingLink(ReceivingLink):
         if ok and complete is not None:
             self._complete(complete)
 
-    def _discard(self, sock: socket.socket, size: int) -> None:
+    def _discard(self, stream: Stream, size: int) -> None:
         """The library is to take it in the same pieces as it was sent."""
         assert self._pair is not None
         count, odd = divmod(size, self._memory.block_bytes)
         if odd:
             raise TransferError(f"a message has {size} bytes, no multiple of {self._memory.block_bytes}")
         for blocks in pieces(range(count), self._memory.block_bytes):
-            scratch = self._take_room(sock, len(blocks))
-            self._pair.receive(scratch, partial(self._let_go, scratch), partial(connected, sock))
+            scratch = self._take_room(stream.sock, len(blocks))
+            self._pair.receive(scratch, partial(self._let_go, scratch), partial(connected, stream.sock))
 
     def _let_go(self, scratch: memoryview, ok: bool) -> None:
         self._room.give_back(scratch)
@@ -403,23 +405,23 @@ class _GroupSendingLink(SendingLink):
         self,
         memory: PageMemory,
         room: Room,
-        sock: socket.socket,
+        stream: Stream,
         on_lost: Callable[[], None],
         on_crash: Callable[[], None],
         make_pair: MakePair,
     ) -> None:
         self._make_pair = make_pair
-        super().__init__(memory, room, sock, on_lost, on_crash)
+        super().__init__(memory, room, stream, on_lost, on_crash)
 
     def _watch(self, sock: socket.socket) -> None:
         """Not yet: decode writes here until both have met."""
 
-    def _run(self, sock: socket.socket) -> None:
-        self._pair = _made(self._make_pair, sock)
+    def _run(self, stream: Stream) -> None:
+        self._pair = _made(self._make_pair, stream.sock)
         try:
-            self._have_watched(sock)
-            with _running(self._pair, sock):
-                super()._run(sock)
+            self._have_watched(stream.sock)
+            with _running(self._pair, stream.sock):
+                super()._run(stream)
         finally:
             self._pair = None  # closes what the library has open
 
@@ -437,10 +439,10 @@ class _GroupSendingLink(SendingLink):
             if not connected(sock):
                 raise TransferError("the connection has ended")
 
-    def _put(self, sock: socket.socket, message: Message) -> None:
+    def _put(self, stream: Stream, message: Message) -> None:
         assert self._pair is not None
-        sock.sendall(self._header(message))
-        missing = len(message.blocks)
+        stream.write([self._header(message)])
+        sock, missing = stream.sock, len(message.blocks)
         for blocks in pieces(message.blocks, self._memory.block_bytes):
             missing -= len(blocks)
             views = _views(self._memory, blocks, self._pair)
@@ -528,18 +530,18 @@ class GroupConnector:
         self._expected[token] = link
         return link
 
-    def _admitted(self, token: bytes, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        self._expected.pop(token).attach(sock)
+    def _admitted(self, token: bytes, stream: Stream) -> None:
+        stream.sock.setblocking(True)
+        self._expected.pop(token).attach(stream)
 
     async def connect(
         self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
     ) -> Link:
-        sock = await dial(address, MAGIC, token)
-        sock.setblocking(True)
+        stream = await dial(address, MAGIC, token)
+        stream.sock.setblocking(True)
         make_pair = partial(_Pair, self.name, _PREFILL, self._device)
         room = self._staging.sending
-        return _GroupSendingLink(memory, room, sock, on_lost, self._on_crash, make_pair)
+        return _GroupSendingLink(memory, room, stream, on_lost, self._on_crash, make_pair)
 
     async def close(self) -> None:
         await self._door.close()

@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
-from baton.connector.tcp import read_into
+from baton.connector.stream import read_into
 from baton.connector.transport import TransferError
 
 _FRAME = struct.Struct("!HI")

@@ -1,10 +1,12 @@
 """The ``tcp`` connector: the standard library only, the default where nothing better is there.
 
-One socket per link. A message is a 16-byte header (tag, size) and its bytes, which go from the sender's pages
-to the socket and from the socket into the receiver's pages without a copy between, or by way of ``staging``
-where they are not contiguous. Each end has one thread: a blocking ``recvmsg_into`` or ``sendmsg`` releases
-the GIL and needs no event loop turn per packet, and neither the engine nor the control plane waits for it.
-Once ``close`` has joined the thread, nothing can touch a page: that is the fence.
+One stream per link (``baton.connector.stream``), plain, or TLS 1.3 where the services have certificates. A
+message is a 16-byte header (tag, size) and its bytes, which go from the sender's pages to the stream and from
+the stream into the receiver's pages, or by way of ``staging`` where they are not contiguous. Between pages
+and a plain socket nothing is copied; under TLS no byte comes to pages that was not proved to be the peer's.
+Each end has one thread: a blocking ``recvmsg_into`` or ``sendmsg`` releases the GIL and needs no event loop
+turn per packet, and neither the engine nor the control plane waits for it. Once ``close`` has joined the
+thread, nothing can touch a page: that is the fence.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from dataclasses import dataclass
 
 from baton.connector.door import Door, dial
 from baton.connector.staging import Room, Staging, pieces
+from baton.connector.stream import Stream
 from baton.connector.transport import Link, PageMemory, TransferError
+from baton.tls.session import DataTls
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +37,6 @@ _SOCKET_BUFFER_BYTES = 4 << 20
 LOOK_S = 0.05
 """How often a thread that waits for something else looks at its socket."""
 _HUNG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
-_MOST_VIEWS = 1024
-"""IOV_MAX of Linux: what one system call takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,22 +77,22 @@ class _SocketThread:
         self._over = asyncio.Event()
         """The thread has done all it will ever do."""
         self._room_freed = threading.Event()
-        self._socket: socket.socket | None = None
+        self._stream: Stream | None = None
         self._thread: threading.Thread | None = None
 
-    def _start(self, sock: socket.socket) -> None:
+    def _start(self, stream: Stream) -> None:
         with self._lock:
             if self._closed:
-                sock.close()
+                stream.sock.close()
                 return
-            self._socket = sock
+            self._stream = stream
             self._thread = threading.Thread(target=self._main, name="kv-" + type(self).__name__, daemon=True)
             self._thread.start()
 
     def _main(self) -> None:
-        assert self._socket is not None
+        assert self._stream is not None
         try:
-            self._run(self._socket)
+            self._run(self._stream)
         except (OSError, TransferError) as error:
             if not self._closed:
                 log.info("a data connection ended: %s", error)
@@ -98,10 +100,10 @@ class _SocketThread:
             log.exception("a data connection's thread met an error; the worker cannot go on")
             self._post(self._on_crash)
         finally:
-            shut_down(self._socket)  # the peer learns it now, not when this end is closed
+            shut_down(self._stream.sock)  # the peer learns it now, not when this end is closed
             self._post(self._ended)
 
-    def _run(self, sock: socket.socket) -> None:
+    def _run(self, stream: Stream) -> None:
         raise NotImplementedError
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
@@ -141,7 +143,7 @@ class _SocketThread:
     async def close(self) -> None:
         with self._lock:
             self._closed = True
-            sock, thread = self._socket, self._thread
+            sock, thread = self._stream.sock if self._stream is not None else None, self._thread
         if sock is not None:
             shut_down(sock)
         self._wake()
@@ -179,9 +181,9 @@ class ReceivingLink(_SocketThread):
         self._on_closed()
         await super().close()
 
-    def attach(self, sock: socket.socket) -> None:
+    def attach(self, stream: Stream) -> None:
         """The peer has connected and shown its token."""
-        self._start(sock)
+        self._start(stream)
 
     def post_receive(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         receive = Receive(tuple(blocks), self._loop.create_future())
@@ -203,16 +205,16 @@ class ReceivingLink(_SocketThread):
     def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         raise TransferError("KV blocks travel from prefill to decode only")
 
-    def _run(self, sock: socket.socket) -> None:
+    def _run(self, stream: Stream) -> None:
         header = memoryview(bytearray(_HEADER.size))
         while True:
-            read_into(sock, [header])
+            stream.read_into([header])
             tag, size = _HEADER.unpack(header)
             receive = self._match(tag, size)
             if receive is None:  # cancelled: the sender had posted it before it heard so
-                self._discard(sock, size)
+                self._discard(stream, size)
             else:
-                self._take(sock, receive)
+                self._take(stream, receive)
 
     def _match(self, tag: int, size: int) -> Receive | None:
         with self._lock:
@@ -224,15 +226,15 @@ class ReceivingLink(_SocketThread):
             raise TransferError(f"message {tag} has {size} bytes, {expected} were posted")
         return receive
 
-    def _take(self, sock: socket.socket, receive: Receive) -> None:
+    def _take(self, stream: Stream, receive: Receive) -> None:
         """Get the bytes of a message, whose header was read, into its blocks."""
         for blocks in pieces(receive.blocks, self._memory.block_bytes):
             views = self._memory.in_place(blocks)
             if views:
-                read_into(sock, views)
+                stream.read_into(views)
                 continue
-            with self._staged(sock, len(blocks)) as piece:
-                read_into(sock, [piece])
+            with self._staged(stream.sock, len(blocks)) as piece:
+                stream.read_into([piece])
                 self._memory.scatter(blocks, piece)
         self._complete(receive)
 
@@ -241,11 +243,11 @@ class ReceivingLink(_SocketThread):
             self._matched.remove(receive)
         self._post(settle, receive.done, None)
 
-    def _discard(self, sock: socket.socket, size: int) -> None:
+    def _discard(self, stream: Stream, size: int) -> None:
         scratch = memoryview(bytearray(min(size, _DISCARD_BYTES)))
         while size:
             part = scratch[: min(size, scratch.nbytes)]
-            read_into(sock, [part])
+            stream.read_into([part])
             size -= part.nbytes
 
     def _fail_all(self, error: TransferError) -> None:
@@ -264,15 +266,15 @@ class SendingLink(_SocketThread):
         self,
         memory: PageMemory,
         room: Room,
-        sock: socket.socket,
+        stream: Stream,
         on_lost: Callable[[], None],
         on_crash: Callable[[], None],
     ) -> None:
         super().__init__(memory, room, on_lost, on_crash)
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._unsent: set[asyncio.Future[None]] = set()
-        self._start(sock)
-        self._watch(sock)
+        self._start(stream)
+        self._watch(stream.sock)
 
     def send(self, tag: int, blocks: Sequence[int]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self._loop.create_future()
@@ -292,8 +294,8 @@ class SendingLink(_SocketThread):
         return False
 
     async def close(self) -> None:
-        if self._socket is not None and not self._closed:
-            self._loop.remove_reader(self._socket)
+        if self._stream is not None and not self._closed:
+            self._loop.remove_reader(self._stream.sock)
         await super().close()
 
     def _watch(self, sock: socket.socket) -> None:
@@ -306,21 +308,21 @@ class SendingLink(_SocketThread):
         shut_down(sock)
         self._wake()
 
-    def _run(self, sock: socket.socket) -> None:
+    def _run(self, stream: Stream) -> None:
         while (message := self._queue.get()) is not None:
-            self._put(sock, message)
+            self._put(stream, message)
 
-    def _put(self, sock: socket.socket, message: Message) -> None:
+    def _put(self, stream: Stream, message: Message) -> None:
         """Send a message, header and bytes."""
         lead = [self._header(message)]
         for blocks in pieces(message.blocks, self._memory.block_bytes):
             views = self._memory.in_place(blocks)
             if views:
-                _send_all(sock, lead + views)
+                stream.write(lead + views)
             else:
-                with self._staged(sock, len(blocks)) as piece:
+                with self._staged(stream.sock, len(blocks)) as piece:
                     self._memory.gather(blocks, piece)
-                    _send_all(sock, [*lead, piece])
+                    stream.write([*lead, piece])
             lead = []
         self._post(settle, message.done, None)
 
@@ -336,17 +338,18 @@ class SendingLink(_SocketThread):
 
 
 class TcpConnector:
-    """``Connector`` over plain TCP sockets. Not encrypted: keep it on a network of your own."""
+    """``Connector`` over TCP. Plain, without ``tls``: then keep it on a network of your own."""
 
     name = "tcp"
     drained_is_proof = False
 
-    def __init__(self, staging: Staging, on_crash: Callable[[], None]) -> None:
+    def __init__(self, staging: Staging, on_crash: Callable[[], None], tls: DataTls | None = None) -> None:
         """``on_crash`` ends the worker: what a thread met leaves pages pinned for ever."""
         self._staging = staging
         self._on_crash = on_crash
+        self._tls = tls
         self._expected: dict[bytes, ReceivingLink] = {}
-        self._door = Door(_MAGIC, self._expected, self._admitted)
+        self._door = Door(_MAGIC, self._expected, self._admitted, tls)
 
     async def listen(self, host: str, port: int) -> str:
         return self._door.open(host, port)
@@ -359,17 +362,17 @@ class TcpConnector:
         self._expected[token] = link
         return link
 
-    def _admitted(self, token: bytes, sock: socket.socket) -> None:
-        sock.setblocking(True)
-        _tune(sock)
-        self._expected.pop(token).attach(sock)
+    def _admitted(self, token: bytes, stream: Stream) -> None:
+        stream.sock.setblocking(True)
+        _tune(stream.sock)
+        self._expected.pop(token).attach(stream)
 
     async def connect(
         self, address: str, token: bytes, memory: PageMemory, on_lost: Callable[[], None]
     ) -> Link:
-        sock = await dial(address, _MAGIC, token)
-        _tune(sock)
-        return SendingLink(memory, self._staging.sending, sock, on_lost, self._on_crash)
+        stream = await dial(address, _MAGIC, token, self._tls)
+        _tune(stream.sock)
+        return SendingLink(memory, self._staging.sending, stream, on_lost, self._on_crash)
 
     async def close(self) -> None:
         await self._door.close()
@@ -392,26 +395,3 @@ def shut_down(sock: socket.socket) -> None:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         log.debug("the data connection was closed already")
-
-
-def read_into(sock: socket.socket, views: list[memoryview]) -> None:
-    """Fill the views, from a socket that blocks. Raises TransferError when the peer closes it before."""
-    while views:
-        count, _, _, _ = sock.recvmsg_into(views[:_MOST_VIEWS], 0, socket.MSG_WAITALL)
-        if count == 0:
-            raise TransferError("the peer closed the connection")
-        views = _rest(views, count)
-
-
-def _send_all(sock: socket.socket, views: list[memoryview]) -> None:
-    while views:
-        views = _rest(views, sock.sendmsg(views[:_MOST_VIEWS]))
-
-
-def _rest(views: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of ``views`` after so many bytes."""
-    for index, view in enumerate(views):
-        if done < view.nbytes:
-            return [view[done:], *views[index + 1 :]]
-        done -= view.nbytes
-    return []

@@ -58,6 +58,7 @@ from pathlib import Path
 
 from baton.connector.door import HANDSHAKE_S, Door, Watch, dial, receive_exactly
 from baton.connector.staging import Room, Staging, piece_blocks
+from baton.connector.stream import Stream
 from baton.connector.transport import DeviceView, Link, PageMemory, TransferError
 from baton.connector.ucx_driver import Driver, Endpoint
 
@@ -500,9 +501,9 @@ class UcxConnector:
         self._expected[token] = link
         return link
 
-    def _admitted(self, token: bytes, sock: socket.socket) -> None:
+    def _admitted(self, token: bytes, stream: Stream) -> None:
         link = self._expected.pop(token)
-        task = asyncio.create_task(self._welcome(link, sock))
+        task = asyncio.create_task(self._welcome(link, stream.sock))
         self._greetings.add(task)
         task.add_done_callback(self._greetings.discard)
 
@@ -521,7 +522,7 @@ class UcxConnector:
                 attached = True
                 await link.attach(driver, way, sock, address)
         except (OSError, TransferError) as error:
-            log.warning("a data connection was not made: %s", error or "too slow")
+            log.warning("a data connection was not made: %s", str(error) or "too slow")
             link.refuse()
         finally:
             if not attached:
@@ -539,7 +540,7 @@ class UcxConnector:
     ) -> Link:
         loop = asyncio.get_running_loop()
         link = SendingLink(memory, self._staging.sending, token, on_lost)
-        sock = await dial(address, _MAGIC, token)
+        sock = (await dial(address, _MAGIC, token)).sock
         attached = False
         try:
             async with asyncio.timeout(HANDSHAKE_S):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from baton.connector.interface import interface_of
 from baton.connector.transport import DeviceView
+from baton.options import WILDCARDS, is_ipv6
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -71,19 +72,22 @@ def load() -> ModuleType:
 
 
 def interface_options(host: str) -> dict[str, str]:
-    """UCX's options for a worker that listens on ``host``.
+    """UCX's options for a worker that listens on ``host``, beside those that the environment has.
 
     UCX's TCP transport listens on every interface that it may use, for whoever comes. A specific host
     restricts it to the interface that has this address, beside RDMA devices (none for the loopback), which
     serve nobody without a queue pair. A wildcard leaves all, and so does ``UCX_NET_DEVICES`` in the
-    environment, which is the user's own choice.
+    environment, which is the user's own choice. Of an interface, UCX uses one address: one of the family
+    of ``host``.
     """
+    of_ipv6 = is_ipv6(host) and host not in WILDCARDS and "UCX_TCP_AF_PRIO" not in os.environ
+    family = {"TCP_AF_PRIO": "inet6,inet"} if of_ipv6 else {}
     interface = None if "UCX_NET_DEVICES" in os.environ else interface_of(host)
     if interface is None:
-        return {}
+        return family
     ports = sorted(Path("/sys/class/infiniband").glob("*/ports/*"))
     rdma = [f"{port.parent.parent.name}:{port.name}" for port in ports] if interface != "lo" else []
-    return {"NET_DEVICES": ",".join([interface, *rdma])}
+    return {"NET_DEVICES": ",".join([interface, *rdma]), **family}
 
 
 class Driver:

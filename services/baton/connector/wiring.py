@@ -9,6 +9,7 @@ from baton.connector.choice import first_common
 from baton.connector.identity import first_mismatch
 from baton.connector.ranks.ends import Ends
 from baton.connector.ranks.share import Share, Tie, objection, ties
+from baton.supervision import Supervision
 from baton.telemetry.handoff import HandoffMetrics
 from baton.tls.channels import Dialer
 from baton.v1 import handoff_pb2 as pb
@@ -31,6 +32,8 @@ class Wiring:
     """How long decode waits for a sign of life of one handoff on a healthy link."""
     dialer: Dialer = field(default_factory=Dialer)
     """How prefill calls decode."""
+    tasks: Supervision = field(default_factory=Supervision)
+    """Who looks after what runs for as long as the worker."""
 
     @property
     def whole(self) -> Share:

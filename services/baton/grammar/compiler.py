@@ -1,23 +1,25 @@
-"""Compiled grammars, kept: one thread of its own compiles, and nobody waits for it but who asks."""
+"""Compiled grammars, kept: threads of their own compile, and nobody waits for them but who asks."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLTokenizer
 
 from baton.grammar.errors import GrammarBusyError, GrammarError
-from baton.grammar.limits import CACHE_BYTES, CACHE_GRAMMARS, MAX_QUEUED
+from baton.grammar.lanes import TrialLanes
+from baton.grammar.limits import CACHE_BYTES, CACHE_GRAMMARS
 from baton.grammar.proof import ProvingGround
 from baton.grammar.source import check_source
 from baton.grammar.table import TokenTable, compiled
+from baton.grammar.turns import PendingGrammar
 from baton.structured_output import StructuredOutput
 from baton.telemetry.grammar import GrammarStats
 from baton.text.errors import TokenizerError
@@ -35,120 +37,163 @@ class Grammar:
         return self._start.deep_copy()
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiling:
-    ground: ProvingGround
-    tokens: LLTokenizer
+class _Workshop:
+    """What all threads compile with: made for the first grammar, by whichever needs it."""
+
+    def __init__(self, load: Callable[[], TokenTable]) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._made: tuple[TokenTable, LLTokenizer] | None = None
+
+    def made(self) -> tuple[TokenTable, LLTokenizer]:
+        """Raises GrammarError where the model cannot be guided."""
+        with self._lock:
+            if self._made is None:
+                try:
+                    table = self._load()
+                    self._made = table, table.build()
+                except TokenizerError as error:
+                    raise GrammarError(f"this model cannot be guided: {error}") from error
+            return self._made
+
+
+class _Bench:
+    """One thread's, with a process for trials of its own."""
+
+    def __init__(
+        self, workshop: _Workshop, tell: Callable[[PendingGrammar, Grammar | GrammarError, float], None]
+    ) -> None:
+        """``tell`` is given the outcome and the seconds that it took."""
+        self._workshop = workshop
+        self._tell = tell
+        self._ground: ProvingGround | None = None
+        self._told_cpu_s = 0.0
+
+    def answer(self, pending: PendingGrammar) -> None:
+        began = time.monotonic()
+        outcome: Grammar | GrammarError
+        try:
+            outcome = self._compile(pending.output)
+        except GrammarError as error:
+            outcome = error
+        except Exception as error:  # noqa: BLE001 - one bad grammar must not end the thread for all
+            outcome = GrammarBusyError(f"it could not be compiled: {error!r}")
+        self._tell(pending, outcome, time.monotonic() - began)
+
+    def _compile(self, output: StructuredOutput) -> Grammar:
+        table, tokens = self._workshop.made()
+        if self._ground is None:
+            self._ground = ProvingGround(table)
+        return Grammar(compiled(tokens, self._ground.prove(output)), tokens)
+
+    def recover(self) -> float:
+        if self._ground is None:
+            return 0.0
+        with suppress(GrammarBusyError, OSError):  # then whoever is next tries to start it, and is told
+            self._ground.renew()
+        before, self._told_cpu_s = self._told_cpu_s, self._ground.used_cpu_s
+        return self._told_cpu_s - before
+
+    def close(self) -> None:
+        if self._ground is not None:
+            self._ground.close()
 
 
 class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from any thread.
 
-    The token table, the process for trials and the thread are made for the first grammar. Grammars are kept
-    while they are among the most recently used, refusals likewise: both are the same every time. Beyond that
-    they are known for as long as somebody has what :meth:`compile` gave for them.
+    The token table, the processes for trials and their threads are made for the first grammars. Grammars are
+    kept while they are among the most recently used, refusals likewise: both are the same every time. Beyond
+    that they are known for as long as somebody has what :meth:`compile` gave for them.
     """
 
-    def __init__(self, load: Callable[[], TokenTable]) -> None:
-        """``load`` is called once, on the compiler's thread. It may raise GrammarError or TokenizerError."""
-        self._load = load
+    def __init__(self, load: Callable[[], TokenTable], tenant_cpu_s: float | None = None) -> None:
+        """``load`` is called once, on a thread of the compiler's. It may raise GrammarError or
+        TokenizerError. ``tenant_cpu_s``: CPU seconds a minute that each tenant's trials may take; None:
+        any."""
+        workshop = _Workshop(load)
         self._lock = threading.Lock()
-        self._queue: queue.Queue[tuple[StructuredOutput, Future[Grammar]] | None] = queue.Queue(MAX_QUEUED)
-        self._thread: threading.Thread | None = None
         self._known: WeakValueDictionary[StructuredOutput, Future[Grammar]] = WeakValueDictionary()
+        self._pending: dict[StructuredOutput, PendingGrammar] = {}
+        """Those of the known that are not compiled yet."""
         self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
         """Those of the known that are kept."""
         self._cached_bytes = 0
-        self._compiling: _Compiling | None = None
+        self._lanes = TrialLanes(
+            lambda: _Bench(workshop, self._tell),
+            lambda pending, refusal: self._tell(pending, refusal, 0.0),
+            tenant_cpu_s,
+        )
         self._stats = GrammarStats()
 
     def stats(self) -> GrammarStats:
         with self._lock:
             return self._stats
 
-    def compile(self, output: StructuredOutput) -> Future[Grammar]:
-        """The compiled grammar, or GrammarError. Returns at once; the future may be done already."""
+    def compile(self, output: StructuredOutput, tenant: str = "") -> Future[Grammar]:
+        """The compiled grammar, or GrammarError. Returns at once; the future may be done already.
+
+        A grammar that is not known waits for the turn of ``tenant``. The error is a GrammarBusyError if too
+        many wait, and a GrammarLimitError if too many of this tenant's do, or have taken too long.
+        """
         with self._lock:
             known = self._known.get(output)
             if known is not None:
-                self._keep(output, known)
+                self._join(output, known, tenant)
                 self._stats = replace(self._stats, cache_hits=self._stats.cache_hits + 1)
                 return known
             self._stats = replace(self._stats, cache_misses=self._stats.cache_misses + 1)
             future: Future[Grammar] = Future()
             future.set_running_or_notify_cancel()  # many may wait for it: nobody cancels it
+            pending = PendingGrammar(output, future)
             try:
                 check_source(output)
-                self._queue.put_nowait((output, future))
+                self._lanes.enter(tenant, pending)
+            except GrammarBusyError as error:
+                future.set_exception(error)
+                return future
             except GrammarError as error:  # not kept: the source may be of any size, and the check is cheap
                 self._stats = replace(self._stats, refused=self._stats.refused + 1)
                 future.set_exception(error)
                 return future
-            except queue.Full:
-                future.set_exception(GrammarBusyError("too many grammars wait to be compiled"))
-                return future
             self._known[output] = future
-            self._keep(output, future)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="grammars", daemon=True)
-                self._thread.start()
+            self._pending[output] = pending
         return future
 
+    def _join(self, output: StructuredOutput, known: Future[Grammar], tenant: str) -> None:
+        """What is still waiting in another tenant's queue waits in that of ``tenant`` as well."""
+        pending = self._pending.get(output)
+        if pending is None:
+            self._keep(output, known)
+            return
+        with suppress(GrammarBusyError):  # then it has to wait for that other tenant's turn
+            self._lanes.enter(tenant, pending)
+
     def close(self) -> None:
-        """End the thread, when what is queued is done, and the process."""
-        thread = self._thread
-        if thread is not None:
-            self._queue.put(None)
-            thread.join()
+        """End the threads, when what is queued is done, and the processes."""
+        self._lanes.close()
 
-    # -- the compiler's thread ---------------------------------------------------------------------------
+    # -- on the compiler's threads -----------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            self._answer(*item)
-        if self._compiling is not None:
-            self._compiling.ground.close()
-
-    def _answer(self, output: StructuredOutput, future: Future[Grammar]) -> None:
-        """Compiles, and counts before anybody hears of it."""
-        began = time.monotonic()
-        grammar: Grammar | None = None
-        refusal: GrammarError | None = None
-        try:
-            grammar = self._compile(output)
-        except GrammarError as error:
-            refusal = error
-        except Exception as error:  # noqa: BLE001 - one bad grammar must not end the thread for all
-            refusal = GrammarBusyError(f"it could not be compiled: {error!r}")
+    def _tell(self, pending: PendingGrammar, outcome: Grammar | GrammarError, seconds: float) -> None:
+        """Counts before anybody hears of it."""
+        refusal = outcome if isinstance(outcome, GrammarError) else None
         with self._lock:
             self._stats = replace(
                 self._stats,
                 compiled=self._stats.compiled + (refusal is None),
-                compile_seconds=self._stats.compile_seconds + time.monotonic() - began,
+                compile_seconds=self._stats.compile_seconds + seconds,
                 refused=self._stats.refused + (refusal is not None),
             )
+            self._pending.pop(pending.output, None)
             if isinstance(refusal, GrammarBusyError):
-                self._known.pop(output, None)
-                self._forget(output)
-        if grammar is not None:
-            future.set_result(grammar)
+                self._known.pop(pending.output, None)
+            else:
+                self._keep(pending.output, pending.future)
+        if isinstance(outcome, Grammar):
+            pending.future.set_result(outcome)
         else:
-            future.set_exception(refusal)
-        if self._compiling is not None:
-            self._compiling.ground.renew()
-
-    def _compile(self, output: StructuredOutput) -> Grammar:
-        if self._compiling is None:
-            self._compiling = self._prepare()
-        proven = self._compiling.ground.prove(output)
-        return Grammar(compiled(self._compiling.tokens, proven), self._compiling.tokens)
-
-    def _prepare(self) -> _Compiling:
-        try:
-            table = self._load()
-            return _Compiling(ProvingGround(table), table.build())
-        except TokenizerError as error:
-            raise GrammarError(f"this model cannot be guided: {error}") from error
+            pending.future.set_exception(outcome)
 
     # -- the cache, under the lock -----------------------------------------------------------------------
 

@@ -9,3 +9,11 @@ class GrammarError(ValueError):
 
 class GrammarBusyError(GrammarError):
     """The grammar may be fine: it could not be compiled here and now."""
+
+
+class GrammarLimitError(GrammarBusyError):
+    """Whoever asks has had as many trials as it may have for now; others go on."""
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s

@@ -37,9 +37,27 @@ TRIAL_BYTES = 2 << 30
 TRIAL_STACK_BYTES = 1 << 20
 """Less than any thread of a worker has, so that a grammar that overflows a stack does it there."""
 START_S = 30.0
-"""Until the process for trials is there; paid once."""
-MAX_QUEUED = 64
-"""Grammars that wait to be compiled."""
+"""Until a process for trials is there."""
+MAX_QUEUED = 256
+"""Grammars that wait to be compiled, of all tenants; of the reserve and of the rest, each."""
+MAX_QUEUED_OF_TENANT = 64
+"""Likewise, of one tenant."""
+LANES = 2
+"""Processes for trials at most. A tenant occupies one of them at a time, until it has been started again
+where a trial was the death of it, so one tenant's hostile grammars leave the other process to the others."""
+RESERVE_LANES = 1
+"""Likewise for grammars that are known to be simple, which nothing else may hold up."""
+TENANT_CPU_S = 20.0
+"""CPU time of trials in a minute that a router grants a tenant, new starts of processes that they ended
+included. Usual schemas take some milliseconds each, and only when they are new."""
+SIMPLE_BYTES = 4096
+"""Of the source of a simple grammar, at most."""
+SIMPLE_DEPTH = 12
+"""Of the objects and arrays in it."""
+SIMPLE_PROPERTIES = 64
+"""In all objects of a simple JSON schema."""
+SIMPLE_OPTIONS = 16
+"""Of one ``anyOf`` in it."""
 CACHE_GRAMMARS = 256
 CACHE_BYTES = 8 << 20
 """Of the sources in the cache."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import selectors
 import signal
 import subprocess
@@ -32,6 +31,8 @@ class ProvingGround:
         self._spent = False
         self._cpu_s = 0.0
         """That the process had used when it answered last."""
+        self.used_cpu_s = 0.0
+        """By all trials so far, and by starting the process again where one was the death of it."""
 
     def prove(self, output: StructuredOutput) -> str:
         """The grammar in llguidance's notation. GrammarError if it is invalid or goes beyond the limits;
@@ -52,10 +53,13 @@ class ProvingGround:
 
     def renew(self) -> None:
         """Start the process again if the last trial was the death of it, so that the next one need not wait
-        for that. Takes a while, so whoever waits for the last trial should have been told."""
+        for that. Takes a while, so whoever waits for the last trial should have been told. Raises
+        GrammarBusyError if it does not start; the next trial then tries again."""
         if self._spent:
             self.close()
             self._start()
+            self._await_ready()
+            self.used_cpu_s += self._cpu_s
 
     def close(self) -> None:
         """End the process, whatever it does."""
@@ -71,15 +75,24 @@ class ProvingGround:
 
     def _spend(self, process: subprocess.Popen[bytes]) -> float:
         """End the process if it has not ended. The CPU time of its last trial, in seconds."""
-        before = _cpu_of_children_s()
-        process.kill()
-        process.wait()
+        # Not by Popen, which would reap it and not tell what it has used.
+        os.kill(process.pid, signal.SIGKILL)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
         self._spent = True
-        return _cpu_of_children_s() - before - self._cpu_s
+        trial_s = max(0.0, used.ru_utime + used.ru_stime - self._cpu_s)
+        self.used_cpu_s += trial_s
+        return trial_s
 
     def _started(self) -> subprocess.Popen[bytes]:
         self.renew()
-        process = self._process or self._start()
+        if self._process is None:
+            self._start()
+        return self._await_ready()
+
+    def _await_ready(self) -> subprocess.Popen[bytes]:
+        process = self._process
+        assert process is not None
         if not self._ready:
             try:
                 self._cpu_s = self._receive(process, START_S).cpu_s
@@ -89,7 +102,7 @@ class ProvingGround:
             self._ready = True
         return process
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "baton.grammar.trial"],
             stdin=subprocess.PIPE,
@@ -99,7 +112,6 @@ class ProvingGround:
         # If it dies at once, reading its answer tells.
         with contextlib.suppress(BrokenPipeError):
             self._send(process, frame(self._table))
-        return process
 
     def _ask(self, process: subprocess.Popen[bytes], question: bytes, limit_s: float) -> Outcome:
         try:
@@ -107,6 +119,7 @@ class ProvingGround:
         except BrokenPipeError:
             raise EOFError from None
         outcome = self._receive(process, limit_s)
+        self.used_cpu_s += outcome.cpu_s - self._cpu_s
         self._cpu_s = outcome.cpu_s
         if outcome.error is not None:
             raise GrammarError(outcome.error)
@@ -132,12 +145,6 @@ def _too_much(process: subprocess.Popen[bytes]) -> str:
     if process.returncode == -signal.SIGPROF:
         return f"over {TRIAL_CPU_S:g} s"
     return "too much memory or depth"
-
-
-def _cpu_of_children_s() -> float:
-    """Of all that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _read(source: IO[bytes], size: int, deadline: float) -> bytes:

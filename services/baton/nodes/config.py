@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range, reachable_host
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range, reachable_host
 from baton.parallel.layout import MOST_NODES
 
 NODE_PORT = 9200
@@ -32,6 +32,9 @@ class NodeConfig:
     def __post_init__(self) -> None:
         if not self.leader_address:
             raise ConfigError("leader_address", "must not be empty")
+        check_host("leader_address", self.leader_address)
+        check_host("host", self.host)
+        check_host("advertise", self.advertise or "")
         check_range("nodes", self.nodes, 2, MOST_NODES)
         check_range("node_index", self.node_index, 1, self.nodes - 1)
         check_range("node_port", self.node_port, 1, 65535)

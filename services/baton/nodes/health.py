@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from baton import sockets
 from baton.options import StartError, join_address
 
 
@@ -27,7 +29,7 @@ class Health:
             yield health
             return
         try:
-            server = ThreadingHTTPServer((host, port), _handler(health))
+            server = _Server(sockets.listen(host, port), _handler(health))
         except OSError as error:
             raise StartError(f"cannot listen on {join_address(host, port)}: {error}") from error
         health.port = server.server_port
@@ -39,6 +41,16 @@ class Health:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    """On a listener that is there."""
+
+    def __init__(self, listener: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(listener.getsockname()[:2], handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_port = listener.getsockname()[1]
 
 
 def _handler(health: Health) -> type[BaseHTTPRequestHandler]:

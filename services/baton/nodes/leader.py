@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton import __version__
+from baton import __version__, sockets
 from baton.connector.ranks.end import Place
 from baton.nodes.handshake import HANDSHAKE_S, HandshakeError, admit
 from baton.nodes.messages import (
@@ -103,7 +103,7 @@ class Leader:
         there."""
         wanted = self._wanted
         try:
-            listener = socket.create_server((wanted.host, wanted.port), backlog=MOST_GREETINGS)
+            listener = sockets.listen(wanted.host, wanted.port, backlog=MOST_GREETINGS)
         except OSError as error:
             at = join_address(wanted.host, wanted.port)
             raise RankError(f"cannot listen on {at} for other nodes: {error}") from error

@@ -16,7 +16,7 @@ import threading
 import time
 from types import FrameType
 
-from baton import __version__, hub, logs
+from baton import __version__, hub, logs, sockets
 from baton.errors import ModelError
 from baton.nodes import handshake
 from baton.nodes.config import NodeConfig
@@ -116,7 +116,7 @@ class Node:
     def _dial(self) -> socket.socket:
         """A connection to the leader that both sides trust."""
         config = self._config
-        sock = socket.create_connection((config.leader_address, config.node_port), HANDSHAKE_S)
+        sock = sockets.dial(config.leader_address, config.node_port, HANDSHAKE_S)
         try:
             prepare(sock)
             handshake.join(sock, config.cluster_key.encode())

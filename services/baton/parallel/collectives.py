@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch import Tensor
 
+from baton import sockets
 from baton.parallel.layout import LOOPBACK
 from baton.parallel.shard import ModelSizes, Shard
 
@@ -183,11 +184,9 @@ def _wait(under_way: list[Work]) -> None:
 def listening_store(world: int, host: str = LOOPBACK) -> tuple[Store, int]:
     """A store at which the ranks meet, and its port on ``host``, on which alone it listens: it asks nobody
     who they are."""
-    import socket
-
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    listener = socket.create_server((host, 0))
+    listener = sockets.listen(host, 0)
     port = listener.getsockname()[1]
     store = TCPStore(
         host, port, world, True, MEET, wait_for_workers=False, master_listen_fd=listener.detach()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
 from baton.planner.goals import Bounds, Targets, Times
 from baton.router.discovery.slices import ROLE_LABEL
 from baton.tls.files import TlsFiles
@@ -62,6 +62,7 @@ class PlannerConfig:
             if not getattr(self, name) > 0:
                 raise ConfigError(name, f"must be more than 0, not {getattr(self, name):g}")
         check_range("interval", self.interval, 1, 600)
+        check_host("host", self.host)
         check_range("metrics_port", self.metrics_port, -1, 65535)
         check_choice("log_level", self.log_level, LOG_LEVELS)
         for name in ("prefill_deployment", "decode_deployment"):

@@ -20,9 +20,11 @@ from baton.planner.service import PlannerService
 from baton.planner.workers import Workers
 from baton.router.discovery.api_server import ApiServer, checked, own_namespace
 from baton.router.discovery.kubernetes import KubernetesDiscovery
+from baton.supervision import Supervision
 from baton.telemetry.discovery import DiscoveryCounts
 from baton.telemetry.identity import export_identity
 from baton.telemetry.planner import PlannerMetrics
+from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.worker import serve_metrics
 from baton.tls.channels import Dialer
 
@@ -56,7 +58,7 @@ async def _serve(config: PlannerConfig) -> int:
         prometheus = await stack.enter_async_context(Prometheus(config.prometheus_url))
         stack.push_async_callback(scales.close)
         stack.push_async_callback(workers.close)
-        port = _serve_metrics(config, registry, stack)
+        port = await _serve_metrics(config, registry, stack)
         service = PlannerService(
             Planner(config.targets, config.bounds, config.times, switches=config.switching),
             Queries(config.prometheus_selector or f'namespace="{namespace}"'),
@@ -70,8 +72,9 @@ async def _serve(config: PlannerConfig) -> int:
             dry_run=config.dry_run,
         )
         log.info("planner of %s ready, metrics on port %s", namespace, port)
-        watching = asyncio.create_task(discovery.run(lambda endpoints: None), name="discovery")
-        planning = asyncio.create_task(service.run(config.interval), name="planning")
+        tasks = Supervision(TaskMetrics(registry))
+        watching = tasks.start("discovery", lambda: discovery.run(service.hear))
+        planning = tasks.start("planning", lambda: service.run(config.interval))
         await _until_told(watching, planning)
     return 0
 
@@ -85,17 +88,18 @@ def _metrics(config: PlannerConfig, registry: CollectorRegistry) -> PlannerMetri
     return metrics
 
 
-def _serve_metrics(
+async def _serve_metrics(
     config: PlannerConfig, registry: CollectorRegistry, stack: contextlib.AsyncExitStack
 ) -> int | None:
     try:
-        return serve_metrics(config.host, config.metrics_port, registry, stack)
+        return await serve_metrics(config.host, config.metrics_port, registry, stack)
     except OSError as error:
         raise StartError(f"--metrics-port {config.metrics_port}: {error.strerror or error}") from error
 
 
 async def _until_told(*tasks: asyncio.Task[None]) -> None:
-    """Until a signal comes. What ends a task before is raised: Kubernetes starts the planner anew."""
+    """Until a signal comes. What ends a task before, which no error does, is raised: Kubernetes starts the
+    planner anew."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from baton.planner.queries import IncompleteError, Queries, measure
 from baton.planner.scales import Scale, Scales
 from baton.planner.workers import Worker, Workers, count_ready, count_strays, to_switch, told
 from baton.router.discovery.api_server import ApiServerError
-from baton.router.discovery.endpoint import Discovery
+from baton.router.discovery.endpoint import Discovery, Endpoint
 from baton.switching import SwitchError
 from baton.telemetry.planner import PlannerMetrics
 
@@ -68,18 +70,32 @@ class PlannerService:
         self._metrics, self._bounds = metrics, bounds
         self._stale_s, self._dry_run = stale_s, dry_run
         self._said = ""
+        self._heard = asyncio.Event()
+        """The API server has told who the workers are."""
 
     @property
     def switching(self) -> bool:
         """Whether a switch is under way."""
         return bool(self._workers.switching)
 
+    def hear(self, endpoints: Sequence[Endpoint]) -> None:
+        """What discovery is to tell: the workers are these."""
+        self._heard.set()
+
     async def run(self, interval_s: float) -> None:
         """Until it is cancelled."""
+        await self._first_word()
         while True:
             began = time.monotonic()
             await self.decide()
             await asyncio.sleep(max(0.0, began + interval_s - time.monotonic()))
+
+    async def _first_word(self) -> None:
+        """Until the API server has told who the workers are, or for as long as it may be silent: before it
+        was asked there is nothing to decide, and nothing to complain of."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._stale_s):
+                await self._heard.wait()
 
     async def decide(self) -> Plan | None:
         """One decision; None if there could be none."""
@@ -107,8 +123,10 @@ class PlannerService:
     # --- looking
 
     async def _look(self) -> Look:
-        if self._discovery.staleness_s > self._stale_s:
-            raise HeldError("kubernetes", "the API server has not told who the workers are for too long")
+        silence_s = self._discovery.staleness_s
+        if silence_s > self._stale_s:
+            since = "yet" if math.isinf(silence_s) else f"for more than {self._stale_s:g} s"
+            raise HeldError("kubernetes", f"the API server has not told who the workers are {since}")
         try:
             known = await told(self._prometheus, self._queries.selector)
         except PrometheusError as error:

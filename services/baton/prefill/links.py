@@ -17,6 +17,7 @@ from baton.connector.ranks.end import DataLink
 from baton.connector.transport import TransferError
 from baton.connector.wiring import Wiring
 from baton.prefill.peers import LONGEST_PAUSE_S, MAX_PEERS, Backoff, KnownPeers, Peer
+from baton.supervision import Supervision
 from baton.telemetry.handoff import BusyTime, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
@@ -191,7 +192,8 @@ class DecodeLinks:
     peer is made when a request asks for it, and closed when no handoff is open on it.
 
     ``dial`` opens a connection and promises to call what it is given when the connection is lost; ``opened``
-    and ``lost`` hear of every link; ``busy`` says whether a handoff is open on one.
+    and ``lost`` hear of every link; ``busy`` says whether a handoff is open on one; ``tasks`` looks after
+    what keeps the links.
     """
 
     def __init__(
@@ -200,8 +202,10 @@ class DecodeLinks:
         opened: Callable[[DecodePeer], None],
         lost: Callable[[LinkId], None],
         busy: Callable[[LinkId], bool],
+        tasks: Supervision | None = None,
     ) -> None:
         self._dial = dial
+        self._supervision = tasks or Supervision()
         self._opened = opened
         self._lost = lost
         self._busy = busy
@@ -271,7 +275,8 @@ class DecodeLinks:
             self._keepers.pop(incarnation).cancel()
         for incarnation in known.keys() - self._keepers.keys():
             peer = known[incarnation]
-            self._keepers[incarnation] = asyncio.create_task(self._keep(peer), name=f"keep {peer.address}")
+            keep = partial(self._keep, peer)
+            self._keepers[incarnation] = self._supervision.start("link", keep, of=peer.address)
 
     async def _keep(self, peer: Peer) -> None:
         """Keep a link to a known peer until it refuses, or nobody knows it any more (this is cancelled)."""

@@ -122,7 +122,9 @@ class PrefillRole:
         self._machine = PrefillHandoffs(_SequencePages(engine, self._requests))
         self._timelines: dict[Name, Timeline] = {}
         self._tempo = tempo
-        self._links = DecodeLinks(self._dial, self._on_opened, self._on_lost, self._machine.busy)
+        self._links = DecodeLinks(
+            self._dial, self._on_opened, self._on_lost, self._machine.busy, wiring.tasks
+        )
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property

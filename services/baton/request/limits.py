@@ -47,7 +47,7 @@ class ConversationLimits:
     """Parts of all messages together: texts, calls of tools, what tools returned, thoughts."""
 
 
-def check_count(param: str, what: str, given: int, most: int) -> None:
+def check_at_most(param: str, what: str, given: int, most: int) -> None:
     """Raise RequestError when the field ``param`` has more than ``most`` of what it is made of."""
     if given > most:
         raise invalid(param, f"{param} has {given} {what}; at most {most} are allowed.")

@@ -28,11 +28,16 @@ def check_text(text: str, tokenizer: Tokenizer, model: ModelInfo, param: str) ->
 
 def check_length(ids: list[int], model: ModelInfo, param: str) -> list[int]:
     """``ids``. Raises RequestError when there are none, or too many to leave room for an answer."""
-    if not ids:
-        raise invalid(param, f"{param} is empty; it must hold at least one token.", "empty_prompt")
-    if len(ids) >= model.max_model_len:
-        raise too_long(str(len(ids)), model, param)
+    check_count(len(ids), model, param)
     return ids
+
+
+def check_count(tokens: int, model: ModelInfo, param: str) -> None:
+    """Raise RequestError for a prompt of no tokens, or of too many to leave room for an answer."""
+    if not tokens:
+        raise invalid(param, f"{param} is empty; it must hold at least one token.", "empty_prompt")
+    if tokens >= model.max_model_len:
+        raise too_long(str(tokens), model, param)
 
 
 def render_chat(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from baton.request.errors import invalid, shown
+from baton.request.sizes import check_json_bytes
 from baton.text.config import Json
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -139,11 +139,7 @@ def _definitions(tools: Sequence[Tool], limits: ToolLimits, name_chars: int) -> 
             raise invalid(f"{at}.function.name", f"{at}.function.name is {shown(name)} a second time.")
         seen.add(name)
         definitions.append(_definition(tool.function, at))
-    size = len(orjson.dumps(definitions)) if definitions else 0
-    if size > limits.max_tools_bytes:
-        raise invalid(
-            "tools", f"tools has {size} bytes of JSON; at most {limits.max_tools_bytes} are allowed."
-        )
+    check_json_bytes("tools", definitions, limits.max_tools_bytes)
     return definitions
 
 

@@ -3,29 +3,34 @@ unless that is asked for."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from io import TextIOWrapper
-from logging.handlers import WatchedFileHandler
+from pathlib import Path
 from types import TracebackType
+from typing import NoReturn, Protocol
 
 import orjson
+from prometheus_client import CollectorRegistry
 
 from baton.options import ConfigError
 from baton.router.api.errors import ApiError
 from baton.router.api.relay import SlowClientError
 from baton.router.security.client import Client
 from baton.router.types import RingError
+from baton.telemetry.audit import AuditMetrics
 
 log = logging.getLogger(__name__)
 
 LONGEST_PROMPT = 4096
 """Tokens, and characters, of each prompt that are written."""
 MOST_PROMPTS = 16
+TRY_AGAIN_S = 1.0
+"""Between two tries to write a log that could not be written, where no line is to be written meanwhile."""
 
 
 @dataclass(slots=True)
@@ -56,7 +61,7 @@ class Record:
 
     def line(self) -> bytes:
         entry: dict[str, object] = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "time": _now(),
             "request_id": self.request_id,
             "client_request_id": self.client_id,
             "tenant": None if self.client is None else self.client.tenant.name,
@@ -103,40 +108,161 @@ def outcome_of(error: BaseException | None) -> str:
     return "error" if isinstance(error, Exception) else "cancelled"
 
 
-class _File(WatchedFileHandler):
-    """Opened again when it was renamed, as rotation does. Nobody else may read it."""
+class _Sink(Protocol):
+    """Where lines go."""
 
-    def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        return os.fdopen(descriptor, "a", encoding="utf-8")
+    def write(self, data: bytes) -> None:
+        """All of it. Raises OSError."""
+
+    def close(self) -> None: ...
+
+
+class _Stderr:
+    """Standard error, past its buffer: what cannot be written is not kept for later."""
+
+    def __init__(self) -> None:
+        self._descriptor = sys.stderr.fileno()
+
+    def write(self, data: bytes) -> None:
+        _write_all(self._descriptor, data)
+
+    def close(self) -> None:
+        pass
+
+
+class _File:
+    """Opened again when it was renamed, as rotation does, or removed. Nobody else may read it."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError."""
+        self._path = Path(path)
+        self._descriptor = -1
+        self._identity: tuple[int, int] | None = None
+        self._torn = False
+        """What was written last is the beginning of a line: the next one must not be its end."""
+        self._open()
+
+    def write(self, data: bytes) -> None:
+        if self._identity is None or self._identity != self._found():
+            self.close()
+            self._open()
+        try:
+            _write_all(self._descriptor, b"\n" + data if self._torn else data)
+        except _TornError as error:
+            self._torn = True
+            raise error.cause from None
+        self._torn = False
+
+    def _open(self) -> None:
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        opened = os.fstat(self._descriptor)
+        self._identity = (opened.st_dev, opened.st_ino)
+
+    def _found(self) -> tuple[int, int] | None:
+        """What the name leads to now."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor, self._identity = self._descriptor, -1, None
+            self._torn = False
+            os.close(descriptor)
+
+
+class _TornError(OSError):
+    """Some bytes were written, and then ``cause`` came."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(cause.errno, cause.strerror)
+        self.cause = cause
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except OSError as error:
+            if len(rest) < len(data):
+                raise _TornError(error) from None
+            raise
 
 
 class AuditLog:
-    """Lines go out as requests end."""
+    """Lines go out as requests end. Event loop's thread only.
 
-    def __init__(self, path: str, *, prompts: bool = False) -> None:
-        """``path``: "-" for standard error. Raises ConfigError when the file cannot be written."""
+    A line that cannot be written is lost: it is counted, and never told elsewhere, as it may hold a prompt.
+    The first line that can be written again is preceded by one that says how many are missing.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        prompts: bool = False,
+        required: bool = False,
+        metrics: AuditMetrics | None = None,
+    ) -> None:
+        """``path``: "-" for standard error. ``required``: no request is to be answered that would have no
+        line. Raises ConfigError when the file cannot be written."""
         self._prompts = prompts
+        self._required = required
+        self._metrics = metrics or AuditMetrics(CollectorRegistry())
         self._failing = False
+        self._missing = 0
+        """Lines lost since the last one that was written."""
         try:
-            self._handler = logging.StreamHandler(sys.stderr) if path == "-" else _File(path)
+            self._sink: _Sink = _Stderr() if path == "-" else _File(path)
         except OSError as error:
             raise ConfigError("audit_log", f"{path}: {error.strerror or error}") from None
 
     def begin(self, request_id: str, client_id: str | None = None, endpoint: str = "other") -> Record:
         return Record(request_id, endpoint, client_id, self._prompts)
 
+    def check(self) -> None:
+        """Raises ApiError where no request may be answered now."""
+        if self._required and self._failing:
+            message = "The audit log cannot be written, and no request is answered that it does not tell of."
+            raise ApiError(503, message, code="audit_log_unavailable")
+
     def end(self, record: Record) -> None:
-        """The request is over. A line that cannot be written is lost, and answers go on."""
-        message = record.line().decode()
-        try:
-            self._handler.handle(logging.makeLogRecord({"msg": message}))
-        except OSError as error:  # it was renamed, and cannot be opened again
-            if not self._failing:
-                log.error("the audit log cannot be written, lines are lost: %s", error)
-            self._failing = True
-        else:
-            self._failing = False
+        """The request is over."""
+        self._write(record.line() + b"\n")
+
+    async def run(self) -> NoReturn:
+        """Notice that the log can be written again though no request comes, for as long as the router
+        lives."""
+        while True:
+            await asyncio.sleep(TRY_AGAIN_S)
+            if self._failing:
+                self._write(b"")
 
     def close(self) -> None:
-        self._handler.close()
+        self._sink.close()
+
+    def _write(self, line: bytes) -> None:
+        try:
+            self._sink.write(self._gap() + line if self._failing else line)
+        except OSError as error:
+            self._missing += bool(line)
+            self._metrics.lost.inc(bool(line))
+            if not self._failing:
+                log.error("the audit log cannot be written, lines are lost: %s", error.strerror or error)
+            self._failing = True
+        else:
+            if self._failing:
+                log.warning("the audit log can be written again: %d lines were lost", self._missing)
+            self._failing = False
+            self._missing = 0
+        self._metrics.up.set(not self._failing)
+
+    def _gap(self) -> bytes:
+        return orjson.dumps({"time": _now(), "lost_lines": self._missing}) + b"\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from baton import options
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
 from baton.request.defaults import GENERATION_CONFIGS
 from baton.request.limits import MAX_ANSWERS
 from baton.router.discovery.slices import ROLE_LABEL
@@ -70,6 +70,7 @@ class RouterConfig:
     worker_tls_ca_certs: str | None = None
     worker_tls_server_name: str | None = None
     audit_log: str | None = None  # "-": standard error
+    audit_log_required: bool = False  # refuse what would have no line
     log_prompts: bool = False
     ui: bool = True  # the live page
     trace_requests: int = 1000  # that have ended, and can be explained
@@ -122,6 +123,7 @@ class RouterConfig:
         self._check_admission()
         self._check_targets()
         self._check_traces()
+        check_host("host", self.host)
         check_range("port", self.port, 0, 65535)
         check_range("grpc_port", self.grpc_port, -1, 65535)
         check_range("processes", self.processes, 1, MOST_PROCESSES)
@@ -185,8 +187,9 @@ class RouterConfig:
     def _check_security(self) -> None:
         check_choice("ssl_client_auth", self.ssl_client_auth, CLIENT_AUTHS)
         _ = self.client_tls, self.worker_tls
-        if self.log_prompts and self.audit_log is None:
-            raise ConfigError("log_prompts", "needs --audit-log")
+        for option in ("log_prompts", "audit_log_required"):
+            if getattr(self, option) and self.audit_log is None:
+                raise ConfigError(option, "needs --audit-log")
 
     def _check_traces(self) -> None:
         check_range("trace_requests", self.trace_requests, 0, 10**6)

@@ -9,25 +9,28 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from baton.request.prompts import check_ids, too_long
+from baton.request.prompts import check_count, check_ids
 from baton.request.sampling import SamplingFields, resolve
 from baton.router.api.catalogue import Catalogue
-from baton.router.api.errors import ApiError, as_api_error, invalid
+from baton.router.api.errors import ApiError, as_api_error, invalid, shown
 from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.reading import Reading
 from baton.router.api.relay import SlowClientError
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
 from baton.router.api.urgency import LONGEST_TIMEOUT_S, resolve_urgency
+from baton.router.grpc_errors import Ending
+from baton.router.grpc_front import connection_options, text_of
 from baton.router.security.client import Client
 from baton.router.traces.origin import Origin
 from baton.router.types import ModelInfo
+from baton.rpc_status import Context, end_with
 from baton.structured_output import StructuredOutput
 from baton.text.choice import Delta
 from baton.v1 import inference_pb2 as pb
@@ -43,22 +46,6 @@ ECHOED_AT_ONCE = 1024
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]"
 
-_CODES = MappingProxyType(
-    {
-        400: grpc.StatusCode.INVALID_ARGUMENT,
-        401: grpc.StatusCode.UNAUTHENTICATED,
-        403: grpc.StatusCode.PERMISSION_DENIED,
-        404: grpc.StatusCode.NOT_FOUND,
-        409: grpc.StatusCode.ABORTED,
-        413: grpc.StatusCode.INVALID_ARGUMENT,
-        429: grpc.StatusCode.RESOURCE_EXHAUSTED,
-        501: grpc.StatusCode.UNIMPLEMENTED,
-        502: grpc.StatusCode.UNAVAILABLE,
-        503: grpc.StatusCode.UNAVAILABLE,
-        504: grpc.StatusCode.DEADLINE_EXCEEDED,
-    }
-)
-
 _REASONS = MappingProxyType({"stop": pb.FINISH_REASON_STOP, "length": pb.FINISH_REASON_LENGTH})
 
 _EARLY_STOPPING: Mapping[int, bool | str] = MappingProxyType(
@@ -67,8 +54,8 @@ _EARLY_STOPPING: Mapping[int, bool | str] = MappingProxyType(
 
 
 def server_options(settings: ApiSettings) -> list[tuple[str, int]]:
-    """Options for ``grpc.aio.server`` that bound a message as HTTP bounds a body."""
-    return [("grpc.max_receive_message_length", settings.max_body_bytes)]
+    """Options for ``grpc.aio.server`` that bound a message as HTTP bounds a body, and connections."""
+    return [("grpc.max_receive_message_length", settings.max_body_bytes), *connection_options()]
 
 
 def add_services(
@@ -96,31 +83,36 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(  # type: ignore[override]  # noqa: N802 - the contract's name
         self, request: pb.GenerateRequest, context: _Context
     ) -> None:
-        """Complete one prompt. Aborts with the status that fits the error."""
+        """Complete one prompt. Ends with the status that fits the error."""
         started = time.perf_counter()
         request_id = f"grpc-{uuid.uuid4().hex}"
-        status = "499"
+        status, ending = 499, None
         audit = self._catalogue.audit
         record = None if audit is None else audit.begin(request_id, endpoint=f"{SERVICE_NAME}/Generate")
         try:
+            if audit is not None:
+                audit.check()
             client = self._client(context)
             if record is not None:
                 record.client = client
             self._catalogue.check_room(client)
             calls = self._calls.of(request.model)
-            origin = self._catalogue.traces.origin(None, _metadata(context).get("traceparent"))
+            origin = self._catalogue.traces.origin(
+                None, text_of(context.invocation_metadata()).get("traceparent")
+            )
             job = await calls.job(request, request_id, started, context.time_remaining(), client, origin)
             await calls.answer(replace(job, record=record), context)
-            status = "200"
+            status = 200
         except Exception as error:  # noqa: BLE001 - `as_api_error` logs what is unexpected
-            answer = as_api_error(error, request_id)
-            status = str(answer.status)
-            await _abort(context, answer)
+            ending = Ending.of(as_api_error(error, request_id))
+            status = ending.status
         finally:
-            self._catalogue.metrics.requests.labels(f"{SERVICE_NAME}/Generate", status).inc()
+            self._catalogue.metrics.requests.labels(f"{SERVICE_NAME}/Generate", str(status)).inc()
             if audit is not None and record is not None:
-                record.status = int(status)
+                record.status = status
                 audit.end(record)
+        if ending is not None:
+            ending.end(cast(Context, context))
 
     async def ListModels(  # noqa: N802 - the contract's name
         self, request: pb.ListModelsRequest, context: _Context
@@ -130,7 +122,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             client = self._client(context)
         except ApiError as error:
-            await _abort(context, error)
+            Ending.of(error).end(cast(Context, context))
+            return pb.ListModelsResponse()
         names = [
             name
             for service in self._catalogue.services
@@ -141,14 +134,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def _client(self, context: _Context) -> Client:
         """Who calls, by the metadata ``authorization`` or ``x-api-key``."""
-        metadata = _metadata(context)
+        metadata = text_of(context.invocation_metadata())
         return self._catalogue.authentication.client(metadata.get("authorization"), metadata.get("x-api-key"))
-
-
-def _metadata(context: _Context) -> dict[str, str]:
-    """What a call brings besides its message, as far as that is text."""
-    given = dict(context.invocation_metadata() or ())
-    return {name: value for name, value in given.items() if isinstance(value, str)}
 
 
 class _Calls:
@@ -171,9 +158,10 @@ class _Calls:
         model = self._service.model(request.model or None, client)
         structured = StructuredOutput.from_proto(request.params.structured_output)
         if structured is not None:
-            await self._service.grammars.check("structured_output", structured)
+            await self._service.grammars.check("structured_output", structured, self._service.tenant(client))
         prompt = await self._prompt(request, model, client)
         asked = request.params
+        self._check_lists(asked, model)
         params = resolve(
             _sampling_fields(asked),
             model,
@@ -186,7 +174,7 @@ class _Calls:
             structured_output=structured,
             defaults=self._service.settings.defaults,
         )
-        return Job(
+        job = Job(
             request_id=request_id,
             endpoint=f"{SERVICE_NAME}/Generate",
             started=started,
@@ -201,15 +189,33 @@ class _Calls:
             cache_salt=client.cache_salt(None),
             seeded=asked.HasField("seed"),
             echoes=[await self._echo(request, prompt)] if request.echo else (),
+            open_ended=not asked.max_tokens,
         )
+        return self._service.fitted(job, prompt_param=request.WhichOneof("prompt") or "prompt")
+
+    def _check_lists(self, params: pb.SamplingParams, model: ModelInfo) -> None:
+        """Raise RequestError for a list of ids that is too long, before it is made a list of Python's."""
+        settings = self._service.settings
+        for name, given, most in (
+            ("stop_token_ids", len(params.stop_token_ids), settings.max_stop_token_ids),
+            ("allowed_token_ids", len(params.allowed_token_ids), model.vocab_size),
+        ):
+            if given > most:
+                raise invalid(name, f"{name} has {given} ids; at most {most} are allowed.")
 
     def _bad_word_ids(self, params: pb.SamplingParams, model: ModelInfo) -> list[tuple[int, ...]]:
         most, given = self._service.settings.max_bad_words, len(params.bad_word_ids)
         if given > most:
             raise invalid("bad_word_ids", f"bad_word_ids has {given} runs; at most {most} are allowed.")
+        longest = self._service.settings.max_bad_word_chars
         for index, run in enumerate(params.bad_word_ids):
             if not run.ids:
                 raise invalid("bad_word_ids", f"bad_word_ids[{index}] is empty; it must hold a token id.")
+            if len(run.ids) > longest:
+                raise invalid(
+                    "bad_word_ids",
+                    f"bad_word_ids[{index}] has {len(run.ids)} token ids; at most {longest} are allowed.",
+                )
             check_ids(run.ids, model.vocab_size, f"bad_word_ids[{index}]")
         return [tuple(run.ids) for run in params.bad_word_ids]
 
@@ -229,10 +235,10 @@ class _Calls:
         if kind == "text":
             return await self._reading.text(request.text, request.model or None, client)
         if kind == "token_ids":
-            ids = request.token_ids.ids
-            if len(ids) >= model.max_model_len:  # before they are copied
-                raise too_long(str(len(ids)), model, "token_ids")
-            return PromptReader(self._service.tokenizer).from_ids(list(ids), model, "token_ids")
+            check_count(len(request.token_ids.ids), model, "token_ids")  # before they are copied
+            return PromptReader(self._service.tokenizer).from_ids(
+                list(request.token_ids.ids), model, "token_ids"
+            )
         raise invalid("prompt", "Give either text or token_ids.", "missing_required_parameter")
 
     async def answer(self, job: Job, context: _Context) -> None:
@@ -272,7 +278,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
         """Whether a request sent now could be answered."""
         status = self._status(request.service)
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"There is no service {request.service!r}.")
+            end_with(
+                cast(Context, context),
+                grpc.StatusCode.NOT_FOUND,
+                f"There is no service {shown(request.service)}.",
+            )
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(  # noqa: N802 - the contract's name
@@ -361,12 +371,3 @@ def _response(request_id: str, delta: Delta, usage: Usage) -> pb.GenerateRespons
         response.usage.completion_tokens = usage.completion_tokens
         response.usage.cached_tokens = usage.cached_tokens
     return response
-
-
-async def _abort(context: _Context, error: ApiError) -> NoReturn:
-    """End the call with ``error``; its code and field travel as trailing metadata."""
-    details = (("baton-error-code", error.code), ("baton-error-param", error.param), *error.headers.items())
-    # Metadata is ASCII; a field's name comes from the client.
-    metadata = tuple((key, value.encode("ascii", "replace").decode()) for key, value in details if value)
-    await context.abort(_CODES.get(error.status, grpc.StatusCode.INTERNAL), error.message, metadata)
-    raise AssertionError("abort always raises")

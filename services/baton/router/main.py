@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, NoReturn
 
 import grpc
@@ -18,8 +19,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.applications import Starlette
 
-from baton import hub, logs, options, wakeups
-from baton.decoding import DecodingInterceptor
+from baton import hub, logs, options, sockets, wakeups
 from baton.errors import ModelError
 from baton.options import StartError
 from baton.ready import RouterReady, announce
@@ -39,6 +39,7 @@ from baton.router.config import RouterConfig
 from baton.router.discovery.choice import discovery_for
 from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
+from baton.router.grpc_front import interceptors_for
 from baton.router.models import each_model
 from baton.router.preparation.frames import ModelSetup
 from baton.router.preparation.pool import PreparationPool
@@ -53,7 +54,9 @@ from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.traces.store import Traces
 from baton.router.ui.history import History
+from baton.supervision import Supervision
 from baton.telemetry.admission import AdmissionMetrics
+from baton.telemetry.audit import AuditMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
 from baton.telemetry.identity import Identity, export_identity
@@ -63,6 +66,7 @@ from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.roles import CountedByRole
 from baton.telemetry.shared import SharedStateMetrics
+from baton.telemetry.tasks import TaskMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.tls.channels import Dialer, add_port
 from baton.tls.http import FollowingContext
@@ -120,14 +124,15 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     wakeups.take_all()
     siblings = Siblings(place)
     metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
+    tasks = Supervision(TaskMetrics(metrics.registry))
     _count_tasks(metrics.registry)
     _count_restarts(metrics.registry, place)
     configs = [model.config for model in models]
-    rings = await _rings(configs, metrics.registry)
-    shared = _shared_state(config, rings, metrics.registry)
+    rings = await _rings(configs, metrics.registry, tasks)
+    shared = _shared_state(config, rings, metrics.registry, tasks)
     key_file = None if config.api_keys is None else KeyFile(config.api_keys, config.limits)
     authentication = _authentication(config, key_file)
-    audit = None if config.audit_log is None else AuditLog(config.audit_log, prompts=config.log_prompts)
+    audit = _audit_log(config, metrics.registry)
     admission = AdmissionMetrics(metrics.registry)
     traces, close_traces = _traces(config)
     pool = _preparation_pool(config, models, metrics.registry)
@@ -152,6 +157,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     async with contextlib.AsyncExitStack() as stack:
         if audit is not None:
             stack.callback(audit.close)
+            stack.callback(tasks.start("audit log", audit.run).cancel)
         stack.push_async_callback(asyncio.to_thread, close_traces)
         stack.push_async_callback(pool.close)
         listener = _listen(config) if place is None else place.listener
@@ -161,12 +167,12 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             named = zip(configs, rings, strict=True)
             sources = [_ring_source(each.model_name, ring) for each, ring in named]
             history = History(metrics, sources, lambda: admission.waiting, siblings)
-            stack.callback(asyncio.create_task(history.run(), name="live page").cancel)
+            stack.callback(tasks.start("live page", history.run).cancel)
         app = app_for(*services, cors=_cors(config), history=history, siblings=siblings)
         http = _HttpServer(_http_config(config, app, config.drain_timeout))
         stopping = _stop_on_signals(http)
         if key_file is not None:
-            stack.callback(asyncio.create_task(key_file.run(), name="keys").cancel)
+            stack.callback(tasks.start("keys", key_file.run).cancel)
         await stack.enter_async_context(siblings.listening())
         shared.start()
         stack.push_async_callback(shared.close)
@@ -176,18 +182,18 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         if place is not None and place.restarts:
             await _until_workers(rings, config.queue_timeout)
         grpc_server, grpc_address = await _serve_grpc(config, services, stack, stopping)
-        garbage = asyncio.create_task(collect(lambda: all(ring.idle for ring in rings)), name="garbage")
-        stack.callback(garbage.cancel)
-        host, port = listener.getsockname()[:2]
+        garbage = partial(collect, lambda: all(ring.idle for ring in rings))
+        stack.callback(tasks.start("garbage", garbage).cancel)
         last = _HttpServer(_http_config(config, draining_app(*services, siblings=siblings), LAST_ANSWERS_S))
         serving_last = asyncio.create_task(_serve_last(last, listener.dup(), stopping))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         if place is None:
-            announce(RouterReady(options.join_address(host, port), grpc_address))
+            announce(RouterReady(sockets.own_address(listener), grpc_address))
         else:
-            stack.callback(asyncio.create_task(_keep_beating(place), name="beat").cancel)
+            stack.callback(tasks.start("process beat", partial(_keep_beating, place)).cancel)
             place.tell_ready()
-        log.info("router ready at %s:%d for %s", host, port, ", ".join(each.model_name for each in configs))
+        names = ", ".join(each.model_name for each in configs)
+        log.info("router ready at %s for %s", sockets.own_address(listener), names)
         draining = asyncio.create_task(_drain_grpc(grpc_server, stopping, config.drain_timeout))
         await serving
         stopping.set()
@@ -239,6 +245,18 @@ async def _drain_grpc(server: grpc.aio.Server | None, stopping: asyncio.Event, t
         await server.stop(timeout_s)
 
 
+def _audit_log(config: RouterConfig, registry: CollectorRegistry) -> AuditLog | None:
+    metrics = AuditMetrics(registry)
+    if config.audit_log is None:
+        return None
+    return AuditLog(
+        config.audit_log,
+        prompts=config.log_prompts,
+        required=config.audit_log_required,
+        metrics=metrics,
+    )
+
+
 def _traces(config: RouterConfig) -> tuple[Traces, Callable[[], None]]:
     """Where traces are kept, and what is to be called at the end. Raises StartError."""
     kept = config.trace_requests, config.trace_memory
@@ -268,7 +286,9 @@ def _count_restarts(registry: CollectorRegistry, place: Place | None) -> None:
     restarts.inc(0 if place is None else place.restarts)
 
 
-async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -> list[WorkerRing]:
+async def _rings(
+    configs: Sequence[RouterConfig], registry: CollectorRegistry, tasks: Supervision
+) -> list[WorkerRing]:
     """A ring for each model. What is counted, is of all of them; what workers are like, of each."""
     counts, resumes = DiscoveryCounts(registry), ResumeMetrics(registry)
     rings = [
@@ -283,6 +303,7 @@ async def _rings(configs: Sequence[RouterConfig], registry: CollectorRegistry) -
             placement=config.placement,
             max_staleness_s=config.discovery_max_staleness or math.inf,
             dialer=Dialer(config.worker_tls),
+            tasks=tasks,
         )
         for config in configs
     ]
@@ -344,7 +365,7 @@ def _cors(config: RouterConfig) -> Cors:
 
 
 def _shared_state(
-    config: RouterConfig, rings: Sequence[WorkerRing], registry: CollectorRegistry
+    config: RouterConfig, rings: Sequence[WorkerRing], registry: CollectorRegistry, tasks: Supervision
 ) -> SharedState:
     store = None
     if config.redis_url is not None:
@@ -361,7 +382,12 @@ def _shared_state(
             ring.fleet.members.note_elsewhere(reservations)
 
     return SharedState(
-        store, SharedStateMetrics(registry), mine=mine, elsewhere=elsewhere, replicas=config.processes
+        store,
+        SharedStateMetrics(registry),
+        mine=mine,
+        elsewhere=elsewhere,
+        replicas=config.processes,
+        tasks=tasks,
     )
 
 
@@ -404,11 +430,8 @@ def _http_config(config: RouterConfig, app: Starlette, drain_timeout: int) -> uv
 
 def _listen(config: RouterConfig, together: bool = False) -> socket.socket:
     """``together``: with others, between which the system shares out the connections."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listener = socket.create_server(
-            (config.host, config.port), family=family, backlog=BACKLOG, reuse_port=together
-        )
+        listener = sockets.listen(config.host, config.port, backlog=BACKLOG, reuse_port=together)
     except OSError as error:
         where = options.join_address(config.host, config.port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error
@@ -432,7 +455,7 @@ async def _serve_grpc(
     # A second router on a port in use must fail to start, not share it. With several processes, their parent
     # has seen to that.
     server = grpc.aio.server(
-        interceptors=[DecodingInterceptor()],
+        interceptors=interceptors_for(*services),
         options=[*server_options(services[0].settings), ("grpc.so_reuseport", config.processes > 1)],
     )
     add_services(server, *services, stopping=stopping)

@@ -12,6 +12,7 @@ from baton.connector.liveness import TICK_S
 from baton.router.discovery.endpoint import Endpoint
 from baton.router.outliers import Ejection, Outliers
 from baton.router.workers import WorkerClient
+from baton.supervision import Supervision
 from baton.telemetry.discovery import EndpointView
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,19 @@ class Members:
     discovery still names.
     """
 
-    def __init__(self, make: Callable[[str], WorkerClient], outliers: Outliers | None = None) -> None:
-        """``make`` gives a client for an address, which is not dialled yet."""
+    def __init__(
+        self,
+        make: Callable[[str], WorkerClient],
+        outliers: Outliers | None = None,
+        tasks: Supervision | None = None,
+    ) -> None:
+        """``make`` gives a client for an address, which is not dialled yet. ``tasks``: who looks after the
+        clients' streams."""
         self.outliers = outliers or Outliers()
         self.ejections: Counter[str] = Counter()
         """So far, by reason."""
         self._make = make
+        self._supervision = tasks or Supervision()
         self._endpoints: list[Endpoint] = []
         self._present: dict[tuple[str, str], WorkerClient] = {}
         """By address and uid."""
@@ -186,7 +194,7 @@ class Members:
         self.outliers.keep({w.name: w.role if w.ready else None for w in self._present.values()})
 
     def _dial(self, worker: WorkerClient) -> None:
-        task = self._tasks[worker] = asyncio.create_task(worker.run(), name=f"worker {worker.address}")
+        task = self._tasks[worker] = self._supervision.start("worker", worker.run, of=worker.address)
         task.add_done_callback(lambda _: self._forget(worker))
 
     def _retire(self, key: tuple[str, str]) -> None:

@@ -7,7 +7,6 @@ it when a worker leaves, in ``departures``.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import secrets
 import time
@@ -30,14 +29,13 @@ from baton.router.placement import PlacementOptions
 from baton.router.retries import Retries, RetryPolicy
 from baton.router.types import ModelInfo, Request, RingError, TokenChunk, deadline_exceeded
 from baton.router.workers import WorkerClient
+from baton.supervision import Supervision
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import WorkerView
 from baton.tls.channels import Dialer
 from baton.urgency import CALM, Urgency
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
-
-log = logging.getLogger(__name__)
 
 WORKER_TELLS_S = 0.5
 """How long after a deadline the worker's own word on it may take: it looks every tick, and its clock began
@@ -58,13 +56,18 @@ class WorkerRing:
         placement: PlacementOptions | None = None,
         max_staleness_s: float = math.inf,
         dialer: Dialer | None = None,
+        tasks: Supervision | None = None,
     ) -> None:
         """``discovery``: how the workers are known, or their addresses. The ring is not ready when that was
         not confirmed for longer than ``max_staleness_s``. ``retries``, ``metrics`` and ``placement``: None
         for the default policy, for metrics that nobody reads, and for the default options. ``dialer``: None
-        for plain connections."""
+        for plain connections. ``tasks``: who looks after what runs for as long as the router lives."""
         router_id = secrets.token_hex(8)
-        members = Members(lambda address: WorkerClient(address, router_id, self, tempo, members, dialer))
+        self._supervision = tasks or Supervision()
+        members = Members(
+            lambda address: WorkerClient(address, router_id, self, tempo, members, dialer),
+            tasks=self._supervision,
+        )
         if isinstance(discovery, Sequence):
             discovery = StaticDiscovery(discovery)
         self.fleet = Fleet(members, discovery, model_name, placement or PlacementOptions(), max_staleness_s)
@@ -83,8 +86,8 @@ class WorkerRing:
         """Dial the workers, and dial again for as long as the router lives; likewise those that come."""
         self.fleet.members.start()
         self._tasks = [
-            asyncio.create_task(self._run_timers(), name="timers"),
-            asyncio.create_task(self.fleet.discovery.run(self._on_known), name="discovery"),
+            self._supervision.start("timers", self._run_timers),
+            self._supervision.start("discovery", lambda: self.fleet.discovery.run(self._on_known)),
         ]
 
     async def close(self) -> None:
@@ -106,8 +109,8 @@ class WorkerRing:
             now = time.monotonic()
             try:
                 self._tick(now - before)
-            except Exception:  # without heartbeats every worker would take the router for lost
-                log.exception("a tick failed")
+            except Exception as error:  # noqa: BLE001 - without heartbeats all workers take us for lost
+                self._supervision.failed("timers", error)
             before = now
 
     def _tick(self, elapsed: float) -> None:

@@ -26,6 +26,7 @@ from baton.simulated.openai import Front
 from baton.simulated.record import Record
 from baton.simulated.runner import SimulatedRunner
 from baton.telemetry.startup import StartClock
+from baton.tls.session import DataTls
 from baton.worker.config import WorkerConfig
 from baton.worker.main import KVForm, Served, Worker
 
@@ -114,8 +115,9 @@ def _form(config: SimulatedConfig) -> KVForm:
 
 
 async def _ends(config: SimulatedConfig, runner: SimulatedRunner, on_crash: Callable[[], None]) -> Ends:
+    tls = None if config.worker.tls is None else DataTls(config.worker.tls)
     end = LocalEnd(
-        {"tcp": TcpConnector(Staging(), on_crash)}, WordMemory(runner.pool), Share(range(1), range(1))
+        {"tcp": TcpConnector(Staging(), on_crash, tls)}, WordMemory(runner.pool), Share(range(1), range(1))
     )
     profile = config.profile
     return Ends([PacedEnd(end, profile.kv_bytes_per_token, profile.link_bytes_per_s)])

@@ -19,10 +19,12 @@ import msgspec
 import orjson
 import uvicorn
 
+from baton import sockets
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
 from baton.options import StartError, join_address
 from baton.sampling_params import SamplingParams
+from baton.supervision import Supervision
 from baton.v1 import inference_pb2, worker_pb2
 from baton.worker.routers import Routers, RouterStream
 
@@ -69,6 +71,7 @@ class Front:
         routers.add(self._stream)
         self._open: dict[str, asyncio.Queue[worker_pb2.TokenDelta]] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._supervision = Supervision()
 
     async def listen(self, host: str, port: int) -> None:
         """Raises StartError when the port cannot be had."""
@@ -87,8 +90,8 @@ class Front:
 
         self._tasks = [
             asyncio.create_task(server._serve([sock])),  # without the signals, which are the worker's
-            asyncio.create_task(self._deal_out()),
-            asyncio.create_task(self._beat()),
+            self._supervision.start("answers", self._deal_out),
+            self._supervision.start("beat", self._beat),
         ]
 
     async def _deal_out(self) -> None:
@@ -208,7 +211,7 @@ async def _gone(receive: Receive) -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=2048)
+        return sockets.listen(host, port, backlog=2048)
     except OSError as error:
         raise StartError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
 

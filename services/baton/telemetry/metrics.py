@@ -57,6 +57,13 @@ class RouterMetrics:
             ("endpoint",),
             registry=registry,
         )
+        self.grammar_refusals = Counter(
+            "baton_grammar_refusals",
+            "Requests refused for their structured output, by tenant: invalid (or beyond the limits), tenant "
+            "(its part of trials is used up), overall (too many wait), requests (as many as it may make).",
+            ("tenant", "reason"),
+            registry=registry,
+        )
         self.in_flight = Gauge(
             "baton_requests_in_flight",
             "Requests that are generating now.",

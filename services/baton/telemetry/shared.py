@@ -22,7 +22,7 @@ class SharedStateMetrics:
         self.replicas.set(1)
         self.calls = Counter(
             "baton_shared_state_calls",
-            "Calls of Redis: admit, settle, beat; result: ok, timeout, connection, full, refused.",
+            "Calls of Redis: admit, settle, beat; result: ok, or the cause of the failure.",
             ("call", "result"),
             registry=registry,
         )

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from baton.telemetry.exposition import MetricsPort
 from baton.telemetry.handoff import Holds
 from baton.telemetry.roles import CountedByRole
 
@@ -273,17 +274,15 @@ class WorkerCollector(Collector):
         return family
 
 
-def serve_metrics(
+async def serve_metrics(
     host: str, port: int, registry: CollectorRegistry, stack: contextlib.AsyncExitStack
 ) -> int | None:
-    """Serve ``/metrics`` over HTTP on a thread until ``stack`` unwinds. Returns the port, None for port -1.
+    """Serve ``/metrics`` over HTTP until ``stack`` unwinds. Returns the port, None for port -1.
 
     Raises OSError when the port cannot be had.
     """
     if port < 0:
         return None
-    server, thread = start_http_server(port, host, registry)
-    stack.callback(thread.join)
-    stack.callback(server.server_close)
-    stack.callback(server.shutdown)
-    return int(server.server_port)
+    serving = MetricsPort(registry)
+    stack.push_async_callback(serving.close)
+    return await serving.open(host, port)

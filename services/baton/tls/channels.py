@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import grpc
 
-from baton.options import ConfigError
 from baton.tls.files import Pem, TlsFiles
-
-log = logging.getLogger(__name__)
+from baton.tls.following import Following
 
 ChannelOptions = Sequence[tuple[str, int | str]]
 
 
-class _FollowingPem:
-    """What was in the files when they could be used last."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._watch = files.watch()
-        self.now = files.read()
-
-    def follow(self) -> bool:
-        """Whether there is something new."""
-        if not self._watch.changed():
-            return False
-        try:
-            self.now = self._files.read()
-        except ConfigError as error:
-            log.error("certificates have changed and cannot be used, those before are kept: %s", error)
-            return False
-        log.info("%s is read again", self._files.certificate)
-        return True
-
-
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """For a port; gRPC asks for each connection whether there is something new."""
-    pem = _FollowingPem(files)
+    pem = Following(files, files.read)
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
         return _server_side(pem.now) if pem.follow() else None
@@ -67,7 +43,7 @@ class Dialer:
     def __init__(self, files: TlsFiles | None = None) -> None:
         """None: they are plain."""
         self._files = files
-        self._pem = None if files is None else _FollowingPem(files)
+        self._pem = None if files is None else Following(files, files.read)
 
     def channel(self, address: str, options: ChannelOptions) -> grpc.aio.Channel:
         """A new one, with what is in the files now."""

@@ -86,7 +86,17 @@ class TlsFiles:
 
     def context(self) -> ssl.SSLContext:
         """For a server. Raises ConfigError when the files do not fit."""
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context = self._loaded(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
+        if self.mutual:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For who calls such a server: trusts ``ca`` alone, and wants the host's name in the certificate.
+        Raises likewise."""
+        return self._loaded(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+    def _loaded(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(self.certificate, self.key, password=_no_password)
@@ -99,8 +109,6 @@ class TlsFiles:
                 context.load_verify_locations(self.ca)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{self.options}_ca_certs", f"{self.ca} cannot be used: {error}") from None
-        if self.mutual:
-            context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def _read(self, name: str, path: str) -> bytes:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
 
-from baton.options import ConfigError
 from baton.tls.files import TlsFiles
-
-log = logging.getLogger(__name__)
+from baton.tls.following import Following
 
 
 class FollowingContext(ssl.SSLContext):
@@ -23,9 +20,7 @@ class FollowingContext(ssl.SSLContext):
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._watch = files.watch()
-        self._now = files.context()
+        self._contexts = Following(files, files.context)
 
     def wrap_bio(
         self,
@@ -35,15 +30,5 @@ class FollowingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        self._follow()
-        return self._now.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-
-    def _follow(self) -> None:
-        if not self._watch.changed():
-            return
-        try:
-            self._now = self._files.context()
-        except ConfigError as error:
-            log.error("certificates have changed and cannot be used, those before are kept: %s", error)
-        else:
-            log.info("%s is read again", self._files.certificate)
+        self._contexts.follow()
+        return self._contexts.now.wrap_bio(incoming, outgoing, server_side, server_hostname, session)

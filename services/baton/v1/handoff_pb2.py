@@ -26,7 +26,7 @@ from baton.v1 import inference_pb2 as baton_dot_v1_dot_inference__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\xca\x01\n\rCompatibility\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0cquantization\x18\n \x01(\t\"\xa8\x02\n\x0ePrefillMessage\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.baton.v1.LinkOpenH\x00\x12\x1c\n\x03\x61sk\x18\x02 \x01(\x0b\x32\r.baton.v1.AskH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.baton.v1.ReadyH\x00\x12/\n\rsend_complete\x18\x04 \x01(\x0b\x32\x16.baton.v1.SendCompleteH\x00\x12$\n\x07\x64rained\x18\x05 \x01(\x0b\x32\x11.baton.v1.DrainedH\x00\x12&\n\x08withdraw\x18\x06 \x01(\x0b\x32\x12.baton.v1.WithdrawH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xd1\x02\n\rDecodeMessage\x12&\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x14.baton.v1.LinkAcceptH\x00\x12&\n\x06refuse\x18\x02 \x01(\x0b\x32\x14.baton.v1.LinkRefuseH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CreditH\x00\x12$\n\x07\x64\x65\x63line\x18\x04 \x01(\x0b\x32\x11.baton.v1.DeclineH\x00\x12 \n\x05grant\x18\x05 \x01(\x0b\x32\x0f.baton.v1.GrantH\x00\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x12)\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x17.baton.v1.CancelHandoffH\x00\x12(\n\theartbeat\x18\x08 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xd0\x01\n\x08LinkOpen\x12\x1b\n\x13prefill_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\x12\n\nconnectors\x18\x04 \x03(\t\x12\x17\n\x0fprefill_address\x18\x05 \x01(\t\x12\x0e\n\x06verify\x18\x06 \x01(\x08\x12\x1e\n\x05ranks\x18\x07 \x03(\x0b\x32\x0f.baton.v1.Share\"W\n\x05Share\x12\x12\n\nfirst_head\x18\x01 \x01(\r\x12\x11\n\tnum_heads\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"\xbb\x01\n\nLinkAccept\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tconnector\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x12\n\ndata_token\x18\x05 \x01(\x0c\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0e\n\x06verify\x18\x07 \x01(\x08\x12!\n\x07strands\x18\x08 \x03(\x0b\x32\x10.baton.v1.Strand\"s\n\x06Strand\x12\x14\n\x0cprefill_rank\x18\x01 \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_rank\x18\x02 \x01(\r\x12\x1e\n\x05share\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Share\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\x0c\"+\n\nLinkRefuse\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x04Name\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xef\x01\n\x03\x41sk\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06handle\x18\x06 \x01(\x0c\x12\"\n\x07urgency\x18\x07 \x01(\x0b\x32\x11.baton.v1.Urgency\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"&\n\x06\x43redit\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x07\x44\x65\x63line\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\telsewhere\x18\x03 \x01(\x08\"%\n\x05Ready\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x05Grant\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.baton.v1.Segment\"?\n\x07Segment\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xcf\x01\n\x0cSendComplete\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rtokens_digest\x18\x03 \x01(\x0c\x12\x14\n\x0cnum_segments\x18\x04 \x01(\r\x12$\n\x06\x66irsts\x18\x05 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x11\n\tchecksums\x18\x07 \x03(\x07\x12\x10\n\x08\x66lush_us\x18\x14 \x01(\x04\",\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\x0c\"\'\n\x07Release\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"-\n\rCancelHandoff\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"6\n\x07\x44rained\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"8\n\x08Withdraw\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0b\n\tHeartbeat2H\n\x07Handoff\x12=\n\x04Link\x12\x18.baton.v1.PrefillMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x62\x61ton/v1/handoff.proto\x12\x08\x62\x61ton.v1\x1a\x18\x62\x61ton/v1/inference.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\xde\x01\n\rCompatibility\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x10\n\x08kv_dtype\x18\x04 \x01(\t\x12\x0e\n\x06layout\x18\x05 \x01(\t\x12\x14\n\x0cnum_kv_heads\x18\x06 \x01(\r\x12\x12\n\nnum_layers\x18\x07 \x01(\r\x12\x10\n\x08head_dim\x18\x08 \x01(\r\x12\x12\n\nblock_size\x18\t \x01(\r\x12\x14\n\x0cquantization\x18\n \x01(\t\x12\x12\n\nencryption\x18\x32 \x01(\t\"\xa8\x02\n\x0ePrefillMessage\x12\"\n\x04open\x18\x01 \x01(\x0b\x32\x12.baton.v1.LinkOpenH\x00\x12\x1c\n\x03\x61sk\x18\x02 \x01(\x0b\x32\r.baton.v1.AskH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.baton.v1.ReadyH\x00\x12/\n\rsend_complete\x18\x04 \x01(\x0b\x32\x16.baton.v1.SendCompleteH\x00\x12$\n\x07\x64rained\x18\x05 \x01(\x0b\x32\x11.baton.v1.DrainedH\x00\x12&\n\x08withdraw\x18\x06 \x01(\x0b\x32\x12.baton.v1.WithdrawH\x00\x12(\n\theartbeat\x18\x07 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xd1\x02\n\rDecodeMessage\x12&\n\x06\x61\x63\x63\x65pt\x18\x01 \x01(\x0b\x32\x14.baton.v1.LinkAcceptH\x00\x12&\n\x06refuse\x18\x02 \x01(\x0b\x32\x14.baton.v1.LinkRefuseH\x00\x12\"\n\x06\x63redit\x18\x03 \x01(\x0b\x32\x10.baton.v1.CreditH\x00\x12$\n\x07\x64\x65\x63line\x18\x04 \x01(\x0b\x32\x11.baton.v1.DeclineH\x00\x12 \n\x05grant\x18\x05 \x01(\x0b\x32\x0f.baton.v1.GrantH\x00\x12$\n\x07release\x18\x06 \x01(\x0b\x32\x11.baton.v1.ReleaseH\x00\x12)\n\x06\x63\x61ncel\x18\x07 \x01(\x0b\x32\x17.baton.v1.CancelHandoffH\x00\x12(\n\theartbeat\x18\x08 \x01(\x0b\x32\x13.baton.v1.HeartbeatH\x00\x42\t\n\x07message\"\xd0\x01\n\x08LinkOpen\x12\x1b\n\x13prefill_incarnation\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\x12.\n\rcompatibility\x18\x03 \x01(\x0b\x32\x17.baton.v1.Compatibility\x12\x12\n\nconnectors\x18\x04 \x03(\t\x12\x17\n\x0fprefill_address\x18\x05 \x01(\t\x12\x0e\n\x06verify\x18\x06 \x01(\x08\x12\x1e\n\x05ranks\x18\x07 \x03(\x0b\x32\x0f.baton.v1.Share\"W\n\x05Share\x12\x12\n\nfirst_head\x18\x01 \x01(\r\x12\x11\n\tnum_heads\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"\xbb\x01\n\nLinkAccept\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\tconnector\x18\x03 \x01(\t\x12\x14\n\x0c\x64\x61ta_address\x18\x04 \x01(\t\x12\x12\n\ndata_token\x18\x05 \x01(\x0c\x12\x12\n\nblock_size\x18\x06 \x01(\r\x12\x0e\n\x06verify\x18\x07 \x01(\x08\x12!\n\x07strands\x18\x08 \x03(\x0b\x32\x10.baton.v1.Strand\"s\n\x06Strand\x12\x14\n\x0cprefill_rank\x18\x01 \x01(\r\x12\x13\n\x0b\x64\x65\x63ode_rank\x18\x02 \x01(\r\x12\x1e\n\x05share\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Share\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05token\x18\x05 \x01(\x0c\"+\n\nLinkRefuse\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"+\n\x04Name\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xef\x01\n\x03\x41sk\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12(\n\x06params\x18\x05 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\x0e\n\x06handle\x18\x06 \x01(\x0c\x12\"\n\x07urgency\x18\x07 \x01(\x0b\x32\x11.baton.v1.Urgency\x12\x1d\n\x05\x66orks\x18\n \x03(\x0b\x32\x0e.baton.v1.Fork\x12\x12\n\ncache_salt\x18\x1e \x01(\x0c\"&\n\x06\x43redit\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x07\x44\x65\x63line\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\telsewhere\x18\x03 \x01(\x08\"%\n\x05Ready\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"J\n\x05Grant\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12#\n\x08segments\x18\x02 \x03(\x0b\x32\x11.baton.v1.Segment\"?\n\x07Segment\x12\x0b\n\x03tag\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_block\x18\x02 \x01(\r\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\"\xcf\x01\n\x0cSendComplete\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rtokens_digest\x18\x03 \x01(\x0c\x12\x14\n\x0cnum_segments\x18\x04 \x01(\r\x12$\n\x06\x66irsts\x18\x05 \x03(\x0b\x32\x14.baton.v1.FirstToken\x12\x15\n\rcached_tokens\x18\x06 \x01(\r\x12\x11\n\tchecksums\x18\x07 \x03(\x07\x12\x10\n\x08\x66lush_us\x18\x14 \x01(\x04\",\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\x0c\"\'\n\x07Release\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"-\n\rCancelHandoff\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\"6\n\x07\x44rained\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\r\n\x05\x65poch\x18\x02 \x01(\r\"8\n\x08Withdraw\x12\x1c\n\x04name\x18\x01 \x01(\x0b\x32\x0e.baton.v1.Name\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x0b\n\tHeartbeat2H\n\x07Handoff\x12=\n\x04Link\x12\x18.baton.v1.PrefillMessage\x1a\x17.baton.v1.DecodeMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,49 +34,49 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.handoff_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPATIBILITY']._serialized_start=86
-  _globals['_COMPATIBILITY']._serialized_end=288
-  _globals['_PREFILLMESSAGE']._serialized_start=291
-  _globals['_PREFILLMESSAGE']._serialized_end=587
-  _globals['_DECODEMESSAGE']._serialized_start=590
-  _globals['_DECODEMESSAGE']._serialized_end=927
-  _globals['_LINKOPEN']._serialized_start=930
-  _globals['_LINKOPEN']._serialized_end=1138
-  _globals['_SHARE']._serialized_start=1140
-  _globals['_SHARE']._serialized_end=1227
-  _globals['_LINKACCEPT']._serialized_start=1230
-  _globals['_LINKACCEPT']._serialized_end=1417
-  _globals['_STRAND']._serialized_start=1419
-  _globals['_STRAND']._serialized_end=1534
-  _globals['_LINKREFUSE']._serialized_start=1536
-  _globals['_LINKREFUSE']._serialized_end=1579
-  _globals['_NAME']._serialized_start=1581
-  _globals['_NAME']._serialized_end=1624
-  _globals['_ASK']._serialized_start=1627
-  _globals['_ASK']._serialized_end=1866
-  _globals['_CREDIT']._serialized_start=1868
-  _globals['_CREDIT']._serialized_end=1906
-  _globals['_DECLINE']._serialized_start=1908
-  _globals['_DECLINE']._serialized_end=1982
-  _globals['_READY']._serialized_start=1984
-  _globals['_READY']._serialized_end=2021
-  _globals['_GRANT']._serialized_start=2023
-  _globals['_GRANT']._serialized_end=2097
-  _globals['_SEGMENT']._serialized_start=2099
-  _globals['_SEGMENT']._serialized_end=2162
-  _globals['_SENDCOMPLETE']._serialized_start=2165
-  _globals['_SENDCOMPLETE']._serialized_end=2372
-  _globals['_FIRSTTOKEN']._serialized_start=2374
-  _globals['_FIRSTTOKEN']._serialized_end=2418
-  _globals['_RELEASE']._serialized_start=2420
-  _globals['_RELEASE']._serialized_end=2459
-  _globals['_CANCELHANDOFF']._serialized_start=2461
-  _globals['_CANCELHANDOFF']._serialized_end=2506
-  _globals['_DRAINED']._serialized_start=2508
-  _globals['_DRAINED']._serialized_end=2562
-  _globals['_WITHDRAW']._serialized_start=2564
-  _globals['_WITHDRAW']._serialized_end=2620
-  _globals['_HEARTBEAT']._serialized_start=2622
-  _globals['_HEARTBEAT']._serialized_end=2633
-  _globals['_HANDOFF']._serialized_start=2635
-  _globals['_HANDOFF']._serialized_end=2707
+  _globals['_COMPATIBILITY']._serialized_end=308
+  _globals['_PREFILLMESSAGE']._serialized_start=311
+  _globals['_PREFILLMESSAGE']._serialized_end=607
+  _globals['_DECODEMESSAGE']._serialized_start=610
+  _globals['_DECODEMESSAGE']._serialized_end=947
+  _globals['_LINKOPEN']._serialized_start=950
+  _globals['_LINKOPEN']._serialized_end=1158
+  _globals['_SHARE']._serialized_start=1160
+  _globals['_SHARE']._serialized_end=1247
+  _globals['_LINKACCEPT']._serialized_start=1250
+  _globals['_LINKACCEPT']._serialized_end=1437
+  _globals['_STRAND']._serialized_start=1439
+  _globals['_STRAND']._serialized_end=1554
+  _globals['_LINKREFUSE']._serialized_start=1556
+  _globals['_LINKREFUSE']._serialized_end=1599
+  _globals['_NAME']._serialized_start=1601
+  _globals['_NAME']._serialized_end=1644
+  _globals['_ASK']._serialized_start=1647
+  _globals['_ASK']._serialized_end=1886
+  _globals['_CREDIT']._serialized_start=1888
+  _globals['_CREDIT']._serialized_end=1926
+  _globals['_DECLINE']._serialized_start=1928
+  _globals['_DECLINE']._serialized_end=2002
+  _globals['_READY']._serialized_start=2004
+  _globals['_READY']._serialized_end=2041
+  _globals['_GRANT']._serialized_start=2043
+  _globals['_GRANT']._serialized_end=2117
+  _globals['_SEGMENT']._serialized_start=2119
+  _globals['_SEGMENT']._serialized_end=2182
+  _globals['_SENDCOMPLETE']._serialized_start=2185
+  _globals['_SENDCOMPLETE']._serialized_end=2392
+  _globals['_FIRSTTOKEN']._serialized_start=2394
+  _globals['_FIRSTTOKEN']._serialized_end=2438
+  _globals['_RELEASE']._serialized_start=2440
+  _globals['_RELEASE']._serialized_end=2479
+  _globals['_CANCELHANDOFF']._serialized_start=2481
+  _globals['_CANCELHANDOFF']._serialized_end=2526
+  _globals['_DRAINED']._serialized_start=2528
+  _globals['_DRAINED']._serialized_end=2582
+  _globals['_WITHDRAW']._serialized_start=2584
+  _globals['_WITHDRAW']._serialized_end=2640
+  _globals['_HEARTBEAT']._serialized_start=2642
+  _globals['_HEARTBEAT']._serialized_end=2653
+  _globals['_HANDOFF']._serialized_start=2655
+  _globals['_HANDOFF']._serialized_end=2727
 # @@protoc_insertion_point(module_scope)

@@ -39,6 +39,7 @@ class Compatibility(_message.Message):
     HEAD_DIM_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
+    ENCRYPTION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     model: _builtins.str
     revision: _builtins.str
@@ -52,6 +53,8 @@ class Compatibility(_message.Message):
     """may differ, if one divides the other"""
     quantization: _builtins.str
     """of the weights that KV is computed with; empty: none"""
+    encryption: _builtins.str
+    """of data connections; empty: none"""
     def __init__(
         self,
         *,
@@ -65,10 +68,11 @@ class Compatibility(_message.Message):
         head_dim: _builtins.int = ...,
         block_size: _builtins.int = ...,
         quantization: _builtins.str = ...,
+        encryption: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "head_dim", b"head_dim", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "protocol", b"protocol", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "encryption", b"encryption", "head_dim", b"head_dim", "kv_dtype", b"kv_dtype", "layout", b"layout", "model", b"model", "num_kv_heads", b"num_kv_heads", "num_layers", b"num_layers", "protocol", b"protocol", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from typing import Literal
 from baton import options
 from baton.models.quantization import QUANTIZATIONS, Quantization
 from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_range
+from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
 from baton.parallel.layout import Layout
 from baton.speculation.config import METHODS, MOST_NGRAM, MOST_TOKENS, WITH_MODEL, Method
 from baton.tls.files import TlsFiles
@@ -97,6 +97,8 @@ class WorkerConfig:
         check_choice("log_level", self.log_level, LOG_LEVELS)
         if not _DEVICE.fullmatch(self.device):
             raise ConfigError("device", f"must be auto, cpu, cuda or cuda:N, not {self.device!r}")
+        check_host("host", self.host)
+        check_host("advertise", self.advertise or "")
         self._check_ports()
         self._check_sizes()
         self._check_speculation()

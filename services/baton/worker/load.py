@@ -80,7 +80,9 @@ def _served(config: WorkerConfig, engine: Engine, revision: str, others: Others)
         engine,
         revision,
         KVForm(LAYOUT, str(kv.dtype).removeprefix("torch."), kv.element_size(), kv.shape[-1]),
-        lambda on_crash: make_ends(runner, config.connector, config.host, others.places, on_crash),
+        lambda on_crash: make_ends(
+            runner, config.connector, config.host, others.places, on_crash, config.tls
+        ),
         lambda role: _mixed_prefill_tokens(config, choose_device(config.device), role),
         lambda: masks.stats,
         others,

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -19,6 +19,7 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
 from baton import options, wakeups
+from baton.connector.choice import encryption
 from baton.connector.identity import PROTOCOL, compatibility_digest
 from baton.connector.liveness import NO_PROBES
 from baton.connector.ranks.end import Place
@@ -32,6 +33,7 @@ from baton.nodes.others import Nobody, Others
 from baton.options import StartError
 from baton.prefill.role import PrefillRole
 from baton.ready import WorkerReady, announce
+from baton.supervision import Supervision
 from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.identity import Identity, export_identity
@@ -39,6 +41,7 @@ from baton.telemetry.roles import CountedByRole
 from baton.telemetry.stages import StageMetrics, Stages
 from baton.telemetry.startup import StartClock, StartCollector
 from baton.telemetry.switches import SwitchMetrics
+from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.vllm import with_vllm_names
 from baton.telemetry.worker import WorkerCollector, serve_metrics
 from baton.tls.channels import Dialer, add_port
@@ -91,6 +94,26 @@ def end_process_after(seconds: float, status: int) -> None:
     timer = threading.Timer(seconds, os._exit, (status,))
     timer.daemon = True
     timer.start()
+
+
+def start_timers(
+    tasks: Supervision,
+    service: WorkerService,
+    prefill: PrefillRole,
+    decode: DecodeRole,
+    on_crash: Callable[[], None],
+) -> Sequence[asyncio.Task[None]]:
+    """What a worker does as time goes by.
+
+    An error in the timers of a handoff ends the worker: what they were about to resend, give up or free would
+    hold its pages, and nobody would know. After one in those of the requests, which only report and cancel,
+    they go on.
+    """
+    return (
+        tasks.start("request timers", service.run_timers),
+        tasks.start("prefill timers", prefill.run_timers, on_failure=on_crash),
+        tasks.start("decode timers", decode.run_timers, on_failure=on_crash),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +262,7 @@ class Worker:
                 decode.data_addresses = await self._listen(ends)
             decode.takes_over = config.role != "prefill"
             shown = with_vllm_names(registry, config.model_name) if config.vllm_metric_names else registry
-            metrics_port = serve_metrics(config.host, config.metrics_port, shown, stack)
+            metrics_port = await serve_metrics(config.host, config.metrics_port, shown, stack)
         except OSError as error:
             raise StartError(f"cannot listen on {config.host}: {error}") from error
         engine_loop.start()
@@ -247,8 +270,8 @@ class Worker:
         await server.start()
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         stack.callback(routers.close)
-        for timer in (service.run_timers(), prefill.run_timers(), decode.run_timers()):
-            stack.callback(asyncio.create_task(timer).cancel)
+        for timer in start_timers(wiring.tasks, service, prefill, decode, self._crash):
+            stack.callback(timer.cancel)
         metrics = None
         if metrics_port is not None:
             metrics = options.join_address(config.advertised_host, metrics_port)
@@ -310,6 +333,7 @@ class Worker:
             verify=self._config.verify_handoff,
             patience_s=self._config.handoff_patience,
             dialer=Dialer(self._config.tls),
+            tasks=Supervision(TaskMetrics(registry)),
         )
 
     async def _listen(self, ends: Ends) -> dict[str, list[str]]:
@@ -374,4 +398,5 @@ class Worker:
             head_dim=kv.head_dim,
             block_size=self._engine.pool.block_size,
             quantization="" if self._config.quantization == "none" else self._config.quantization,
+            encryption=encryption(self._config.connector, self._config.tls),
         )

@@ -15,6 +15,7 @@ import msgspec
 
 from baton.connector.ranks.end import Cut
 from baton.connector.ranks.share import Share
+from baton.tls.files import TlsFiles
 
 _LENGTH = struct.Struct("!I")
 MAX_FRAME_BYTES = 1 << 20
@@ -44,6 +45,29 @@ class WireCut(msgspec.Struct, frozen=True, array_like=True):
         return Cut(self.block_size, Share(range(*self.heads), range(*self.layers)))
 
 
+class WireTls(msgspec.Struct, frozen=True, array_like=True):
+    """``TlsFiles`` of services: where the rank finds them, which is where the worker does."""
+
+    certificate: str
+    key: str
+    ca: str | None
+    server_name: str | None
+
+    @staticmethod
+    def of(files: TlsFiles) -> WireTls:
+        return WireTls(files.certificate, files.key, files.ca, files.server_name)
+
+    def files(self) -> TlsFiles:
+        return TlsFiles(
+            options="worker_tls",
+            certificate=self.certificate,
+            key=self.key,
+            ca=self.ca,
+            mutual=True,
+            server_name=self.server_name,
+        )
+
+
 # --- orders of the worker
 
 
@@ -52,6 +76,7 @@ class Begin(_Frame, frozen=True):
 
     connector: str
     host: str
+    tls: WireTls | None = None
 
 
 class Listen(_Frame, frozen=True):

@@ -24,6 +24,7 @@ from baton.connector.ranks import frames
 from baton.connector.ranks.end import Cut, DataLink
 from baton.connector.ranks.share import Share
 from baton.connector.transport import TransferError
+from baton.tls.files import TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +63,24 @@ class RemoteEnd:
 
     @classmethod
     async def meet(
-        cls, sock: socket.socket, *, connector: str, host: str, on_crash: Callable[[], None]
+        cls,
+        sock: socket.socket,
+        *,
+        connector: str,
+        host: str,
+        on_crash: Callable[[], None],
+        tls: TlsFiles | None = None,
     ) -> RemoteEnd:
-        """Begin with a rank at the other end of ``sock``, of which nobody else holds this end. ``connector``
-        and ``host`` as ``choice.available`` takes them. ``on_crash`` is called if the rank says what makes no
-        sense.
+        """Begin with a rank at the other end of ``sock``, of which nobody else holds this end. ``connector``,
+        ``host`` and ``tls`` as ``choice.available`` takes them. ``on_crash`` is called if the rank says what
+        makes no sense.
 
         Raises EndMissingError, and what ``frames.said`` raises.
         """
         sock.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=sock)
-        writer.write(frames.encoded(frames.Begin(connector, host)))
+        wire_tls = None if tls is None else frames.WireTls.of(tls)
+        writer.write(frames.encoded(frames.Begin(connector, host, wire_tls)))
         hearing = frames.said(reader)
         hello = await anext(hearing, None)
         if not isinstance(hello, frames.Hello):

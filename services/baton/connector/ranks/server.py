@@ -22,6 +22,7 @@ from baton.connector.ranks.end import DataLink, LocalEnd
 from baton.connector.ranks.share import Share
 from baton.connector.staging import Staging, heap
 from baton.connector.transport import TransferError
+from baton.options import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,14 @@ async def serve(sock: socket.socket, pool: Tensor, share: Share, on_crash: Calla
     staging = Staging(allocate=heap if memory.device is None else pinned)
     try:
         connectors = choice.available(
-            begin.connector, device=memory.device, host=begin.host, on_crash=on_crash, staging=staging
+            begin.connector,
+            device=memory.device,
+            host=begin.host,
+            on_crash=on_crash,
+            staging=staging,
+            tls=None if begin.tls is None else begin.tls.files(),
         )
-    except choice.ConnectorMissingError as error:
+    except (choice.ConnectorMissingError, ConfigError) as error:
         writer.write(frames.encoded(frames.Unable(str(error))))
         await writer.drain()
         return

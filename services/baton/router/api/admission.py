@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,13 @@ _LIMITS: Mapping[Measure, str] = {
     "quota": "tokens per day",
 }
 
+OPEN_PART = 0.5
+"""Of what its prompt leaves of a limit of tokens, that the answers to a request without max_tokens may have
+together. With all of it, each would have to wait for a minute in which its tenant has made no other."""
+LEAST_ANSWER = 16
+"""Tokens, if the context has room for them: a request without max_tokens whose answers could not have as many
+is refused, rather than answered with less than anybody wants."""
+
 
 class Ticket:
     """One request's way through its tenant's limits, as an async context manager around its answer.
@@ -33,9 +41,10 @@ class Ticket:
     def __init__(self, shared: SharedState, tenant: Tenant, job: Job) -> None:
         self._shared = shared
         self.tenant = tenant
-        self._reserved = reservation(tenant, job)
+        self._reserved = reservation(job)
         self._prompt_tokens = sum(map(len, job.prompts))
         self._generated = 0
+        self._computed, self._told = computed_answers(job), job.choices
         self._begun = False
         self._lease: Lease | None = None
         self.headers: Mapping[str, str] = {}
@@ -64,20 +73,73 @@ class Ticket:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._lease is not None:
-            used = self._prompt_tokens + self._generated if self._begun else 0
-            self._shared.settle(self._lease, used)
+            self._shared.settle(self._lease, self._used() if self._begun else 0)
+
+    def _used(self) -> int:
+        """Tokens read and written, those of beams that nobody is told of included."""
+        return self._prompt_tokens + self._generated * self._computed // self._told
 
 
-def reservation(tenant: Tenant, job: Job) -> int:
-    """The tokens to count until it is known how many there are: the prompts and the longest answers.
+def reservation(job: Job) -> int:
+    """The tokens to count until it is known how many there are: the prompts and the longest answers."""
+    return sum(map(len, job.prompts)) + computed_answers(job) * job.params.max_tokens
 
-    An answer that may fill the context counts no more than would leave the request room in the limits, or no
-    chat without max_tokens could ever pass small ones.
+
+def computed_answers(job: Job) -> int:
+    """How many answers are generated for ``job``: a beam search follows more than it tells."""
+    beams = job.params.beam_search
+    return job.choices if beams is None else max(job.choices, beams.width * len(job.prompts))
+
+
+def fitted(job: Job, tenant: Tenant, *, prompt_param: str, max_tokens_param: str = "max_tokens") -> Job:
+    """``job``, its answers no longer than its tenant's limits of tokens allow where that was left open.
+
+    Raises ApiError (429, request_too_large), which names the field at fault, if what is asked for could never
+    fit into a limit.
     """
-    prompts = sum(map(len, job.prompts))
-    limits = tenant.limits
-    bounds = [b for b in (limits.tokens_per_minute, limits.tokens_per_day) if b is not None]
-    return max(prompts, min([prompts + job.choices * job.params.max_tokens, *bounds]))
+    given: dict[Measure, int | None] = {
+        "tokens": tenant.limits.tokens_per_minute,
+        "quota": tenant.limits.tokens_per_day,
+    }
+    bounds = [(limit, measure) for measure, limit in given.items() if limit is not None]
+    if not bounds:
+        return job
+    limit, measure = min(bounds)
+    prompts, answers = sum(map(len, job.prompts)), computed_answers(job)
+    if job.open_ended:
+        most = _open_answer(job, limit - prompts, answers)
+        job = replace(job, open_ended=False, params=replace(job.params, max_tokens=most))
+    needed = reservation(job)
+    if needed <= limit:
+        return job
+    longest = job.params.max_tokens
+    if prompts + min(longest, LEAST_ANSWER) > limit:
+        param = prompt_param
+    elif prompts + longest > limit:
+        param = max_tokens_param
+    else:
+        param = _number_param(job, prompt_param)
+    raise ApiError(
+        429,
+        f"{param}: {prompts} tokens of prompt and {answers} answers of up to {longest} tokens make {needed}, "
+        f"and the limit of {tenant.name} is {limit} {_LIMITS[measure]}.",
+        param=param,
+        code="request_too_large",
+    )
+
+
+def _open_answer(job: Job, room: int, answers: int) -> int:
+    """How long each of so many answers may be, which was left open, if a limit has ``room`` for all."""
+    least = max(job.params.min_tokens, LEAST_ANSWER)
+    return min(job.params.max_tokens, max(int(OPEN_PART * room) // answers, least))
+
+
+def _number_param(job: Job, prompt_param: str) -> str:
+    """The field by which there are so many answers."""
+    beams = job.params.beam_search
+    if beams is not None and beams.width > job.n:
+        return "best_of"
+    return prompt_param if job.n == 1 else "n"
 
 
 def refusal(tenant: Tenant, decision: Decision, tokens: int) -> ApiError:

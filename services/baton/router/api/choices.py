@@ -18,7 +18,8 @@ Choice = AsyncGenerator[tuple[int, Delta]]
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    error: Exception | None
+    errors: list[Exception]
+    """One, or none. Whoever raises it takes it out: what kept it would be kept by its traceback."""
 
 
 def merge(choices: Sequence[Choice]) -> Choice:
@@ -39,8 +40,8 @@ async def _merged(choices: Sequence[Choice]) -> Choice:
             item = await queue.get()
             if not isinstance(item, _Ended):
                 yield item
-            elif item.error is not None:
-                raise item.error
+            elif item.errors:
+                raise item.errors.pop()
             else:
                 running -= 1
     finally:
@@ -50,11 +51,11 @@ async def _merged(choices: Sequence[Choice]) -> Choice:
 
 
 async def _pump(choice: Choice, queue: asyncio.Queue[tuple[int, Delta] | _Ended]) -> None:
-    error: Exception | None = None
+    errors: list[Exception] = []
     try:
         async with aclosing(choice) as deltas:
             async for delta in deltas:
                 await queue.put(delta)
     except Exception as caught:  # noqa: BLE001 - raised again by `merge`, in its consumer
-        error = caught
-    await queue.put(_Ended(error))
+        errors.append(caught)
+    await queue.put(_Ended(errors))

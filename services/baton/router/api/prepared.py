@@ -89,6 +89,12 @@ class PreparedJob(msgspec.Struct, kw_only=True, tag="job"):
     grammars: list[tuple[str, StructuredOutput]]
     """To be checked, each with the field that asks for it."""
     format: FormatAsked | None = None
+    open_ended: bool = False
+    """See `Job.open_ended`."""
+    prompt_param: str
+    """The field with the prompts, by the name that its protocol has for it,"""
+    max_tokens_param: str = "max_tokens"
+    """and that with the length of the answers."""
     telling: Telling
     repeated: Repeated | None = None
     """Of a response."""

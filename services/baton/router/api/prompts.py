@@ -50,8 +50,9 @@ class PromptReader:
 
     def from_ids(self, ids: list[int], model: ModelInfo, param: str) -> list[int]:
         """``ids`` as given. Raises RequestError for an id outside the vocabulary, none, or too many."""
+        check_length(ids, model, param)
         check_ids(ids, model.vocab_size, param)
-        return check_length(ids, model, param)
+        return ids
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool, most: int) -> list[int]:
         """The ids of ``text``. Raises RequestError for a text that is too long to begin with, and

@@ -30,18 +30,29 @@ class Relay(Generic[T]):
         self._bytes = 0
         self._changed = asyncio.Event()
         self._ended = False
-        self._error: Exception | None = None
-        """Of the source: raised when all before it is written."""
+        self._errors: list[Exception] = []
+        """The source's, if it ended with one: raised when all before it is written. Whoever raises it takes
+        it out: what kept it would be kept by its traceback."""
 
     async def run(self, source: AsyncGenerator[T], write: Callable[[list[T]], Awaitable[None]]) -> None:
         """Until the source has ended and everything is written. Raises SlowClientError when a bound is
         reached, and what the source or ``write`` raise; the source is the caller's to close."""
+        # No task group: the error that it ends with would be kept by a frame of its own until somebody looks
+        # for cycles, and with it all that was asked.
+        reading: asyncio.Task[None] | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._read(source))
+            async with asyncio.timeout(None) as writing:
+                reading = asyncio.create_task(self._read(source, writing))
                 await self._write_all(write)
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+        except TimeoutError:
+            if not writing.expired():
+                raise
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.wait((reading,))
+        if self._errors:
+            raise self._errors.pop()
 
     async def within_patience(self, writing: Awaitable[None]) -> None:
         try:
@@ -55,16 +66,17 @@ class Relay(Generic[T]):
         self._bytes += self._size(item)
         self._changed.set()
 
-    async def _read(self, source: AsyncGenerator[T]) -> None:
+    async def _read(self, source: AsyncGenerator[T], writing: asyncio.Timeout) -> None:
+        """Until the source has ended, or too much of it is unread, which ends the ``writing``."""
         try:
             async for item in source:
                 self.add(item)
                 if self._bytes - self._size(item) > self._most_bytes:  # one alone may be larger
-                    raise SlowClientError(f"{self._bytes} bytes are unread")
-        except SlowClientError:
-            raise
-        except Exception as error:  # noqa: BLE001 - raised by the writer
-            self._error = error
+                    self._errors.append(SlowClientError(f"{self._bytes} bytes are unread"))
+                    writing.reschedule(0.0)
+                    return
+        except Exception as error:  # noqa: BLE001 - raised when all before it is written
+            self._errors.append(error)
         finally:
             self._ended = True
             self._changed.set()
@@ -76,8 +88,6 @@ class Relay(Generic[T]):
             while self._items:
                 await self.within_patience(write(self._piece()))
             if self._ended:
-                if self._error is not None:
-                    raise self._error
                 return
 
     def _piece(self) -> list[T]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from baton.request.sampling import for_choice
 from baton.router.admission.gate import Gate
-from baton.router.api.admission import Ticket
+from baton.router.api.admission import Ticket, fitted
 from baton.router.api.authentication import Authentication, not_allowed
 from baton.router.api.choices import Choice, merge
 from baton.router.api.completion import complete
@@ -78,6 +78,8 @@ class Job:
     client: Client | None = None
     """Who asks; None: whoever may where there are no keys."""
     origin: Origin = NOWHERE
+    open_ended: bool = False
+    """The client left open how long the answers may be: ``params`` has all that the context has room for."""
     format: AnswerFormat | None = None
     """How an answer's text becomes reasoning, content and calls; None: it is the content."""
 
@@ -137,8 +139,13 @@ class CompletionService:
         self._gate = gate
         self.audit = audit
         self.traces = Traces() if traces is None else traces
-        self.grammars = GrammarCheck(tokenizer)
+        self.grammars = GrammarCheck(tokenizer, self.shared, metrics)
         self.elsewhere = elsewhere
+
+    def tenant(self, client: Client | None) -> Tenant:
+        """Whose limits the requests of ``client`` count for. Raises ApiError (401) when nobody is known where
+        keys are needed."""
+        return self.authentication.answerable(client).tenant
 
     def serves(self, client: Client | None) -> bool:
         """Whether ``client`` may ask the model, by whichever of its names its key says so."""
@@ -156,6 +163,11 @@ class CompletionService:
         model = self.ring.model
         if self._gate is not None and not (model is not None and model.takes_priorities):
             check_room(self._gate, self.authentication.answerable(client).tenant)
+
+    def fitted(self, job: Job, *, prompt_param: str, max_tokens_param: str = "max_tokens") -> Job:
+        """``job`` within its tenant's limits of tokens; see `admission.fitted` for what it raises."""
+        tenant = self.tenant(job.client)
+        return fitted(job, tenant, prompt_param=prompt_param, max_tokens_param=max_tokens_param)
 
     def ticket(self, job: Job) -> Ticket:
         """For one run of ``job``. Raises ApiError when nobody stands for it, or its client may not ask its

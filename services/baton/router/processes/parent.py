@@ -20,7 +20,7 @@ from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from baton import options
+from baton import options, sockets
 from baton.options import StartError, UserError
 from baton.parent import exit_with_parent
 from baton.ready import RouterReady, announce
@@ -168,9 +168,9 @@ class Parent:
         self._announced = True
         config = self._config
         grpc = None if config.grpc_port < 0 else options.join_address(config.host, config.grpc_port)
-        host, port = self._seats[0].listener.getsockname()[:2]
-        announce(RouterReady(options.join_address(host, port), grpc))
-        log.info("%d router processes ready at %s:%d", config.processes, host, port)
+        http = sockets.own_address(self._seats[0].listener)
+        announce(RouterReady(http, grpc))
+        log.info("%d router processes ready at %s", config.processes, http)
 
     def _child(self, place: Place, parent: int) -> None:
         """In the new process."""
@@ -203,14 +203,13 @@ def _held_grpc_port(config: RouterConfig) -> Iterator[int]:
     if config.grpc_port < 0:
         yield -1
         return
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        with socket.create_server((config.host, config.grpc_port), family=family) as alone:
-            port = alone.getsockname()[1]
+        with sockets.listen(config.host, config.grpc_port) as alone:
+            family, place = alone.family, alone.getsockname()
         with socket.socket(family, socket.SOCK_STREAM) as held:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind((config.host, port))
-            yield port
+            held.bind(place)
+            yield place[1]
     except OSError as error:
         where = options.join_address(config.host, config.grpc_port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error

@@ -194,10 +194,7 @@ class KeyFile:
         """Follow the file, for as long as the router lives."""
         while True:
             await asyncio.sleep(RELOAD_S)
-            try:
-                await asyncio.to_thread(self.follow)  # a long file takes a while
-            except Exception:  # keys that are taken back must not stay for that
-                log.exception("%s could not be read", self._path)
+            await asyncio.to_thread(self.follow)  # a long file takes a while
 
     def follow(self) -> None:
         """Read the file again if it has changed. While it cannot be used, the keys stay what they were."""

@@ -9,6 +9,7 @@ WINDOW_MS = 60_000
 BUCKET_MS = 250
 """A window is counted in buckets. The oldest counts whole until all of it has left the window, so no minute
 ever has more than its limit, and a tenant that asks evenly gets 250 ms in 60 s, 0.4 %, less than it."""
+WINDOW_BUCKETS = WINDOW_MS // BUCKET_MS
 DAY_MS = 86_400_000
 
 Measure = Literal["requests", "tokens", "concurrent", "quota"]

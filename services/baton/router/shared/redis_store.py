@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit, urlunsplit
-from weakref import WeakSet
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
+from urllib.parse import urlsplit
 
 import orjson
 
 from baton.options import ConfigError, StartError
+from baton.router.shared.failures import StoreError, cause_of, store_error
 from baton.router.shared.limits import BUCKET_MS, MEASURES, WINDOW_MS, Decision, Room, Tenant
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-PASSWORD_VARIABLE = "BATON_REDIS_PASSWORD"
+    from baton.router.shared.redis_client import Pool
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 LEASE_MS = 15_000
 """Of a request under way, renewed every third of it; that of a router that died ends."""
-CONNECTIONS = 32
-
-
-class StoreError(Exception):
-    """Redis did not do it. ``word`` is timeout, connection, full or refused."""
-
-    def __init__(self, word: str, message: str, *, unsure: bool = False) -> None:
-        """``unsure``: it may have done it all the same, and the answer was late."""
-        super().__init__(message)
-        self.word = word
-        self.unsure = unsure
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,55 +60,28 @@ def check_url(url: str) -> None:
 
 
 def connect(url: str, password_file: str | None, timeout_s: float) -> Redis:
-    """A client that connects when it is used. A password in a file is read for each connection."""
+    """A client that connects when it is used. Raises StartError where the package is missing, and ConfigError
+    where ``url`` has what no connection can have."""
     try:
-        from redis.asyncio import BlockingConnectionPool, Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-        from redis.credentials import CredentialProvider
+        from baton.router.shared.redis_client import client_of
     except ImportError as error:
         raise StartError(f"--redis-url needs the package redis: {error}") from None
+    return client_of(url, password_file, timeout_s)
 
-    parts = urlsplit(url)
-    user = parts.username
 
-    class Password(CredentialProvider):
-        def get_credentials(self) -> tuple[str] | tuple[str, str]:
-            if password_file is not None:
-                secret = Path(password_file).read_text().strip()
-            else:
-                secret = os.environ[PASSWORD_VARIABLE]
-            return (user, secret) if user else (secret,)
+def _named(call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """``call``, of whose errors every one is a StoreError: no request fails by what happens in here."""
 
-    class Pool(BlockingConnectionPool):
-        """Knows whose calls have got a connection: of the others Redis cannot have heard."""
+    @wraps(call)
+    async def named(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await call(*args, **kwargs)
+        except StoreError:
+            raise
+        except Exception as error:
+            raise store_error(error) from error
 
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.served: WeakSet[asyncio.Future[object]] = WeakSet()
-
-        async def get_connection(self, *about: Any, **options: Any) -> Any:
-            connection = await super().get_connection(*about, **options)  # type: ignore[no-untyped-call]
-            task = asyncio.current_task()
-            assert task is not None
-            self.served.add(task)
-            return connection
-
-    given = password_file is not None or PASSWORD_VARIABLE in os.environ
-    if given:  # that of the URL does not count
-        host = parts.netloc.rpartition("@")[2]
-        url = urlunsplit(parts._replace(netloc=host))
-    pool = Pool.from_url(
-        url,
-        max_connections=CONNECTIONS,
-        timeout=timeout_s,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 0),  # trying again is the breaker's affair
-        protocol=2,
-        **({"credential_provider": Password()} if given else {}),
-    )
-    return Redis(connection_pool=pool)
+    return named
 
 
 class RedisStore:
@@ -127,12 +92,13 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._prefix = prefix
         self._calls: set[asyncio.Future[object]] = set()
-        self._served: WeakSet[asyncio.Future[object]] = client.connection_pool.served  # type: ignore[attr-defined]
+        self._pool = cast("Pool", client.connection_pool)
         here = files(__package__)
         self._admit, self._settle, self._beat = (
             client.register_script((here / f"{name}.lua").read_text()) for name in ("admit", "settle", "beat")
         )
 
+    @_named
     async def admit(self, tenant: Tenant, tokens: int, lease: str) -> tuple[Decision, int]:
         """The decision, and Redis's time in ms. Raises StoreError."""
         limits = tenant.limits
@@ -154,6 +120,7 @@ class RedisStore:
         )
         return decision, now
 
+    @_named
     async def settle(
         self, tenant: str, ended: Sequence[str], held: Sequence[str], deltas: Sequence[Delta]
     ) -> None:
@@ -162,6 +129,7 @@ class RedisStore:
         lists = [orjson.dumps(each) for each in (list(ended), list(held), told)]
         await self._call(self._settle, self._keys(tenant), [LEASE_MS, BUCKET_MS, WINDOW_MS, *lists])
 
+    @_named
     async def beat(self, router: str, words: bytes, life_ms: int) -> Beat:
         """Raises StoreError."""
         keys = [f"{{{self._prefix}:routers}}:{name}" for name in ("ends", "words", "memory")]
@@ -170,8 +138,14 @@ class RedisStore:
         pairs = zip(flat[::2], flat[1::2], strict=True)
         return Beat(now, memory.decode(), {name.decode(): word for name, word in pairs})
 
+    async def leave(self) -> None:
+        """Use no connection again that there is: the next call dials, where the name leads by then. After a
+        failover the connections that are open lead to a replica, or to nobody."""
+        await self._pool.leave()
+
     async def close(self) -> None:
         await self._client.aclose()
+        await self._pool.aclose()
 
     def _keys(self, tenant: str) -> list[str]:
         # The braces keep a tenant's keys on one node of a cluster.
@@ -182,8 +156,6 @@ class RedisStore:
         return await self._bounded(script(keys=keys, args=args))  # type: ignore[operator]
 
     async def _bounded(self, call: object) -> object:
-        from redis import exceptions
-
         # In a task of its own, which is left to itself when its time is up: the client takes as long again to
         # clean up after a call that is cancelled.
         task = asyncio.ensure_future(call)  # type: ignore[call-overload]
@@ -191,19 +163,15 @@ class RedisStore:
         task.add_done_callback(self._over)
         try:
             done, _ = await asyncio.wait((task,), timeout=self._timeout_s)
-            if not done:
-                raise TimeoutError
-            return task.result()
-        except (TimeoutError, exceptions.TimeoutError) as error:
-            message = f"no answer within {1e3 * self._timeout_s:.0f} ms"
-            raise StoreError("timeout", message, unsure=task in self._served) from error
-        except (exceptions.ConnectionError, OSError) as error:
-            raise StoreError("connection", str(error)) from error
-        except exceptions.RedisError as error:
-            full = isinstance(error, exceptions.OutOfMemoryError) or "OOM" in str(error)
-            raise StoreError("full" if full else "refused", str(error)) from error
+            if done:
+                return task.result()
+        except Exception as error:
+            if cause_of(error) != "timeout":
+                raise
         finally:
             task.cancel()
+        message = f"no answer within {1e3 * self._timeout_s:.0f} ms"
+        raise StoreError("timeout", message, unsure=task in self._pool.served)
 
     def _over(self, task: asyncio.Future[object]) -> None:
         self._calls.discard(task)

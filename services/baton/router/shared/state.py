@@ -18,9 +18,11 @@ import msgspec
 import orjson
 
 from baton.router.shared.breaker import Breaker
-from baton.router.shared.limits import Decision, Tenant, bucket_of, day_of, oldest_bucket
-from baton.router.shared.redis_store import LEASE_MS, Delta, RedisStore, StoreError
+from baton.router.shared.failures import StoreError
+from baton.router.shared.limits import Decision, Limits, Tenant, bucket_of, day_of, oldest_bucket
+from baton.router.shared.redis_store import LEASE_MS, Delta, RedisStore
 from baton.router.shared.windows import Account
+from baton.supervision import Supervision
 from baton.telemetry.shared import SharedStateMetrics
 
 log = logging.getLogger(__name__)
@@ -104,16 +106,21 @@ class SharedState:
         mine: Callable[[], Reservations] = _nothing,
         elsewhere: Callable[[Reservations], None] = _ignore,
         replicas: int = 1,
+        tasks: Supervision | None = None,
     ) -> None:
         """``mine`` is what this router has on its way to workers; ``elsewhere`` is told what all the others
-        have. ``replicas``: how many there are at least, by what can be known without Redis."""
+        have. ``replicas``: how many there are at least, by what can be known without Redis. ``tasks``: who
+        looks after the two loops."""
         self.router = secrets.token_hex(8)
         self.replicas = self._least = replicas
         self._store = store
         self._metrics = metrics
         self._mine = mine
         self._elsewhere = elsewhere
+        self._supervision = tasks or Supervision()
         self._breaker = Breaker()
+        self._told_causes: set[str] = set()
+        """Why Redis is given up, as far as the log has it; empty while it answers."""
         self._offset_ms = time.time() * 1e3 - time.monotonic() * 1e3
         """From this process's clock to Redis's."""
         self._accounts: dict[str, Account] = {}
@@ -129,9 +136,10 @@ class SharedState:
 
     def start(self) -> None:
         if self._store is not None:
+            keep = self._supervision.start
             self._tasks = [
-                asyncio.create_task(self._keep_beating(self._store), name="shared state beat"),
-                asyncio.create_task(self._keep_settling(self._store), name="shared state settle"),
+                keep("shared state beat", partial(self._keep_beating, self._store)),
+                keep("shared state settle", partial(self._keep_settling, self._store)),
             ]
 
     async def close(self) -> None:
@@ -186,13 +194,33 @@ class SharedState:
         if decision.refused_by is not None:
             if counted:  # Redis may have admitted what we do not
                 self._end(tenant.name, name)
+            self._note_elsewhere(account, decision, by, now)
             return decision, None
         bucket = decision.bucket if by == "redis" else bucket_of(now)
         account.count(name, bucket, tokens, now)
-        if by == "local" and not counted:
-            self._owe(tenant.name, bucket, tokens, requests=1)
+        self._note_elsewhere(account, decision, by, now)
+        if by == "local":
+            account.borrow(name, bucket, tokens, tenant.limits, self.replicas)
+            if not counted:
+                self._owe(tenant.name, bucket, tokens, requests=1)
         decision = replace(decision, bucket=bucket)
         return decision, Lease(tenant, name, tokens, bucket, sure=by == "redis" or not counted)
+
+    def _note_elsewhere(self, account: Account, decision: Decision, by: str, now_ms: int) -> None:
+        """What others have used is remembered for the moment in which Redis does not tell any more."""
+        if by == "redis" and self.replicas > 1:
+            account.note_elsewhere(decision, now_ms)
+
+    async def count_request(self, tenant: Tenant) -> Decision:
+        """Count a request of ``tenant`` that is refused for what it asks, before it comes to its limits. If
+        the limit of requests is reached already, it is not counted, and the decision says so."""
+        limit = tenant.limits.requests_per_minute
+        decision, lease = await self.admit(
+            replace(tenant, limits=Limits(requests_per_minute=limit)), tokens=0
+        )
+        if lease is not None:
+            self.settle(lease, 0)
+        return decision
 
     async def _ask(
         self, store: RedisStore, tenant: Tenant, tokens: int, name: str
@@ -202,7 +230,7 @@ class SharedState:
         try:
             decision, now_ms = await store.admit(tenant, tokens, name)
         except StoreError as error:
-            self._failed("admit", error)
+            await self._failed(store, "admit", error)
             return None, error.unsure
         finally:
             self._metrics.delay.observe(time.monotonic() - began)
@@ -256,13 +284,10 @@ class SharedState:
         try:
             beat = await store.beat(self.router, orjson.dumps(self._mine()), LIFE_MS)
         except StoreError as error:
-            self._failed("beat", error)
+            await self._failed(store, "beat", error)
             self._elsewhere({})
             return
-        was_open = self._breaker.open
         self._worked("beat", beat.now_ms)
-        if was_open:
-            log.warning("Redis answers again: limits are shared")
         if self._memory is not None and self._memory != beat.memory:
             self._forgotten()
         self._memory = beat.memory
@@ -312,7 +337,7 @@ class SharedState:
         try:
             await store.settle(name, pending.ended, held, deltas)
         except StoreError as error:
-            self._failed("settle", error)
+            await self._failed(store, "settle", error)
             if error.unsure:  # to add twice is worse than never
                 pending.amounts.clear()
             self._keep_pending(name, pending)
@@ -327,16 +352,35 @@ class SharedState:
     def _worked(self, call: str, now_ms: int) -> None:
         self._metrics.calls.labels(call, "ok").inc()
         self._offset_ms = now_ms - time.monotonic() * 1e3
+        if self._breaker.open:
+            if call != "beat":  # asked before Redis was given up, and no proof that all calls go through
+                return
+            log.warning("Redis answers again: limits are shared")
+            self._told_causes.clear()
         self._breaker.succeeded()
         self._metrics.shared.set(1)
 
-    def _failed(self, call: str, error: StoreError) -> None:
+    async def _failed(self, store: RedisStore, call: str, error: StoreError) -> None:
         self._metrics.calls.labels(call, error.word).inc()
-        if self._breaker.failed(time.monotonic(), by_timeout=error.word == "timeout"):
-            log.warning(
-                "Redis is given up for now (%s): limits are local, and shared out by %d", error, self.replicas
-            )
+        opened = self._breaker.failed(time.monotonic(), by_timeout=error.word == "timeout")
+        if self._breaker.open:
+            self._tell(error, opened)
+            if error.word != "full":  # whose connections are as good as any
+                await store.leave()
         self._metrics.shared.set(not self._breaker.open)
+
+    def _tell(self, error: StoreError, opened: bool) -> None:
+        """Each cause once, from the moment that Redis is given up until it answers."""
+        if error.word in self._told_causes:
+            return
+        self._told_causes.add(error.word)
+        if opened:
+            shares = "limits are local, and shared out by"
+            log.warning("Redis is given up for now (%s: %s): %s %d", error.word, error, shares, self.replicas)
+        else:
+            log.warning("Redis is still given up, by now for another reason (%s: %s)", error.word, error)
+        if error.word == "unexpected":
+            log.warning("Redis: the error in full", exc_info=error)
 
 
 def _sum(words: list[bytes]) -> Reservations:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from baton.router.shared.limits import (
     BUCKET_MS,
     DAY_MS,
     MEASURES,
+    WINDOW_BUCKETS,
     Decision,
     Limits,
     Measure,
@@ -40,12 +43,13 @@ class Window:
         for bucket in [bucket for bucket in self.buckets if bucket < oldest]:
             del self.buckets[bucket]
 
-    def wait_ms(self, amount: int, limit: float, now_ms: int) -> int:
-        """Until ``amount`` fits; 0: it does; -1: it never will."""
-        excess = self.total(now_ms) + amount - limit
+    def wait_ms(self, amount: int, limit: float, now_ms: int, debt: Debt | None = None) -> int:
+        """Until ``amount`` fits, ``debt`` paid; 0: it does; -1: it never will."""
+        owed = {} if debt is None else debt.due(now_ms)
+        excess = self.total(now_ms) + sum(owed.values()) + amount - limit
         if excess <= 0:
             return 0
-        for bucket, used in sorted(self.buckets.items()):
+        for bucket, used in sorted([*self.buckets.items(), *owed.items()]):
             excess -= used
             if excess <= 0:
                 return max(1, until_left_ms(bucket, now_ms))
@@ -56,6 +60,57 @@ class Window:
         return until_left_ms(max(used), now_ms) if used else 0
 
 
+class Debt:
+    """What one request took beyond this process's share of a limit, which the minutes after it pay for: the
+    share of a minute counts in each of them, so that on the average no more is taken than the share."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[tuple[int, int]]] = {}
+        """Lease → buckets, each a window after the one before, and how much of its tokens counts in each.
+        There are few: a request takes no more than a limit, and so no more parts than there are replicas."""
+
+    def take(self, lease: str, bucket: int, tokens: int, share: int) -> None:
+        """A request that takes ``tokens`` is counted in ``bucket``, from which on it uses up a window."""
+        parts = []
+        for number, begin in enumerate(range(share, tokens, share), start=1):
+            parts.append((bucket + number * (WINDOW_BUCKETS + 1), min(share, tokens - begin)))
+        if parts:
+            self._parts[lease] = parts
+
+    def give_back(self, lease: str, tokens: int) -> None:
+        """A request used so many tokens less: the last are not owed."""
+        parts = self._parts.get(lease, [])
+        while parts and tokens > 0:
+            bucket, amount = parts.pop()
+            if amount > tokens:
+                parts.append((bucket, amount - tokens))
+            tokens -= amount
+
+    def due(self, now_ms: int) -> dict[int, int]:
+        """Bucket → what is still to be paid in the window after it, now or later."""
+        oldest = oldest_bucket(now_ms)
+        due: dict[int, int] = {}
+        for lease in list(self._parts):
+            left = [(bucket, amount) for bucket, amount in self._parts[lease] if bucket >= oldest]
+            if not left:
+                del self._parts[lease]
+                continue
+            self._parts[lease] = left
+            for bucket, amount in left:
+                due[bucket] = due.get(bucket, 0) + amount
+        return due
+
+
+@dataclass(frozen=True, slots=True)
+class _Elsewhere:
+    """What others had used of a minute, when Redis told last."""
+
+    requests: int
+    tokens: int
+    until_ms: int
+    """When all of it has left the window."""
+
+
 @dataclass(slots=True)
 class Account:
     """One tenant's use."""
@@ -64,6 +119,10 @@ class Account:
     tokens: Window = field(default_factory=Window)
     running: set[str] = field(default_factory=set)
     """Leases of requests under way."""
+    debt: Debt = field(default_factory=Debt)
+    """Of tokens in a minute, while this process decides alone."""
+    elsewhere: _Elsewhere | None = None
+    """None: nothing, as far as is known."""
     day: int = 0
     day_tokens: int = 0
 
@@ -79,9 +138,17 @@ class Account:
         """A request has ended that used ``difference`` tokens more than was reserved."""
         self.running.discard(lease)
         self.tokens.add(bucket, difference)
+        self.debt.give_back(lease, -difference)
         self._turn_day(now_ms)
         if self.day == day_of(bucket):
             self.day_tokens = max(0, self.day_tokens + difference)
+
+    def note_elsewhere(self, told: Decision, now_ms: int) -> None:
+        """Redis has ``told`` what all have used, this process included, which has counted it already."""
+        requests = _used_beside(told.requests, self.requests, now_ms)
+        tokens = _used_beside(told.tokens, self.tokens, now_ms)
+        until_ms = now_ms + until_left_ms(bucket_of(now_ms), now_ms)
+        self.elsewhere = _Elsewhere(requests, tokens, until_ms) if requests or tokens else None
 
     def decide(self, limits: Limits, tokens: int, replicas: int, now_ms: int) -> Decision:
         """Whether one more request fits into this process's share: a limit divided by ``replicas``."""
@@ -89,7 +156,7 @@ class Account:
         share = [None if limit is None else _share(limit, replicas) for limit in limits.in_order()]
         per_minute, tokens_per_minute, concurrent, _ = share
         waits = (
-            0 if per_minute is None else self.requests.wait_ms(1, per_minute, now_ms),
+            self._requests_wait_ms(limits.requests_per_minute, replicas, now_ms),
             self._tokens_wait_ms(tokens, limits.tokens_per_minute, replicas, now_ms),
             1000 if concurrent is not None and len(self.running) >= concurrent else 0,
             self._quota_wait_ms(tokens, limits.tokens_per_day, replicas, now_ms),
@@ -102,13 +169,43 @@ class Account:
             refused,
             wait,
             _room(self.requests, limits.requests_per_minute, per_minute, int(took), now_ms),
-            _room(self.tokens, limits.tokens_per_minute, tokens_per_minute, tokens * took, now_ms),
+            _room(
+                self.tokens,
+                limits.tokens_per_minute,
+                tokens_per_minute,
+                tokens * took,
+                now_ms,
+                self.debt.due(now_ms),
+            ),
         )
+
+    def _requests_wait_ms(self, limit: int | None, replicas: int, now_ms: int) -> int:
+        if limit is None:
+            return 0
+        others = 0 if self.elsewhere is None else self.elsewhere.requests
+        wait = self.requests.wait_ms(1, _share(limit, replicas), now_ms)
+        return max(wait, self._beside_ms(self.requests, 1, limit - others, now_ms))
 
     def _tokens_wait_ms(self, tokens: int, limit: int | None, replicas: int, now_ms: int) -> int:
         if limit is None:
             return 0
-        return self.tokens.wait_ms(_tested(tokens, limit, replicas), _share(limit, replicas), now_ms)
+        others = 0 if self.elsewhere is None else self.elsewhere.tokens
+        share = _share(limit, replicas)
+        wait = self.tokens.wait_ms(_tested(tokens, limit, replicas), share, now_ms, self.debt)
+        return wait if wait < 0 else max(wait, self._beside_ms(self.tokens, tokens, limit - others, now_ms))
+
+    def _beside_ms(self, window: Window, amount: int, left: int, now_ms: int) -> int:
+        """Until ``amount`` fits into what is left of a limit beside what others had used."""
+        if self.elsewhere is None or now_ms >= self.elsewhere.until_ms:
+            return 0
+        forgotten_ms = self.elsewhere.until_ms - now_ms
+        wait = window.wait_ms(amount, left, now_ms)
+        return forgotten_ms if wait < 0 else min(wait, forgotten_ms)
+
+    def borrow(self, lease: str, bucket: int, tokens: int, limits: Limits, replicas: int) -> None:
+        """A request that was admitted here alone takes ``tokens``, which may be more than the share."""
+        if limits.tokens_per_minute is not None:
+            self.debt.take(lease, bucket, tokens, int(_share(limits.tokens_per_minute, replicas)))
 
     def _quota_wait_ms(self, tokens: int, limit: int | None, replicas: int, now_ms: int) -> int:
         if limit is None:
@@ -133,9 +230,21 @@ def _tested(tokens: int, limit: int, replicas: int) -> int:
     return tokens if tokens > limit else min(tokens, int(_share(limit, replicas)))
 
 
-def _room(window: Window, limit: int | None, share: float | None, taken: int, now_ms: int) -> Room | None:
+def _used_beside(room: Room | None, window: Window, now_ms: int) -> int:
+    """What is used of a limit and is not in ``window``."""
+    return 0 if room is None else max(0, room.limit - room.remaining - window.total(now_ms))
+
+
+def _room(
+    window: Window,
+    limit: int | None,
+    share: float | None,
+    taken: int,
+    now_ms: int,
+    owed: Mapping[int, int] = MappingProxyType({}),
+) -> Room | None:
     if limit is None or share is None:
         return None
-    left = max(0, int(share - window.total(now_ms) - taken))
+    left = max(0, int(share - window.total(now_ms) - sum(owed.values()) - taken))
     reset = until_left_ms(bucket_of(now_ms), now_ms) if taken else window.reset_ms(now_ms)
-    return Room(limit, left, reset)
+    return Room(limit, left, max([reset, *(until_left_ms(bucket, now_ms) for bucket in owed)]))

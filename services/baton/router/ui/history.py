@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +15,6 @@ from prometheus_client.registry import Collector
 from baton.router.processes.siblings import Siblings
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.ring import RingSource
-
-log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 MOST_POINTS = 150
@@ -85,11 +82,8 @@ class History:
         """Add points, for as long as the router lives."""
         while True:
             await asyncio.sleep(EVERY_S)
-            try:
-                totals = await self.totals()
-                self.tick(time.monotonic(), totals)
-            except Exception:
-                log.exception("a point of the live page could not be made")
+            totals = await self.totals()
+            self.tick(time.monotonic(), totals)
 
     def tick(self, now: float, totals: Totals) -> None:
         then, before = self._seen[0]

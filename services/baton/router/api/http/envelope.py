@@ -83,6 +83,8 @@ class RequestEnvelope:
             await send(message)
 
         try:
+            if record is not None and self._audit is not None:
+                self._audit.check()
             await self._app(scope, receive, send_with_id)
         except Exception as error:  # whatever it is, the client gets an answer in the usual shape
             answer = as_api_error(error, minted)

@@ -36,9 +36,10 @@ async def job_of(
         client=client,
     )
     salt = cache_salt(request, prepared.cache_salt)
+    tenant = service.tenant(client)
     for param, output in prepared.grammars:
-        await service.grammars.check(param, output)
-    return Job(
+        await service.grammars.check(param, output, tenant)
+    job = Job(
         request_id=request_id,
         endpoint=endpoint,
         started=started,
@@ -57,5 +58,7 @@ async def job_of(
         only_echo=prepared.only_echo,
         prompt_logprobs=prepared.prompt_logprobs,
         tokens_as_ids=prepared.tokens_as_ids,
+        open_ended=prepared.open_ended,
         format=format_,
     )
+    return service.fitted(job, prompt_param=prepared.prompt_param, max_tokens_param=prepared.max_tokens_param)

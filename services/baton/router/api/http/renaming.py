@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from baton.router.api.errors import RequestError
-from baton.structured_output import StructuredOutput
+from baton.router.api.prepared import PreparedJob
 
 _MESSAGE = re.compile(
     r"messages\[(?P<message>\d+)\](?P<call>\.tool_calls\[(?P<index>\d+)\]\.function)?(?![A-Za-z_])"
@@ -43,11 +43,11 @@ class Names:
         return param
 
 
-def renamed_grammars(
-    grammars: Sequence[tuple[str, StructuredOutput]], names: Names
-) -> list[tuple[str, StructuredOutput]]:
-    """``grammars`` by the other ``names`` of the fields that ask for them."""
-    return [(names.of(param), output) for param, output in grammars]
+def rename(job: PreparedJob, names: Names) -> None:
+    """Have errors that come later told by other ``names``, too."""
+    job.grammars = [(names.of(param), output) for param, output in job.grammars]
+    job.prompt_param = names.of(job.prompt_param)
+    job.max_tokens_param = names.of(job.max_tokens_param)
 
 
 @contextmanager

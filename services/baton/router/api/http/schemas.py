@@ -10,7 +10,6 @@ from msgspec import Meta
 from baton.request.messages import Message
 from baton.request.tools import NamedTool, Tool
 from baton.router.api.http.structured import StructuredFields
-from baton.text.config import Json
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -98,8 +97,3 @@ class TextRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     text: str
-
-
-def template_arguments(value: dict[str, object] | None) -> dict[str, Json] | None:
-    """A request's template variables: they were decoded from JSON, which msgspec's types cannot say."""
-    return value  # type: ignore[return-value]

@@ -57,6 +57,8 @@ class Status:
     async def health(self, request: Request) -> Response:
         """200 when a request sent now could be answered, else 503 with the reason. Of several models, one is
         enough; ``?model=`` asks about one of them."""
+        if self._catalogue.audit is not None:
+            self._catalogue.audit.check()
         services = self._catalogue.services
         if asked := request.query_params.get("model"):
             services = (self._catalogue.service(asked),)

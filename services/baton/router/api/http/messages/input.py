@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import orjson
 
-from baton.request.limits import ConversationLimits, check_count
+from baton.request.limits import ConversationLimits, check_at_most
 from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
 from baton.request.tools import Function, NamedFunction, NamedTool, Tool
 from baton.router.api.errors import invalid, shown
@@ -52,7 +52,7 @@ def chat_of(body: CountRequest, template: dict[str, Json], limits: ConversationL
 
     Raises RequestError for blocks that a chat cannot hold, and for more than one request may have.
     """
-    _check_counts(body, limits)
+    _check_at_mosts(body, limits)
     messages = _Messages()
     if body.system:
         messages.add(Message(role="system", content=_texts(body.system, "system")), "system")
@@ -83,12 +83,12 @@ def chat_of(body: CountRequest, template: dict[str, Json], limits: ConversationL
     return Chat(chat, Names(_FIELDS, messages.places))
 
 
-def _check_counts(body: CountRequest, limits: ConversationLimits) -> None:
-    check_count("messages", "entries", len(body.messages), limits.max_messages)
+def _check_at_mosts(body: CountRequest, limits: ConversationLimits) -> None:
+    check_at_most("messages", "entries", len(body.messages), limits.max_messages)
     contents = [turn.content for turn in body.messages]
     blocks = [block for content in (body.system, *contents) if isinstance(content, list) for block in content]
     nested = sum(len(block.content) for block in blocks if isinstance(block.content, list))
-    check_count("messages", "blocks in all", len(blocks) + nested, limits.max_parts)
+    check_at_most("messages", "blocks in all", len(blocks) + nested, limits.max_parts)
 
 
 @dataclass(slots=True)

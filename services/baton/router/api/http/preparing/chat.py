@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from baton.request.messages import check_messages, template_messages
 from baton.request.sampling import resolve
+from baton.request.template_arguments import template_arguments
 from baton.request.tools import NAME_CHARS as TOOL_NAME_CHARS
 from baton.request.tools import ToolUse
 from baton.router.api.errors import invalid
 from baton.router.api.http.calls import CallPolicy
 from baton.router.api.http.preparing.common import Chosen, check_choices, check_told, telling_of
-from baton.router.api.http.schemas import ChatRequest, template_arguments
+from baton.router.api.http.schemas import ChatRequest
 from baton.router.api.http.structured import form_asked
 from baton.router.api.http.thinking import Thinking
 from baton.router.api.prepared import PreparedJob
@@ -48,9 +49,9 @@ class ChatPreparer:
         )
         asked = self.calls.asked(body, use, text)
         form = form_asked(body)
-        newer_name = body.max_completion_tokens is not None
-        if newer_name:
-            body.max_tokens = body.max_completion_tokens
+        max_tokens_param = "max_tokens"
+        if body.max_completion_tokens is not None:
+            max_tokens_param, body.max_tokens = "max_completion_tokens", body.max_completion_tokens
         params = resolve(
             body,
             chosen.model,
@@ -58,7 +59,7 @@ class ChatPreparer:
             self._tokenizer,
             prompt_tokens=len(prompt),
             default_max_tokens=None,
-            max_tokens_param="max_completion_tokens" if newer_name else "max_tokens",
+            max_tokens_param=max_tokens_param,
             logprobs=_top_logprobs(body),
             logprobs_param="top_logprobs",
             choices=n,
@@ -86,6 +87,9 @@ class ChatPreparer:
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
             grammars=grammars,
             format=asked,
+            open_ended=body.max_tokens is None,
+            prompt_param="messages",
+            max_tokens_param=max_tokens_param,
             telling=telling_of(body),
         )
 

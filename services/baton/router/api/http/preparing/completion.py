@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.request.limits import check_count
+from baton.request.limits import check_at_most
 from baton.request.sampling import resolve
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.preparing.common import Chosen, check_choices, check_told, telling_of
@@ -35,7 +35,7 @@ class CompletionPreparer:
             for index, prompt in enumerate(given)
         ]
         if several:
-            check_count("prompt", "tokens in all", sum(map(len, prompts)), settings.max_prompt_tokens)
+            check_at_most("prompt", "tokens in all", sum(map(len, prompts)), settings.max_prompt_tokens)
         only_echo = bool(body.echo) and body.max_tokens == 0
         if only_echo:
             body.max_tokens = 1  # the engine always generates something; it is not told
@@ -70,6 +70,7 @@ class CompletionPreparer:
             prompt_logprobs=body.prompt_logprobs,
             tokens_as_ids=bool(body.return_tokens_as_token_ids),
             grammars=[] if form is None else [(form.param, form.output)],
+            prompt_param="prompt",
             telling=telling_of(body),
         )
 

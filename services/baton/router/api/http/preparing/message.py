@@ -9,7 +9,7 @@ from baton.router.api.http.messages.fields import CountRequest, MessageRequest, 
 from baton.router.api.http.messages.input import chat_of
 from baton.router.api.http.preparing.chat import ChatPreparer
 from baton.router.api.http.preparing.common import Chosen
-from baton.router.api.http.renaming import renamed_grammars, renaming
+from baton.router.api.http.renaming import rename, renaming
 from baton.router.api.prepared import Document, PreparedJob, Telling
 from baton.router.api.settings import ApiSettings
 from baton.text.config import Json
@@ -33,7 +33,7 @@ class MessagePreparer:
         _check_budget(body)
         with renaming(chat.names):
             job = self._chats.prepare(chat.body, chosen)
-        job.grammars = renamed_grammars(job.grammars, chat.names)
+        rename(job, chat.names)
         job.telling = Telling(stream=bool(body.stream))
         return job
 

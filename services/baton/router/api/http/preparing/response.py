@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from baton.request.limits import check_count
+from baton.request.limits import check_at_most
 from baton.router.api.errors import invalid
 from baton.router.api.http.preparing.chat import ChatPreparer
 from baton.router.api.http.preparing.common import Chosen
-from baton.router.api.http.renaming import renamed_grammars, renaming
+from baton.router.api.http.renaming import rename, renaming
 from baton.router.api.http.responses.fields import ResponseRequest
 from baton.router.api.http.responses.input import chat_of
 from baton.router.api.prepared import PreparedJob, Repeated, Telling
@@ -34,14 +34,14 @@ class ResponsePreparer:
         chat = chat_of(body, template, self._limits)
         with renaming(chat.names):
             job = self._chats.prepare(chat.body, chosen)
-        job.grammars = renamed_grammars(job.grammars, chat.names)
+        rename(job, chat.names)
         job.telling = Telling(stream=bool(body.stream))
         job.repeated = _repeated(body)
         return job
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
-    check_count("metadata", "entries", len(metadata), MOST_METADATA)
+    check_at_most("metadata", "entries", len(metadata), MOST_METADATA)
     for key, value in metadata.items():
         for what, text, most in (("key", key, METADATA_KEY_CHARS), ("value", value, METADATA_CHARS)):
             if len(text) > most:

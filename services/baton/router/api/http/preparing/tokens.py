@@ -6,12 +6,13 @@ import array
 
 import orjson
 
-from baton.request.limits import check_count
+from baton.request.limits import check_at_most
 from baton.request.messages import check_messages, template_messages
 from baton.request.prompts import check_ids
+from baton.request.template_arguments import template_arguments
 from baton.router.api.errors import invalid
 from baton.router.api.http.preparing.common import Chosen
-from baton.router.api.http.schemas import DetokenizeRequest, TextRequest, TokenizeRequest, template_arguments
+from baton.router.api.http.schemas import DetokenizeRequest, TextRequest, TokenizeRequest
 from baton.router.api.prepared import ID_TYPE, Document
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ class TokensPreparer:
 
     def detokenize(self, body: DetokenizeRequest, chosen: Chosen) -> Document:
         """The text of tokens, special ones included. Raises RequestError."""
-        check_count("tokens", "ids", len(body.tokens), self._settings.max_detokenize_tokens)
+        check_at_most("tokens", "ids", len(body.tokens), self._settings.max_detokenize_tokens)
         check_ids(body.tokens, chosen.model.vocab_size, "tokens")
         return Document(orjson.dumps({"prompt": self._tokenizer.decode(body.tokens, False)}))
 

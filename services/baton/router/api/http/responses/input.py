@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from baton.request.limits import ConversationLimits, check_count
+from baton.request.limits import ConversationLimits, check_at_most
 from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
 from baton.request.tools import Function, NamedFunction, NamedTool, Tool
 from baton.router.api.errors import invalid, shown
@@ -54,7 +54,7 @@ def chat_of(body: ResponseRequest, template: dict[str, Json], limits: Conversati
     Raises RequestError for items that a chat cannot hold, and for more than one request may have.
     """
     if not isinstance(body.input, str):
-        _check_counts(body.input, limits)
+        _check_at_mosts(body.input, limits)
     messages = _Messages()
     if body.instructions is not None:
         messages.add(Message(role="system", content=body.instructions), "instructions")
@@ -80,12 +80,12 @@ def chat_of(body: ResponseRequest, template: dict[str, Json], limits: Conversati
     return Chat(chat, Names(_FIELDS, messages.places, messages.calls))
 
 
-def _check_counts(items: Sequence[InputItem], limits: ConversationLimits) -> None:
-    check_count("input", "items", len(items), limits.max_messages)
+def _check_at_mosts(items: Sequence[InputItem], limits: ConversationLimits) -> None:
+    check_at_most("input", "items", len(items), limits.max_messages)
     parts = sum(
         len(given) for item in items for given in (item.content, item.output) if isinstance(given, list)
     )
-    check_count("input", "parts in all", parts, limits.max_parts)
+    check_at_most("input", "parts in all", parts, limits.max_parts)
 
 
 @dataclass(slots=True)

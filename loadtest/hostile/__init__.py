@@ -1,0 +1,1 @@
+"""Attacks on a ring of real processes, in which honest tenants stream."""

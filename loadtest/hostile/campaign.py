@@ -1,0 +1,132 @@
+"""One attack at a time, each on a ring of its own: calm, attack, recovery."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loadtest.hostile import ring, verdict
+from loadtest.hostile.honest import ENDING_S, Recorded
+from loadtest.hostile.ring import HONEST, Attacked, environment
+from loadtest.hostile.verdict import Phases, Row
+from loadtest.hostile.vocabulary import Attack, Found, Trial
+from loadtest.hostile.watch import Watch
+from loadtest.trees import HERE
+from tests.support.ring import scrape
+
+WARM_S = 1.5
+CALM_S = 3.0
+RECOVERY_S = 2.5
+LATE_S = 5.0
+"""An attacker that does not end by itself is killed."""
+
+
+def run(attack: Attack, tree: Path, tmp: Path, calm_s: float = CALM_S) -> Row:
+    """Raises RuntimeError or TimeoutError when the ring does not start."""
+    with ring.running(tmp, tree, attack.setup) as attacked:
+        record = tmp / "record.json"
+        honest = _start("honest", tree, str(record), *HONEST)
+        try:
+            return _under(attack, tree, attacked, Clients(honest, record), calm_s)
+        finally:
+            honest.kill()
+            honest.wait()
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The process of the honest ones."""
+
+    process: subprocess.Popen[bytes]
+    record: Path
+
+    def begin(self, target: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(target + b"\n")
+        self.process.stdin.flush()
+
+    def end(self) -> Recorded:
+        """RuntimeError if they do not end well."""
+        self.process.communicate(b"over\n", timeout=ENDING_S + 30)
+        if self.process.returncode:
+            raise RuntimeError(f"the honest clients ended with {self.process.returncode}")
+        return msgspec.json.decode(self.record.read_bytes(), type=Recorded)
+
+
+def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm_s: float) -> Row:
+    target = msgspec.json.encode(attacked.target)
+    honest.begin(target)
+    time.sleep(WARM_S)
+    calm = time.monotonic()
+    time.sleep(calm_s)
+    before = _page(attacked)
+    workers = {worker.name: worker.process.pid for worker in attacked.workers}
+    with Watch(attacked.router.process.pid, workers, attacked.router.log) as watch:
+        began = time.monotonic()
+        found = _attack(attack, tree, target)
+        time.sleep(RECOVERY_S)
+        phases = Phases(calm, began, time.monotonic())
+    turn = verdict.longest_turn(before, _page(attacked))
+    felt = verdict.felt(honest.end(), phases, turn)
+    return Row(
+        name=attack.name,
+        finding=attack.finding,
+        aim=attack.aim,
+        worked=attack.reached(found, watch.seen, felt),
+        broken=verdict.broken(watch.seen, felt),
+        found=found,
+        watched=watch.seen,
+        felt=felt,
+    )
+
+
+def _start(module: str, tree: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """A process of this harness, which speaks the protocol of the tree under attack."""
+    return subprocess.Popen(
+        [sys.executable, "-m", f"loadtest.hostile.{module}", *arguments],
+        cwd=HERE,
+        env=environment(tree),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def _attack(attack: Attack, tree: Path, target: bytes) -> Found:
+    """Carried out by a process of its own. RuntimeError if that does not end as it should."""
+    process = _start("attacker", tree, attack.name, str(attack.most_s))
+    try:
+        said, _ = process.communicate(target, timeout=attack.most_s + LATE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return Found(said=f"the attacker was killed after {attack.most_s + LATE_S:g} s")
+    if process.returncode:
+        raise RuntimeError(f"the attacker of {attack.name} ended with {process.returncode}")
+    return msgspec.json.decode(said, type=Found)
+
+
+def _page(attacked: Attacked) -> Mapping[str, float]:
+    """The router's metrics; none where it does not answer."""
+    with suppress(OSError):
+        return scrape(f"http://{attacked.target.http}/metrics")
+    return {}
+
+
+def attempt(trial: Trial, tree: Path, tmp: Path) -> Row:
+    """What needs no ring."""
+    if trial.needs and shutil.which(trial.needs) is None:
+        why = f"{trial.needs} is not installed"
+        row = Row(name=trial.name, finding=trial.finding, aim=trial.aim, worked=False, found=Found())
+        return msgspec.structs.replace(row, skipped=why)
+    found = trial.run(tree, tmp)
+    return Row(
+        name=trial.name, finding=trial.finding, aim=trial.aim, worked=trial.reached(found), found=found
+    )

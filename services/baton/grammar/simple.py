@@ -1,0 +1,75 @@
+"""Grammars that are known to be cheap by their source alone."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton.grammar.limits import SIMPLE_BYTES, SIMPLE_DEPTH, SIMPLE_OPTIONS, SIMPLE_PROPERTIES
+from baton.structured_output import StructuredOutput
+from baton.text.config import Json
+
+_NOTES = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"}
+)
+"""Keywords that change nothing of what is allowed."""
+_VALUES = frozenset({"type", "enum", "const", "required"})
+"""Keywords whose cost is that of their length."""
+
+
+def is_simple(output: StructuredOutput) -> bool:
+    """Whether trying ``output`` out takes little time whatever its source says: any JSON object, a choice of
+    few characters, or a small JSON schema without patterns, counts, references and conjunctions. It may still
+    be invalid."""
+    if output.around or len(output.text) > SIMPLE_BYTES:
+        return False
+    match output.kind:
+        case "json_object" | "choice":
+            return True
+        case "json_schema":
+            return _is_simple_schema(output.text)
+    return False
+
+
+def _is_simple_schema(text: str) -> bool:
+    try:
+        schema: Json = msgspec.json.decode(text)
+    except (ValueError, RecursionError):  # told by whoever checks the source
+        return False
+    layer, properties = [schema], 0
+    for _ in range(SIMPLE_DEPTH):
+        found = [_parts(each) for each in layer]
+        if None in found:
+            return False
+        properties += sum(_num_properties(each) for each in layer)
+        if properties > SIMPLE_PROPERTIES:
+            return False
+        layer = [part for parts in found if parts is not None for part in parts]
+        if not layer:
+            return True
+    return False
+
+
+def _num_properties(schema: Json) -> int:
+    given = schema.get("properties") if isinstance(schema, dict) else None
+    return len(given) if isinstance(given, dict) else 0
+
+
+def _parts(schema: Json) -> list[Json] | None:
+    """The schemas inside of a simple one; None: this one is not."""
+    if isinstance(schema, bool):
+        return []
+    if not isinstance(schema, dict):
+        return None
+    parts: list[Json] = []
+    for keyword, value in schema.items():
+        if keyword in _NOTES or keyword in _VALUES:
+            continue
+        if keyword in ("items", "additionalProperties"):
+            parts.append(value)
+        elif keyword == "properties" and isinstance(value, dict):
+            parts += value.values()
+        elif keyword == "anyOf" and isinstance(value, list) and len(value) <= SIMPLE_OPTIONS:
+            parts += value
+        else:
+            return None
+    return parts

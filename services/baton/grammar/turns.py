@@ -1,0 +1,176 @@
+"""Which grammar is tried out next, and whose must wait for longer. Pure: no I/O, no clock.
+
+Tenants share by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each has a tag, which grows by
+the seconds that its trials take, and the least tag goes next. A tenant has one trial at a time, so what one
+has taken is known before the next one's turn, and nothing is estimated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from baton.grammar.errors import GrammarBusyError, GrammarLimitError
+from baton.structured_output import StructuredOutput
+
+if TYPE_CHECKING:
+    from baton.grammar.compiler import Grammar
+
+MINUTE_S = 60.0
+SOON_S = 1.0
+"""When whoever finds its part of the queue full is told to come back."""
+
+
+@dataclass(slots=True, eq=False)
+class PendingGrammar:
+    """A grammar that nobody has tried out yet. It may wait in the queues of several tenants."""
+
+    output: StructuredOutput
+    future: Future[Grammar]
+    tenants: set[str] = field(default_factory=set)
+    """In whose queues it waits."""
+    begun: bool = False
+
+
+class TrialBudgets:
+    """How many seconds each tenant's trials may still take: a token bucket, which holds those of a minute.
+
+    A trial may take more than is left, since nobody knows before: then the tenant waits until that is made up
+    for.
+    """
+
+    def __init__(self, seconds_a_minute: float | None) -> None:
+        """None: no limit."""
+        self.seconds_a_minute = seconds_a_minute
+        self._spent: dict[str, tuple[float, float]] = {}
+        """Tenant → seconds that are missing in its bucket, and at what time they were."""
+
+    def wait_s(self, tenant: str, now: float) -> float:
+        """Until something is left; 0: something is."""
+        if self.seconds_a_minute is None:
+            return 0.0
+        over = self._missing(tenant, now) - self.seconds_a_minute
+        return 0.0 if over < 0 else (over + 0.01 * self.seconds_a_minute) * MINUTE_S / self.seconds_a_minute
+
+    def spend(self, tenant: str, seconds: float, now: float) -> None:
+        if self.seconds_a_minute is None:
+            return
+        for each in [each for each in self._spent if not self._missing(each, now)]:
+            del self._spent[each]
+        self._spent[tenant] = (self._missing(tenant, now) + seconds, now)
+
+    def _missing(self, tenant: str, now: float) -> float:
+        if self.seconds_a_minute is None or tenant not in self._spent:
+            return 0.0
+        missing, at = self._spent[tenant]
+        return max(0.0, missing - (now - at) * self.seconds_a_minute / MINUTE_S)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One tenant's."""
+
+    tag: float
+    waiting: deque[PendingGrammar] = field(default_factory=deque)
+    busy: bool = False
+    """One of its grammars is being tried out."""
+
+
+class TrialTurns:
+    """The grammars of all tenants that wait for the same processes."""
+
+    def __init__(self, budgets: TrialBudgets, most: int, most_of_tenant: int) -> None:
+        """``most`` may wait, and of each tenant ``most_of_tenant``."""
+        self._budgets = budgets
+        self._most = most
+        self._most_of_tenant = most_of_tenant
+        self._queues: dict[str, _Queue] = {}
+        self._virtual = 0.0
+        self.waiting = 0
+
+    def offer(self, tenant: str, pending: PendingGrammar, now: float) -> None:
+        """Let ``pending`` wait for the turn of ``tenant``. Raises GrammarLimitError if that tenant has had
+        its part, GrammarBusyError if too many wait."""
+        if pending.begun or tenant in pending.tenants:
+            return
+        wait_s = self._budgets.wait_s(tenant, now)
+        if wait_s:
+            raise self.spent(wait_s)
+        queue = self._queues.get(tenant)
+        if queue is not None and len(queue.waiting) >= self._most_of_tenant:
+            most = self._most_of_tenant
+            raise GrammarLimitError(f"{most} new grammars of this tenant wait already", SOON_S)
+        if self.waiting >= self._most:
+            raise GrammarBusyError("too many grammars wait to be compiled")
+        if queue is None:
+            queue = self._queues[tenant] = _Queue(self._virtual)
+        if not (queue.waiting or queue.busy):
+            queue.tag = max(queue.tag, self._virtual)
+        queue.waiting.append(pending)
+        pending.tenants.add(tenant)
+        self.waiting += 1
+
+    def spent(self, wait_s: float) -> GrammarLimitError:
+        """What a tenant is told whose budget is used up."""
+        seconds = self._budgets.seconds_a_minute
+        reason = f"new grammars of this tenant have taken the {seconds:g} s a minute that trying them out may"
+        return GrammarLimitError(reason, wait_s)
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is one to be tried out now."""
+        return self._first() is not None
+
+    def next(self) -> tuple[str, PendingGrammar] | None:
+        """The tenant whose turn it is, and its grammar. It is busy until :meth:`end`."""
+        tenant = self._first()
+        if tenant is None:
+            return None
+        queue = self._queues[tenant]
+        pending = queue.waiting.popleft()
+        self.waiting -= 1
+        pending.tenants.discard(tenant)
+        pending.begun = queue.busy = True
+        self._virtual = max(self._virtual, queue.tag)
+        return tenant, pending
+
+    def _first(self) -> str | None:
+        for tenant, queue in self._queues.items():
+            while queue.waiting and queue.waiting[0].begun:  # in another tenant's turn
+                self._drop(tenant, queue)
+        able = (t for t, queue in self._queues.items() if queue.waiting and not queue.busy)
+        return min(able, key=lambda tenant: self._queues[tenant].tag, default=None)
+
+    def end(self, tenant: str, seconds: float, now: float) -> list[PendingGrammar]:
+        """The trial of ``tenant`` is over. Those that are returned are not tried out any more: it has used up
+        its budget, and nobody else waits for them."""
+        queue = self._queues[tenant]
+        queue.busy = False
+        queue.tag += seconds
+        self._budgets.spend(tenant, seconds, now)
+        dropped: list[PendingGrammar] = []
+        if self._budgets.wait_s(tenant, now):
+            while queue.waiting:
+                dropped.append(self._drop(tenant, queue))
+        self._forget()
+        refused = [each for each in dropped if not (each.begun or each.tenants)]
+        for each in refused:
+            each.begun = True  # nobody joins it any more
+        return refused
+
+    def _drop(self, tenant: str, queue: _Queue) -> PendingGrammar:
+        pending = queue.waiting.popleft()
+        self.waiting -= 1
+        pending.tenants.discard(tenant)
+        return pending
+
+    def _forget(self) -> None:
+        """Tenants that have nothing here and are not ahead of the others. When none has, all begin anew."""
+        idle = [t for t, queue in self._queues.items() if not (queue.waiting or queue.busy)]
+        if len(idle) == len(self._queues):
+            self._queues.clear()
+        for tenant in idle:
+            if tenant in self._queues and self._queues[tenant].tag <= self._virtual:
+                del self._queues[tenant]

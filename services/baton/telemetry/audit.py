@@ -1,0 +1,22 @@
+"""What a router exports of its audit log."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+
+class AuditMetrics:
+    """Of one router."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.up = Gauge(
+            "baton_audit_log_up",
+            "Whether the audit log, if there is one, could be written when that was last tried.",
+            registry=registry,
+        )
+        self.up.set(1)
+        self.lost = Counter(
+            "baton_audit_lines_lost",
+            "Lines of the audit log that could not be written: one for each request that has ended.",
+            registry=registry,
+        )

@@ -1,0 +1,225 @@
+"""Releases of the chart by the real helm, before an API server: what a rendering alone cannot show."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.chart import CHART, RenderError
+from tests.support.fake_control_plane import Helm, RefusedError, control_plane
+
+Object = dict[str, Any]
+REDIS: Object = {"redis": {"mode": "bundled"}}
+
+
+@pytest.fixture
+def helm(tmp_path: Path) -> Iterator[Helm]:
+    with control_plane(tmp_path) as running:
+        yield running
+
+
+def install(helm: Helm, name: str = "baton", chart: Path = CHART, **values: Any) -> None:
+    helm("install", name, str(chart), values=values)
+
+
+def upgrade(helm: Helm, name: str = "baton", chart: Path = CHART, **values: Any) -> None:
+    helm("upgrade", name, str(chart), values=values)
+
+
+def key_of(helm: Helm, name: str, key: str) -> str:
+    return base64.b64decode(helm.plane.of_kind("Secret")[name]["data"][key]).decode()
+
+
+def secret(name: str, **data: str) -> Object:
+    metadata = {"name": name, "namespace": "serving"}
+    text = {key.replace("_", "-"): value for key, value in data.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": text}
+
+
+@pytest.fixture
+def older_chart(tmp_path: Path) -> Path:
+    """One that has none of its Secrets kept, as charts once had none."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    names = chart / "templates" / "_names.tpl"
+    text = names.read_text()
+    assert '{"helm.sh/resource-policy": "keep"}' in text
+    names.write_text(text.replace('{"helm.sh/resource-policy": "keep"}', "{}"))
+    return chart
+
+
+class TestSecrets:
+    def test_what_is_drawn_stays_through_upgrades_and_rollbacks(self, helm: Helm) -> None:
+        install(helm, **REDIS)
+        before = key_of(helm, "baton-cluster-key", "cluster-key"), key_of(helm, "baton-redis", "password")
+        upgrade(helm, **REDIS, router={"replicas": 3})
+        helm("rollback", "baton")
+        assert helm.plane.of_kind("Deployment")["baton-router"]["spec"]["replicas"] == 1
+        after = key_of(helm, "baton-cluster-key", "cluster-key"), key_of(helm, "baton-redis", "password")
+        assert after == before
+
+    def test_one_of_the_users_may_be_named_as_the_docs_say(self, helm: Helm) -> None:
+        """The chart's own stays: what runs asks for it until it is rolled."""
+        install(helm, **REDIS)
+        helm.plane.put(secret("ring-cluster-key", cluster_key="k" * 32))
+        helm.plane.put(secret("ring-redis", password="p" * 32))
+        upgrade(
+            helm,
+            redis={"mode": "bundled", "existingSecret": "ring-redis"},
+            clusterKey={"existingSecret": "ring-cluster-key"},
+        )
+        assert {"baton-cluster-key", "baton-redis"} < set(helm.plane.of_kind("Secret"))
+        container = helm.plane.of_kind("Deployment")["baton-router"]["spec"]["template"]["spec"][
+            "containers"
+        ][0]
+        named = {env["name"]: env.get("valueFrom", {}).get("secretKeyRef") for env in container["env"]}
+        assert named["BATON_CLUSTER_KEY"]["name"] == "ring-cluster-key"
+
+    def test_the_charts_own_may_be_named_once_it_is_kept(self, helm: Helm) -> None:
+        install(helm)
+        before = key_of(helm, "baton-cluster-key", "cluster-key")
+        upgrade(helm, clusterKey={"existingSecret": "baton-cluster-key"})
+        assert key_of(helm, "baton-cluster-key", "cluster-key") == before
+
+    @pytest.mark.parametrize(
+        ("field", "values"),
+        [
+            ("clusterKey.existingSecret", {"clusterKey": {"existingSecret": "baton-cluster-key"}, **REDIS}),
+            ("redis.existingSecret", {"redis": {"mode": "bundled", "existingSecret": "baton-redis"}}),
+        ],
+    )
+    def test_what_helm_would_delete_is_refused(
+        self, helm: Helm, older_chart: Path, field: str, values: Object
+    ) -> None:
+        install(helm, chart=older_chart, **REDIS)
+        before = set(helm.plane.of_kind("Secret"))
+        with pytest.raises(
+            RenderError, match=rf"{re.escape(field)}: baton-.* is the Secret that this release made"
+        ):
+            upgrade(helm, **values)
+        assert set(helm.plane.of_kind("Secret")) == before
+
+    def test_an_older_chart_loses_the_key(self, helm: Helm, older_chart: Path) -> None:
+        """What the refusal is for. It shows as well that the fake server and helm do their part in it."""
+        (older_chart / "templates" / "validate.yaml").write_text("")
+        install(helm, chart=older_chart)
+        upgrade(helm, chart=older_chart, clusterKey={"existingSecret": "baton-cluster-key"})
+        assert "baton-cluster-key" not in helm.plane.of_kind("Secret")
+
+    def test_secrets_made_by_hand_are_not_taken_over(self, helm: Helm) -> None:
+        helm.plane.put(secret("baton-cluster-key", cluster_key="k" * 32))
+        with pytest.raises(RenderError, match="invalid ownership metadata"):
+            install(helm)
+        install(helm, clusterKey={"existingSecret": "baton-cluster-key"})
+        assert key_of(helm, "baton-cluster-key", "cluster-key") == "k" * 32
+
+    def test_an_uninstalled_release_comes_back_with_its_key(self, helm: Helm) -> None:
+        install(helm)
+        before = key_of(helm, "baton-cluster-key", "cluster-key")
+        helm("uninstall", "baton")
+        assert not helm.plane.of_kind("Deployment")
+        install(helm)
+        assert key_of(helm, "baton-cluster-key", "cluster-key") == before
+
+
+class TestNames:
+    def test_what_pods_are_known_by_cannot_change(self, helm: Helm) -> None:
+        install(helm, fullnameOverride="ring")
+        services = {name: each["spec"] for name, each in helm.plane.of_kind("Service").items()}
+        with pytest.raises(
+            RenderError, match=r"nameOverride: cannot become relay; the pods of Deployment ring-"
+        ):
+            upgrade(helm, fullnameOverride="ring", nameOverride="relay")
+        assert {name: each["spec"] for name, each in helm.plane.of_kind("Service").items()} == services
+        upgrade(helm, nameOverride="relay", fullnameOverride="other")
+        assert "other-router" in helm.plane.of_kind("Deployment")
+
+    def test_a_release_cannot_have_the_names_of_another(self, helm: Helm) -> None:
+        install(helm, "x")
+        with pytest.raises(RenderError, match="the release x has objects of the name x-baton already"):
+            install(helm, "x-baton")
+        install(helm, "x-baton", fullnameOverride="second")
+
+    @pytest.mark.parametrize("name", ["a.b", "1st"])
+    def test_a_name_that_no_service_can_have(self, helm: Helm, name: str) -> None:
+        with pytest.raises(
+            RenderError, match=rf"fullnameOverride: {re.escape(name)}-baton cannot be the name of a Service"
+        ):
+            install(helm, name)
+        assert not helm.plane.objects, "nothing was begun"
+        install(helm, name, fullnameOverride="ring")
+
+
+class TestTrials:
+    """Of a node of 2 CPUs and 4 GiB, what Kubernetes' own pods ask for (minikube: 0.85 CPU, 0.4 GiB) is left
+    out."""
+
+    @pytest.mark.parametrize("example", ["cpu-trial", "simulated"])
+    def test_a_trial_fits_a_small_node_with_its_upgrade(self, helm: Helm, example: str) -> None:
+        values = yaml.safe_load((CHART / f"examples/{example}.yaml").read_text())
+        install(helm, **values)
+        cpus = memory = 0.0
+        for name, one in helm.plane.of_kind("Deployment").items():
+            spec = one["spec"]
+            surge = spec["strategy"].get("rollingUpdate", {}).get("maxSurge", 0)
+            for container in spec["template"]["spec"]["containers"]:
+                requests = container["resources"]["requests"]
+                cpus += (spec["replicas"] + surge) * cores(requests["cpu"])
+                memory += (spec["replicas"] + surge) * gib(requests["memory"])
+            assert spec["replicas"], name
+        assert cpus <= 2 - 0.85
+        assert memory <= 3.75 - 0.4
+
+    def test_the_tests_pod_can_be_placed_and_sized(self, helm: Helm) -> None:
+        test = {
+            "nodeSelector": {"disk": "ssd"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "resources": {
+                "requests": {"cpu": "50m", "memory": "64Mi"},
+                "limits": {"cpu": "1", "memory": "128Mi"},
+            },
+        }
+        install(helm, test=test)
+        hooks = [each for each in yaml.safe_load_all(helm("get", "hooks", "baton")) if each]
+        [pod] = [each for each in hooks if each["kind"] == "Pod"]
+        assert pod["spec"]["nodeSelector"] == test["nodeSelector"]
+        assert pod["spec"]["tolerations"] == test["tolerations"]
+        assert pod["spec"]["containers"][0]["resources"] == test["resources"]
+
+
+class TestTheServer:
+    """That it refuses at all what the tests above count on."""
+
+    def test_unknown_fields(self, helm: Helm) -> None:
+        with pytest.raises(RefusedError, match=r"strict decoding error.*replica"):
+            helm.plane.put(
+                {
+                    "apiVersion": "policy/v1",
+                    "kind": "PodDisruptionBudget",
+                    "metadata": {"name": "a", "namespace": "serving"},
+                    "spec": {"replica": 1},
+                }
+            )
+
+    def test_selectors_that_change(self, helm: Helm, tmp_path: Path) -> None:
+        install(helm, fullnameOverride="ring")
+        chart = tmp_path / "unchecked"
+        shutil.copytree(CHART, chart)
+        (chart / "templates" / "validate.yaml").write_text("")
+        with pytest.raises(RenderError, match=r"spec\.selector.*field is immutable"):
+            upgrade(helm, chart=chart, fullnameOverride="ring", nameOverride="relay")
+
+
+def cores(text: str) -> float:
+    return float(text.removesuffix("m")) / 1000 if text.endswith("m") else float(text)
+
+
+def gib(text: str) -> float:
+    return float(text[:-2]) / {"Mi": 1024, "Gi": 1}[text[-2:]]
