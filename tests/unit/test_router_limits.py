@@ -19,7 +19,7 @@ from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
-from tests.support.api_server import serving_app
+from tests.support.api_server import serving_app, until
 from tests.support.fake_ring import FakeRing
 from tests.support.grpc_errors import metadata_of
 from tests.support.tiny_tokenizers import byte_level_tokenizer
@@ -72,6 +72,45 @@ async def test_requests_over_the_limit_are_told_so_before_any_work(
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert error["message"].startswith("The limit of acme is reached: 2 requests per minute. Try again in ")
     assert len(ring.calls) == 2, "the ring never heard of the third"
+
+
+COUNTED: dict[str, dict[str, object]] = {
+    "/tokenize": {"prompt": "the quick fox"},
+    "/detokenize": {"tokens": [5, 6, 7]},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+@pytest.mark.parametrize("path", COUNTED)
+async def test_requests_that_generate_nothing_count_too(
+    ring: FakeRing, tokenizer: Tokenizer, path: str
+) -> None:
+    limits = Limits(requests_per_minute=2, concurrent=1, tokens_per_minute=1)
+    async with client_of(ring, tokenizer, limits) as client:
+        answered = await client.post(path, json=COUNTED[path])
+        assert answered.status_code == 200, answered.text
+        assert answered.headers["x-ratelimit-remaining-requests"] == "1"
+        assert (await client.post(path, json={})).status_code == 400, "what is wrong counts as well"
+        refused = await client.post(path, json=COUNTED[path])
+    assert refused.status_code == 429
+    assert 59 <= int(refused.headers["retry-after"]) <= 61
+    assert "2 requests per minute" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", COUNTED)
+async def test_requests_that_generate_nothing_are_concurrent_with_others(
+    ring: FakeRing, tokenizer: Tokenizer, path: str
+) -> None:
+    ring.delay = 0.05
+    body = {**BODIES["/v1/completions"], "max_tokens": 100, "stream": True}
+    async with client_of(ring, tokenizer, Limits(concurrent=1)) as client:
+        async with client.stream("POST", "/v1/completions", json=body):
+            assert (await client.post(path, json=COUNTED[path])).status_code == 429
+        await until(lambda: not ring.calls or ring.calls[0].closed)
+        for _ in range(2):
+            assert (await client.post(path, json=COUNTED[path])).status_code == 200, (
+                "each gives its place back"
+            )
 
 
 async def test_tokens_are_reserved_and_settled(ring: FakeRing, tokenizer: Tokenizer) -> None:

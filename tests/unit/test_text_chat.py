@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from baton.text.chat import ChatTemplate
@@ -98,3 +100,13 @@ def test_output_is_bounded() -> None:
     source = "{% for i in range(1000) %}{% for j in range(1000) %}text{% endfor %}{% endfor %}"
     with pytest.raises(TextTooLongError):
         ChatTemplate(source, {}, max_chars=1000).render(MESSAGES)
+
+
+def test_many_developers_take_time_in_proportion() -> None:
+    """A text that grows by each message would be copied 20,000 times: seconds."""
+    template = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}", {})
+    messages: list[dict[str, Json]] = [{"role": "developer", "content": "a" * 400} for _ in range(20_000)]
+    began = time.process_time()
+    text = template.render(messages)
+    assert time.process_time() - began < 1
+    assert len(text) == 402 * 20_000 - 2

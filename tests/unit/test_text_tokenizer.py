@@ -9,8 +9,8 @@ import pytest
 from tokenizers import processors
 
 from baton.text.config import Json
-from baton.text.errors import TextTooLongError, TokenizerError
-from baton.text.tokenizer import Tokenizer
+from baton.text.errors import TextTooLongError, TokenizerError, TooManyTokensError
+from baton.text.tokenizer import MOST_BEYOND, PIECE_CHARS, Tokenizer
 from tests.support.tiny_tokenizers import byte_fallback, byte_level, byte_level_tokenizer, write_model_dir
 
 
@@ -67,6 +67,39 @@ def test_text_over_the_limit_is_refused_first(tmp_path: Path) -> None:
     assert tokenizer.encode("0123456789")
     with pytest.raises(TextTooLongError, match=r"11 characters; at most 10"):
         tokenizer.encode("0123456789a")
+
+
+@pytest.mark.parametrize("word", ["the quick fox ", "7", " ", "🙂", "<|end|>", "é"])
+def test_a_text_is_counted_in_pieces_and_encoded_whole(tmp_path: Path, word: str) -> None:
+    tokenizer = byte_level_tokenizer(tmp_path)
+    text = word * (3 * PIECE_CHARS // len(word))
+    ids = tokenizer.encode(text)
+    assert tokenizer.encode(text, most=len(ids)) == ids, "a text that just fits has the ids of the whole"
+    with pytest.raises(TooManyTokensError) as told:
+        tokenizer.encode(text, most=len(ids) - 1)
+    assert told.value.limit == len(ids) - 1
+
+
+def test_no_text_of_many_more_tokens_is_encoded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_level_tokenizer(tmp_path)
+    whole: list[int] = []
+    encode = Tokenizer._encode
+
+    def noted(self: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        whole.append(len(text))
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "_encode", noted)
+    with pytest.raises(TooManyTokensError, match="more than 1000 tokens"):
+        tokenizer.encode("7" * 4001 + " " * PIECE_CHARS, most=1000)
+    assert not whole
+    with pytest.raises(TooManyTokensError):
+        tokenizer.encode("7" * (10**6 + MOST_BEYOND + 1), most=10**6)
+    assert not whole
+    assert len(tokenizer.encode("7" * (PIECE_CHARS + 1), most=PIECE_CHARS + 1)) == PIECE_CHARS + 1
+    assert whole == [PIECE_CHARS + 1]
 
 
 def test_truncation_in_the_file_is_not_obeyed(tmp_path: Path) -> None:

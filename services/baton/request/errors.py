@@ -23,6 +23,11 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Req
     return RequestError(message, param=param, code=code)
 
 
+def in_short(text: str, limit: int = 500) -> str:
+    """What somebody else says of a client's value, which may be quoted whole in it, cut where it is long."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
 def shown(value: object, limit: int = 60) -> str:
     """A client's value as JSON for an error message, cut where it is long."""
     try:

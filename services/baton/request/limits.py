@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton.request.errors import invalid
+
 MAX_ANSWERS = 128
 """To one prompt, that a worker takes; what a router allows may be less."""
 
@@ -34,6 +36,21 @@ class ModelInfo:
     eos_token_ids: frozenset[int] = frozenset()
     takes_priorities: bool = False
     """Whether who computes schedules by priority."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationLimits:
+    """Of the messages of one request, whatever its protocol calls them."""
+
+    max_messages: int = 10_000
+    max_parts: int = 10_000
+    """Parts of all messages together: texts, calls of tools, what tools returned, thoughts."""
+
+
+def check_at_most(param: str, what: str, given: int, most: int) -> None:
+    """Raise RequestError when the field ``param`` has more than ``most`` of what it is made of."""
+    if given > most:
+        raise invalid(param, f"{param} has {given} {what}; at most {most} are allowed.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

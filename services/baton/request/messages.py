@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from baton.request.errors import invalid, shown
+from baton.request.limits import ConversationLimits, check_at_most
 from baton.text.config import Json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -46,6 +47,16 @@ class Message(msgspec.Struct):
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+
+def check_messages(messages: Sequence[Message], limits: ConversationLimits) -> None:
+    """Raise RequestError for more messages, or parts in all, than one request may have."""
+    check_at_most("messages", "entries", len(messages), limits.max_messages)
+    parts = sum(
+        (len(message.content) if isinstance(message.content, list) else 0) + len(message.tool_calls or ())
+        for message in messages
+    )
+    check_at_most("messages", "parts and calls in all", parts, limits.max_parts)
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:

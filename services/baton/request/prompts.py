@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from baton.request.errors import RequestError, invalid, shown
+from baton.request.errors import RequestError, in_short, invalid, shown
 from baton.request.limits import ModelInfo
 from baton.text.config import Json
 from baton.text.errors import ChatTemplateError, TextTooLongError
@@ -23,7 +23,7 @@ def check_text(text: str, tokenizer: Tokenizer, model: ModelInfo, param: str) ->
     than the longest one."""
     least = -(-len(text) // tokenizer.max_token_chars)
     if least >= model.max_model_len:
-        raise _too_long(f"at least {least}", model, param)
+        raise too_long(f"at least {least}", model, param)
 
 
 def check_length(ids: list[int], model: ModelInfo, param: str) -> list[int]:
@@ -37,7 +37,7 @@ def check_count(tokens: int, model: ModelInfo, param: str) -> None:
     if not tokens:
         raise invalid(param, f"{param} is empty; it must hold at least one token.", "empty_prompt")
     if tokens >= model.max_model_len:
-        raise _too_long(str(tokens), model, param)
+        raise too_long(str(tokens), model, param)
 
 
 def render_chat(
@@ -61,10 +61,11 @@ def render_chat(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, arguments=arguments
         )
     except (ChatTemplateError, TextTooLongError) as error:
-        raise invalid("messages", f"{error}.", "chat_template_error") from error
+        raise invalid("messages", f"{in_short(str(error))}.", "chat_template_error") from error
 
 
-def _too_long(tokens: str, model: ModelInfo, param: str) -> RequestError:
+def too_long(tokens: str, model: ModelInfo, param: str) -> RequestError:
+    """The error of a prompt that has so many ``tokens``."""
     return invalid(
         param,
         f"This model's context is {model.max_model_len} tokens, but the prompt has {tokens}, which leaves "

@@ -19,7 +19,8 @@ from baton.request.prompts import check_count, check_ids
 from baton.request.sampling import SamplingFields, resolve
 from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import ApiError, as_api_error, invalid, shown
-from baton.router.api.prompts import Echo
+from baton.router.api.prompts import Echo, PromptReader
+from baton.router.api.reading import Reading
 from baton.router.api.relay import SlowClientError
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.router.api.settings import ApiSettings
@@ -39,6 +40,9 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 
 HEALTH_POLL_SECONDS = 0.5
 """How soon a watcher of the health service learns of a change."""
+
+ECHOED_AT_ONCE = 1024
+"""Tokens whose text is told in one turn of the event loop."""
 
 _Context: TypeAlias = "grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateResponse]"
 
@@ -71,7 +75,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        self._calls = catalogue.each(_Calls)
+        reading = Reading(catalogue)
+        self._calls = catalogue.each(lambda service: _Calls(service, reading))
 
     # Written with ``context.write``, not as a generator: a cancelled call then unwinds this very coroutine,
     # which closes the ring's request at once.
@@ -136,8 +141,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 class _Calls:
     """The calls for one model."""
 
-    def __init__(self, service: CompletionService) -> None:
+    def __init__(self, service: CompletionService, reading: Reading) -> None:
         self._service = service
+        self._reading = reading
 
     async def job(
         self,
@@ -153,7 +159,7 @@ class _Calls:
         structured = StructuredOutput.from_proto(request.params.structured_output)
         if structured is not None:
             await self._service.grammars.check("structured_output", structured, self._service.tenant(client))
-        prompt = await self._prompt(request, model)
+        prompt = await self._prompt(request, model, client)
         asked = request.params
         self._check_lists(asked, model)
         params = resolve(
@@ -214,20 +220,25 @@ class _Calls:
         return [tuple(run.ids) for run in params.bad_word_ids]
 
     async def _echo(self, request: pb.GenerateRequest, prompt: list[int]) -> Echo:
-        return await self._service.prompts.echo(
-            request.text if request.HasField("text") else prompt,
-            add_special_tokens=True,
-            skip_special_tokens=True,
-            with_offsets=False,
-        )
+        """A text as it was given, token ids by their text."""
+        if request.HasField("text"):
+            return Echo(request.text)
+        stream = self._service.tokenizer.detokenizer(skip_special_tokens=True)
+        pieces: list[str] = []
+        for start in range(0, len(prompt), ECHOED_AT_ONCE):
+            pieces.append(stream.push(prompt[start : start + ECHOED_AT_ONCE]))
+            await asyncio.sleep(0)
+        return Echo("".join(pieces) + stream.finish())
 
-    async def _prompt(self, request: pb.GenerateRequest, model: ModelInfo) -> list[int]:
+    async def _prompt(self, request: pb.GenerateRequest, model: ModelInfo, client: Client) -> list[int]:
         kind = request.WhichOneof("prompt")
         if kind == "text":
-            return await self._service.prompts.from_text(request.text, model, "text")
+            return await self._reading.text(request.text, request.model or None, client)
         if kind == "token_ids":
-            check_count(len(request.token_ids.ids), model, "token_ids")
-            return self._service.prompts.from_ids(list(request.token_ids.ids), model, "token_ids")
+            check_count(len(request.token_ids.ids), model, "token_ids")  # before they are copied
+            return PromptReader(self._service.tokenizer).from_ids(
+                list(request.token_ids.ids), model, "token_ids"
+            )
         raise invalid("prompt", "Give either text or token_ids.", "missing_required_parameter")
 
     async def answer(self, job: Job, context: _Context) -> None:

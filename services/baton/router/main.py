@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, NoReturn
 
@@ -46,6 +47,8 @@ from baton.router.garbage import collect
 from baton.router.grpc_api import add_services, server_options
 from baton.router.grpc_front import interceptors_for
 from baton.router.models import each_model
+from baton.router.preparation.frames import ModelSetup
+from baton.router.preparation.pool import PreparationPool
 from baton.router.processes.parent import Parent
 from baton.router.processes.place import Place
 from baton.router.processes.siblings import Siblings
@@ -67,6 +70,7 @@ from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, Disco
 from baton.telemetry.grammar import GrammarCollector, GrammarStats
 from baton.telemetry.identity import Identity, export_identity
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.preparation import PreparationMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.roles import CountedByRole
@@ -151,6 +155,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
     audit = _audit_log(config, metrics.registry)
     admission = AdmissionMetrics(metrics.registry)
     traces, close_traces = _traces(config)
+    pool = _preparation_pool(config, models, metrics.registry)
     services = [
         CompletionService(
             ring,
@@ -164,6 +169,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             audit=audit,
             traces=traces,
             salts=CacheSalts(config.cluster_key.encode()),
+            elsewhere=pool,
         )
         for ring, model in zip(rings, models, strict=True)
     ]
@@ -175,6 +181,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             stack.callback(audit.close)
             stack.callback(tasks.start("audit log", audit.run).cancel)
         stack.push_async_callback(asyncio.to_thread, close_traces)
+        stack.push_async_callback(pool.close)
         listener = _listen(config) if place is None else place.listener
         stack.callback(listener.close)
         history = None
@@ -378,6 +385,19 @@ def _settings(model: _Model) -> ApiSettings:
         reasoning_parser=config.reasoning_parser,
         max_stream_backlog=config.max_stream_backlog,
         slow_client_seconds=config.slow_client_timeout,
+    )
+
+
+def _preparation_pool(
+    config: RouterConfig, models: Sequence[_Model], registry: CollectorRegistry
+) -> PreparationPool:
+    """Where large bodies are read. The processes of one router share the machine's cores."""
+    setups = [ModelSetup(str(model.tokenizer.directory), _settings(model)) for model in models]
+    return PreparationPool(
+        setups,
+        PreparationMetrics(registry),
+        shared=config.api_keys is not None,
+        cores=(os.cpu_count() or 1) // config.processes,
     )
 
 

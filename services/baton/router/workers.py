@@ -350,8 +350,8 @@ class WorkerClient:
         return self._beats.to(self.address, hello.incarnation, nonce)
 
     async def _greet(self, stream: Stream, outbound: Outbound, beat_nonce: bytes) -> pb.WorkerHello:
-        """Prove to each other who is there. ``beat_nonce``: what beats beside the stream are proved with. Raises
-        GreetingError, and what reading raises."""
+        """Prove to each other who is there. ``beat_nonce``: what beats beside the stream are proved with.
+        Raises GreetingError, and what reading raises."""
         caller = Caller(self._cluster_key, "router", self._router_id)
         outbound.put_nowait(pb.RouterMessage(greeting=caller.greeting))
         answer = await stream.read()

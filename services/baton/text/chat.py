@@ -128,14 +128,24 @@ def _without_developer(messages: Sequence[Mapping[str, Json]]) -> list[Mapping[s
     has no branch for it would leave them out. Behind a system message they are a part of it, since many
     templates take one, at the beginning."""
     told: list[Mapping[str, Json]] = []
+    contents: list[str] = []
+    """Of the system message that ``told`` ends with, when it does."""
     for message in messages:
-        if message["role"] != "developer":
-            told.append(message)
-        elif told and told[-1]["role"] == "system":
-            told[-1] = {**told[-1], "content": f"{told[-1]['content']}\n\n{message['content']}"}
-        else:
-            told.append({**message, "role": "system"})
+        if message["role"] == "developer" and contents:
+            contents.append(str(message["content"]))
+            continue
+        _join(told, contents)
+        told.append({**message, "role": "system"} if message["role"] == "developer" else message)
+        contents = [str(message["content"])] if told[-1]["role"] == "system" else []
+    _join(told, contents)
     return told
+
+
+def _join(told: list[Mapping[str, Json]], contents: Sequence[str]) -> None:
+    """Give the system message that ``told`` ends with all its ``contents``: at once, since text that grows by
+    one message after the other is copied as often."""
+    if len(contents) > 1:
+        told[-1] = {**told[-1], "content": "\n\n".join(contents)}
 
 
 def _environment() -> _Environment:

@@ -16,5 +16,16 @@ class TextTooLongError(ValueError):
         self.limit = limit
 
 
+class TooManyTokensError(ValueError):
+    """A text has more tokens than there is a use for."""
+
+    def __init__(self, limit: int, tokens: int | None = None) -> None:
+        """``tokens``: how many; None: they were not all counted."""
+        told = f"more than {limit}" if tokens is None else str(tokens)
+        super().__init__(f"the text has {told} tokens; at most {limit} are allowed")
+        self.limit = limit
+        self.told = told
+
+
 class ChatTemplateError(ValueError):
     """The messages cannot be turned into a prompt: no template, or the template refuses them."""

@@ -11,7 +11,7 @@ import tokenizers
 from baton.text.chat import ChatTemplate
 from baton.text.config import TokenizerFiles, read_tokenizer_files
 from baton.text.detokenizer import Detokenizer, TokenPieces
-from baton.text.errors import TextTooLongError, TokenizerError
+from baton.text.errors import TextTooLongError, TokenizerError, TooManyTokensError
 
 DEFAULT_MAX_CHARS = 16 * 1024 * 1024
 """Texts longer than this are refused before they are tokenized."""
@@ -19,6 +19,14 @@ DEFAULT_MAX_CHARS = 16 * 1024 * 1024
 SHORT_TEXT_CHARS = 16 * 1024
 """Up to here a plain call is fastest; longer texts take the batch call, which releases the interpreter lock
 (the plain one does not)."""
+
+
+PIECE_CHARS = 64 * 1024
+"""Of a text whose tokens are only counted: their encoding is in memory for one piece at a time."""
+PIECE_SLACK = 64
+"""Tokens that a text may have more in pieces than whole, for each cut."""
+MOST_BEYOND = 512 * 1024
+"""Tokens beyond those allowed that a text may turn out to have when it is encoded whole: 230 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +50,15 @@ class Tokenizer:
         *,
         add_bos: bool | None = None,
         max_chars: int = DEFAULT_MAX_CHARS,
+        directory: Path | None = None,
     ) -> None:
         """``add_bos`` overrides what the backend's post-processor does about a first token; None keeps it."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.special = special
+        self.directory = directory
+        """Where it was loaded from, and can be again; None: it was made in memory."""
         self.chat_template = chat_template
         self._max_chars = max_chars
         self._prepend_bos, self._drop_bos = _bos_repair(backend, special.bos_id, add_bos)
@@ -68,12 +79,40 @@ class Tokenizer:
         if files.chat_template:
             template = ChatTemplate(files.chat_template, files.special, tool_source=files.tool_template)
         special = _special_tokens(backend, files)
-        return cls(backend, special, template, add_bos=files.add_bos, max_chars=max_chars)
+        return cls(
+            backend, special, template, add_bos=files.add_bos, max_chars=max_chars, directory=Path(path)
+        )
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of ``text``. Raises TextTooLongError instead of starting on a text over the limit."""
+    def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
+        """The ids of ``text``. Raises TextTooLongError instead of starting on a text over the limit, and
+        TooManyTokensError for one that has more than ``most`` tokens (None: any number), before it is encoded
+        whole if it has many more."""
         if len(text) > self._max_chars:
             raise TextTooLongError(len(text), self._max_chars)
+        if most is not None and len(text) > PIECE_CHARS:
+            self._count_to(text, most)
+        ids = self._encode(text, add_special_tokens)
+        if most is not None and len(ids) > most:
+            raise TooManyTokensError(most, len(ids))
+        return ids
+
+    def _count_to(self, text: str, most: int) -> None:
+        """Raise TooManyTokensError if ``text`` has more than ``most`` tokens for sure. It is counted in
+        pieces until what is left cannot be too many for memory: no token is of less than a byte."""
+        affordable = min(4 * most, most + MOST_BEYOND)
+        counted, left = 0, len(text.encode("utf-8", "surrogatepass"))
+        for cuts, start in enumerate(range(0, len(text), PIECE_CHARS)):
+            if counted + left <= affordable:
+                return
+            if counted > most + cuts * PIECE_SLACK:
+                raise TooManyTokensError(most)
+            piece = text[start : start + PIECE_CHARS]
+            counted += len(self._backend.encode_batch_fast([piece], add_special_tokens=False)[0])
+            left -= len(piece.encode("utf-8", "surrogatepass"))
+        if counted > affordable:
+            raise TooManyTokensError(most)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) <= SHORT_TEXT_CHARS:
             ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         else:

@@ -44,6 +44,8 @@ class Bounds:
     longest_wait_s: float
     shared: bool = True
     """Tenants have parts of the queue; otherwise there is one, which may fill it."""
+    most_open: int | None = None
+    """Requests of one tenant that may be open at once; None: any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +243,9 @@ class FairQueue:
         for tenant in self._tenants.values():
             while tenant.waiting and tenant.waiting[0][2] in self._gone:
                 self._gone.discard(heapq.heappop(tenant.waiting)[2])
-        return min((t for t in self._tenants.values() if t.count), key=lambda t: t.tag, default=None)
+        most = self._bounds.most_open
+        waiting = (t for t in self._tenants.values() if t.count and (most is None or t.open < most))
+        return min(waiting, key=lambda t: t.tag, default=None)
 
     def _fits(self, entry: Entry, capacity: Capacity) -> bool:
         """What has more tokens than there is room for goes alone."""

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from baton.router.api.http.app import create_app
+from typing import TYPE_CHECKING
+
 from baton.router.api.settings import ApiSettings
 
+if TYPE_CHECKING:
+    from baton.router.api.http.app import create_app
+
 __all__ = ["ApiSettings", "create_app"]
+
+
+def __getattr__(name: str) -> object:
+    """``create_app`` is imported when it is asked for: whoever only reads bodies needs no web server."""
+    if name == "create_app":
+        from baton.router.api.http.app import create_app
+
+        return create_app
+    raise AttributeError(name)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from baton.router.api.authentication import Authentication
-from baton.router.api.errors import ApiError, shown
+from baton.router.api.elsewhere import ElsewhereReader
+from baton.router.api.menu import Menu, Offer, place_of
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.audit import AuditLog
@@ -25,8 +26,8 @@ class Catalogue:
         if not services:
             raise ValueError("a catalogue needs at least one model")
         self.services = tuple(services)
-        self._by_name = {name: service for service in services for name in service.names}
-        if len(self._by_name) < sum(len(service.names) for service in services):
+        names = [name for service in services for name in service.names]
+        if len(set(names)) < len(names):
             raise ValueError("two models have the same name")
 
     @property
@@ -49,6 +50,11 @@ class Catalogue:
         return self.services[0].traces
 
     @property
+    def elsewhere(self) -> ElsewhereReader | None:
+        """Where large bodies are read: the same for all."""
+        return self.services[0].elsewhere
+
+    @property
     def metrics(self) -> RouterMetrics:
         return self.services[0].metrics
 
@@ -59,24 +65,16 @@ class Catalogue:
             self.services[0].check_room(client)
 
     def service(self, name: str | None) -> CompletionService:
-        """The model that ``name`` is a name of; no name, or an empty one, means the first, as in vLLM.
+        """The model that ``name`` is a name of; see `place_of` for what it raises."""
+        names = [service.names for service in self.services]
+        return self.services[place_of(name, names, keyed=self.authentication.required)]
 
-        Raises ApiError (404) for a name that no model has. A model that is alone judges names itself.
-        """
-        if not name or len(self.services) == 1:
-            return self.services[0]
-        service = self._by_name.get(name)
-        if service is None:
-            known = ", ".join(shown(service.names[0]) for service in self.services)
-            # Where there are keys, names are for those who may ask: /v1/models tells them.
-            has = "" if self.authentication.required else f"; this server has {known}"
-            raise ApiError(
-                404,
-                f"The model {shown(name)} does not exist{has}.",
-                param="model",
-                code="model_not_found",
-            )
-        return service
+    def menu(self, client: Client | None) -> Menu:
+        """The models as ``client`` may ask them, for whoever reads its request."""
+        offers = tuple(
+            Offer(service.names, service.ring.model, service.serves(client)) for service in self.services
+        )
+        return Menu(offers, self.authentication.required)
 
     def each(self, make: Callable[[CompletionService], Handler]) -> ByModel[Handler]:
         """What ``make`` makes of each model."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import orjson
 
-from baton.request.errors import RequestError, invalid, shown
+from baton.request.errors import RequestError, in_short, invalid, shown
 from baton.router.types import DEADLINE_EXCEEDED, RingError
 
-__all__ = ["ApiError", "RequestError", "as_api_error", "invalid", "shown"]
+__all__ = ["ApiError", "RequestError", "as_api_error", "in_short", "invalid", "shown"]
 
 log = logging.getLogger(__name__)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from baton.request.errors import invalid
 from baton.request.limits import ModelInfo
-from baton.request.prompts import check_ids, check_length, check_text, render_chat
-from baton.router.api.settings import ApiSettings
+from baton.request.prompts import check_ids, check_length, check_text, render_chat, too_long
 from baton.text.config import Json
-from baton.text.errors import TextTooLongError
+from baton.text.errors import TextTooLongError, TooManyTokensError
 from baton.text.tokenizer import Tokenizer
 
 
@@ -21,23 +19,33 @@ class Echo:
     """A prompt as the answer to it repeats it."""
 
     text: str
-    offsets: Sequence[int] = ()
+    offsets: tuple[int, ...] = ()
     """The character of ``text`` in which each of the prompt's tokens begins, where that matters."""
 
 
+class TooMuchHereError(Exception):
+    """A request has more text than may be worked on where it is read."""
+
+
 class PromptReader:
-    """Turns text, messages or ids into a prompt that fits the model. Long texts are tokenized in a thread."""
+    """Turns the texts, messages or ids of one request into prompts that fit the model."""
 
-    def __init__(self, tokenizer: Tokenizer, settings: ApiSettings) -> None:
+    def __init__(self, tokenizer: Tokenizer, most_chars: int | None = None) -> None:
+        """``most_chars``: of all texts together; with more, TooMuchHereError is raised. None: any number."""
         self._tokenizer = tokenizer
-        self._thread_above = settings.thread_above_chars
+        self._left = most_chars
 
-    async def from_text(
+    def from_text(
         self, text: str, model: ModelInfo, param: str, *, add_special_tokens: bool = True
     ) -> list[int]:
         """The ids of ``text``. Raises RequestError when it is empty or longer than the context."""
         check_text(text, self._tokenizer, model, param)
-        ids = await self.encode(text, param, add_special_tokens=add_special_tokens)
+        try:
+            ids = self.encode(
+                text, param, add_special_tokens=add_special_tokens, most=max(0, model.max_model_len - 1)
+            )
+        except TooManyTokensError as error:
+            raise too_long(error.told, model, param) from None
         return check_length(ids, model, param)
 
     def from_ids(self, ids: list[int], model: ModelInfo, param: str) -> list[int]:
@@ -46,16 +54,16 @@ class PromptReader:
         check_ids(ids, model.vocab_size, param)
         return ids
 
-    async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
-        """The ids of ``text``, however many."""
+    def encode(self, text: str, param: str, *, add_special_tokens: bool, most: int) -> list[int]:
+        """The ids of ``text``. Raises RequestError for a text that is too long to begin with, and
+        TooManyTokensError for one that has more than ``most`` tokens."""
+        self._use(len(text))
         try:
-            if len(text) <= self._thread_above:
-                return self._tokenizer.encode(text, add_special_tokens)
-            return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens)
+            return self._tokenizer.encode(text, add_special_tokens, most=most)
         except TextTooLongError as error:
             raise invalid(param, f"{param}: {error}.", "string_above_max_length") from error
 
-    async def echo(
+    def echo(
         self,
         given: str | list[int],
         *,
@@ -67,9 +75,9 @@ class PromptReader:
         if isinstance(given, str):
             if not with_offsets:
                 return Echo(given)
-            if len(given) <= self._thread_above:
-                return Echo(given, self._tokenizer.offsets(given, add_special_tokens))
-            return Echo(given, await asyncio.to_thread(self._tokenizer.offsets, given, add_special_tokens))
+            self._use(len(given))
+            return Echo(given, tuple(self._tokenizer.offsets(given, add_special_tokens)))
+        self._use(len(given))
         stream = self._tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
         pieces = [stream.push((id_,)) for id_ in given]
         offsets = accumulate(map(len, pieces[:-1]), initial=0) if with_offsets else ()
@@ -91,3 +99,10 @@ class PromptReader:
             tools=tools,
             arguments=arguments,
         )
+
+    def _use(self, chars: int) -> None:
+        if self._left is None:
+            return
+        self._left -= chars
+        if self._left < 0:
+            raise TooMuchHereError

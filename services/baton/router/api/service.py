@@ -16,10 +16,11 @@ from baton.router.api.admission import Ticket, fitted
 from baton.router.api.authentication import Authentication, not_allowed
 from baton.router.api.choices import Choice, merge
 from baton.router.api.completion import complete
-from baton.router.api.errors import ApiError, invalid, shown
+from baton.router.api.elsewhere import ElsewhereReader
 from baton.router.api.grammars import GrammarCheck
+from baton.router.api.menu import called
 from baton.router.api.meter import Arrival, Meters, RequestMeter
-from baton.router.api.prompts import Echo, PromptReader
+from baton.router.api.prompts import Echo
 from baton.router.api.queued import Queued, asked_of, check_room
 from baton.router.api.relay import Relay, SlowClientError
 from baton.router.api.settings import ApiSettings
@@ -124,10 +125,12 @@ class CompletionService:
         audit: AuditLog | None = None,
         traces: Traces | None = None,
         salts: CacheSalts | None = None,
+        elsewhere: ElsewhereReader | None = None,
     ) -> None:
         """``tenant`` is everybody's, where no ``authentication`` says otherwise. ``names`` are what clients
         may call the model, by its own name first; none: as the ring does. ``gate``: None, and nobody waits in
-        front of the ring. ``salts``: None, and they are keyed with nothing."""
+        front of the ring. ``salts``: None, and they are keyed with nothing. ``elsewhere``: None, and bodies
+        of any size are read on the event loop."""
         self.ring = ring
         self.tokenizer = tokenizer
         self.settings = settings
@@ -140,8 +143,8 @@ class CompletionService:
         self.audit = audit
         self.traces = Traces() if traces is None else traces
         self._salts = salts or CacheSalts(b"")
-        self.prompts = PromptReader(tokenizer, settings)
         self.grammars = GrammarCheck(tokenizer, self.shared, metrics)
+        self.elsewhere = elsewhere
 
     def tenant(self, client: Client | None) -> Tenant:
         """Whose limits the requests of ``client`` count for. Raises ApiError (401) when nobody is known where
@@ -155,22 +158,8 @@ class CompletionService:
         return client is None or any(map(client.may_ask, names))
 
     def model(self, name: str | None, client: Client | None = None) -> ModelInfo:
-        """The served model, which no name means too. Raises ApiError when ``name`` is another one, ``client``
-        may not ask it, or no
-        worker is there yet."""
-        model = self.ring.model
-        if model is None:
-            raise ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
-        if not self.serves(client):
-            raise not_allowed(name or model.name)
-        if name and name not in (model.name, *self.names):
-            raise ApiError(
-                404,
-                f"The model {shown(name)} does not exist; this server has {shown(model.name)}.",
-                param="model",
-                code="model_not_found",
-            )
-        return model
+        """The served model, which no name means too; see `called` for what it raises."""
+        return called(name, self.ring.model, self.names, allowed=self.serves(client))
 
     def check_room(self, client: Client | None) -> None:
         """Raises ApiError for a request that would be refused whatever it asks, before it is read. Where
@@ -178,17 +167,6 @@ class CompletionService:
         model = self.ring.model
         if self._gate is not None and not (model is not None and model.takes_priorities):
             check_room(self._gate, self.authentication.answerable(client).tenant)
-
-    def check_choices(self, n: int, prompts: int) -> None:
-        """Raise RequestError when a request asks for too many answers."""
-        if not 1 <= n <= self.settings.max_n:
-            raise invalid("n", f"n must be between 1 and {self.settings.max_n}, not {shown(n)}.")
-        if n * prompts > self.settings.max_choices:
-            raise invalid(
-                "prompt" if n == 1 else "n",
-                f"{prompts} prompts with n = {n} make {n * prompts} choices; at most "
-                f"{self.settings.max_choices} are allowed in one request.",
-            )
 
     def fitted(self, job: Job, *, prompt_param: str, max_tokens_param: str = "max_tokens") -> Job:
         """``job`` within its tenant's limits of tokens; see `admission.fitted` for what it raises."""

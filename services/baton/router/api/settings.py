@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from baton.request.defaults import SamplingDefaults
-from baton.request.limits import MAX_ANSWERS, SamplingLimits
+from baton.request.limits import MAX_ANSWERS, ConversationLimits, SamplingLimits
 from baton.request.tools import ToolLimits
 from baton.tools.formats import AUTO
 
@@ -18,8 +18,18 @@ class ApiSettings(SamplingLimits):
     max_n: int = MAX_ANSWERS
     max_choices: int = 256
     """Prompts times ``n``: each is one request to the workers."""
-    thread_above_chars: int = 16 * 1024
-    """Texts longer than this are tokenized in a thread, so that other streams go on meanwhile."""
+    max_tokenize_bytes: int = 1024 * 1024
+    """Of a text at ``/tokenize``, in UTF-8."""
+    max_detokenize_tokens: int = 1024 * 1024
+    max_counted_tokens: int = 1024 * 1024
+    """That ``count_tokens`` counts; a conversation may be longer than the context."""
+    max_prompt_tokens: int = 1024 * 1024
+    """Of all prompts of one request together, beside a single one, which may fill the context."""
+    max_told_tokens: int = 1024 * 1024
+    """Tokens of prompts that the choices of one request repeat, by ``echo`` or ``return_token_ids``."""
+    max_told_chars: int = 8 * 1024 * 1024
+    """Characters likewise."""
+    conversation: ConversationLimits = field(default_factory=ConversationLimits)
     default_max_tokens: int = 16
     """For ``/v1/completions``, as OpenAI has it; a chat may fill the context."""
     retry_after_seconds: int = 1

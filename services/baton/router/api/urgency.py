@@ -13,6 +13,16 @@ from baton.urgency import MOST_PRIORITY, Urgency
 LONGEST_TIMEOUT_S = 86400.0
 
 
+def check_priority(priority: int | None) -> int | None:
+    """``priority``. Raises RequestError for one that no request may have."""
+    if priority is not None and not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
+        raise invalid(
+            "priority",
+            f"priority must be between {-MOST_PRIORITY} and {MOST_PRIORITY}, not {shown(priority)}.",
+        )
+    return priority
+
+
 def resolve_urgency(
     priority: int | None,
     timeout_s: float | None,
@@ -30,13 +40,9 @@ def resolve_urgency(
     """
     # Where nobody goes before anybody, all that a key may be kept from is kept from everybody.
     least = client.most_urgent if client is not None and model.takes_priorities else -MOST_PRIORITY
+    priority = check_priority(priority)
     if priority is None:
         priority = max(0, least)
-    if not -MOST_PRIORITY <= priority <= MOST_PRIORITY:
-        raise invalid(
-            "priority",
-            f"priority must be between {-MOST_PRIORITY} and {MOST_PRIORITY}, not {shown(priority)}.",
-        )
     if priority < least:
         raise invalid(
             "priority", f"priority is {priority}, but this key's requests may have {least} at least."

@@ -13,12 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.router.api.admission import Ticket
-from baton.router.api.errors import as_api_error, invalid
+from baton.router.api.errors import as_api_error
 from baton.router.api.http.chunks import (
     DONE,
     ChunkWriter,
     Envelope,
-    UsageMode,
     error_event,
     usage_fields,
 )
@@ -26,8 +25,8 @@ from baton.router.api.http.disconnect import ClientWatch
 from baton.router.api.http.headers import told_headers
 from baton.router.api.http.logprobs import NOTHING, Fields, LogprobsView, Told
 from baton.router.api.http.parts import ChoiceParts
-from baton.router.api.http.schemas import GenerationFields
 from baton.router.api.http.stream import Begun, EventStream, begin
+from baton.router.api.prepared import Telling
 from baton.router.api.service import CompletionService, Job, Usage
 from baton.text.choice import Delta
 
@@ -65,15 +64,13 @@ class Answerer:
         self._service = service
         self._chat = chat
 
-    async def answer(self, request: Request, job: Job, fields: GenerationFields) -> Response:
+    async def answer(self, request: Request, job: Job, telling: Telling) -> Response:
         """The response to ``job``. Raises ApiError or RingError as long as nothing has been sent."""
-        if fields.stream_options is not None and not fields.stream:
-            raise invalid("stream_options", "stream_options is only allowed when stream is true.")
-        if fields.stream:
-            return await self._streamed(request, job, fields)
+        if telling.stream:
+            return await self._streamed(request, job, telling)
         ticket = self._service.ticket(job)
         async with ClientWatch(request.receive):
-            body = await self._document(job, ticket, bool(fields.return_token_ids))
+            body = await self._document(job, ticket, telling.token_ids)
         return Response(body, media_type="application/json", headers=told_headers(ticket))
 
     def _envelope(self, job: Job, *, streamed: bool) -> Envelope:
@@ -128,20 +125,19 @@ class Answerer:
             fields["prompt_logprobs"] = choice.prompt_logprobs
         return fields
 
-    async def _streamed(self, request: Request, job: Job, fields: GenerationFields) -> Response:
+    async def _streamed(self, request: Request, job: Job, telling: Telling) -> Response:
         """Waits for the first tokens, so that a request that cannot run fails with a status of its own."""
         begun = await begin(self._service, request, job)
         return EventStream(
-            self._events(job, fields, begun),
+            self._events(job, telling, begun),
             begun.deltas,
             begun.headers,
             self._service.relay(len),
             partial(self._service.cut_off, job),
         )
 
-    async def _events(self, job: Job, fields: GenerationFields, begun: Begun) -> AsyncGenerator[bytes]:
-        mode = _usage_mode(fields)
-        with_token_ids = bool(fields.return_token_ids)
+    async def _events(self, job: Job, telling: Telling, begun: Begun) -> AsyncGenerator[bytes]:
+        mode, with_token_ids = telling.usage, telling.token_ids
         writer = ChunkWriter(
             self._envelope(job, streamed=True),
             chat=self._chat,
@@ -193,10 +189,3 @@ class Answerer:
 def _parts(job: Job) -> list[ChoiceParts | None]:
     """For each choice; None where the text is told as it is."""
     return [None if job.format is None else ChoiceParts(job.format) for _ in range(job.choices)]
-
-
-def _usage_mode(fields: GenerationFields) -> UsageMode:
-    options = fields.stream_options
-    if options is None or not options.include_usage:
-        return "none"
-    return "continuous" if options.continuous_usage_stats else "final"

@@ -27,6 +27,7 @@ from baton.router.api.http.responses.create import Responses
 from baton.router.api.http.responses.fields import ResponseRequest
 from baton.router.api.http.status import Status
 from baton.router.api.http.tokens import Tokens
+from baton.router.api.reading import Reading
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.processes.siblings import Siblings
@@ -92,8 +93,10 @@ def _add_page(app: FastAPI, page: LivePage) -> None:
 
 
 def _add_routes(app: FastAPI, catalogue: Catalogue, siblings: Siblings) -> None:
-    completions, chat, responses = Completions(catalogue), ChatCompletions(catalogue), Responses(catalogue)
-    messages, tokens = Messages(catalogue), Tokens(catalogue)
+    reading = Reading(catalogue)
+    completions, chat = Completions(catalogue, reading), ChatCompletions(catalogue, reading)
+    responses, messages = Responses(catalogue, reading), Messages(catalogue, reading)
+    tokens = Tokens(catalogue, reading)
     status, debug = Status(catalogue, siblings), Debug(catalogue, siblings)
     for path, handler, body in (
         ("/v1/completions", completions.create, schemas.CompletionRequest),

@@ -1,65 +1,47 @@
-"""Reading a request's body: bounded, JSON, strictly typed, with errors that name the field."""
+"""Reading a request's body: bounded in size, in time and in all, and held until what it asks for is known."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from baton.router.api.errors import ApiError, RequestError, invalid, shown
+from baton.router.api.errors import ApiError, shown
 from baton.router.api.http.authentication import client_of
 from baton.router.api.http.bodies import BodyBudget, BodyReservation
 from baton.router.api.http.connection import BODY_GRACE_S, body_due
 from baton.router.api.http.disconnect import ClientGoneError
-from baton.router.api.http.unsupported import refuse_unsupported
+from baton.router.api.prepared import Endpoint, PreparedJob
+from baton.router.api.reading import Reading
 from baton.router.api.settings import ApiSettings
 from baton.router.shared.limits import Tenant
-from baton.text.config import Json
 
-Body = TypeVar("Body", bound=msgspec.Struct)
-
-_MISSING = re.compile(r"Object missing required field `(.+)`")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]")
 _MOST_DIGITS = 18
-_LONGEST_PROBLEM = 200
 
 
-async def read_request(request: Request, type_: type[Body], settings: ApiSettings) -> Body:
-    """The body of ``request`` as ``type_``.
+async def read_job(
+    request: Request, endpoint: Endpoint, reading: Reading, settings: ApiSettings
+) -> PreparedJob:
+    """The request for tokens that the body of ``request`` is, of which nothing is held afterwards.
 
     Raises ApiError: 408 for a body that comes too slowly, 413 for one over the limit (without reading it),
-    415 for another content type, 429 and 503 while too much of other bodies is held; and RequestError for
-    anything that is not what the endpoint takes.
+    415 for another content type, 429 and 503 while too much of other bodies is held; and what
+    `Reading.job` raises.
     """
     _check_content_type(request.headers.get("content-type"))
     with _reservation(request) as room:
         body = await _read(request, settings.max_body_bytes, room)
-        return decode(body, type_, ignore_unknown=settings.ignore_unknown_fields)
+        return await reading.job(endpoint, body, client_of(request))
 
 
-def decode(body: bytes, type_: type[Body], *, ignore_unknown: bool = False) -> Body:
-    """``body`` as ``type_``; see `read_request` for what it raises."""
-    if not body.strip():
-        raise invalid(None, "The request has no body; it must be a JSON object.", "invalid_json")
-    try:
-        # First without types, so that an error can show the value that was sent.
-        document: Json = msgspec.json.decode(body)
-    except RecursionError:
-        raise invalid(None, "The body is nested too deeply.", "invalid_json") from None
-    except UnicodeDecodeError as error:
-        raise invalid(None, f"The body is not UTF-8: {error.reason}.", "invalid_json") from None
-    except ValueError as error:
-        raise invalid(None, f"The body is not valid JSON: {error}.", "invalid_json") from None
-    if not isinstance(document, dict):
-        raise invalid(None, f"The body must be a JSON object, not {shown(document)}.", "invalid_type")
-    refuse_unsupported(document, type_.__struct_fields__, ignore_unknown=ignore_unknown)
-    try:
-        return msgspec.convert(document, type_)
-    except msgspec.ValidationError as error:
-        raise _type_error(str(error), document) from None
+async def read_document(
+    request: Request, endpoint: Endpoint, reading: Reading, settings: ApiSettings
+) -> bytes:
+    """The answer to ``request``, for which nothing is generated. Raises as `read_job` does."""
+    _check_content_type(request.headers.get("content-type"))
+    with _reservation(request) as room:
+        body = await _read(request, settings.max_body_bytes, room)
+        return await reading.document(endpoint, body, client_of(request))
 
 
 def _check_content_type(value: str | None) -> None:
@@ -112,38 +94,3 @@ async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
 
 def _too_large(size: str, limit: int) -> ApiError:
     return ApiError(413, f"The body has {size} bytes; at most {limit} are allowed.", code="request_too_large")
-
-
-def _type_error(message: str, document: Json) -> RequestError:
-    """``message`` is msgspec's. It may quote a name that the client has chosen: its end says where."""
-    problem, located, path = message.rpartition(" - at `$")
-    if not located:
-        problem, path = message, "`"
-    path = path.removesuffix("`").removesuffix("[...]")  # an entry of a mapping, which is not told
-    missing = _MISSING.fullmatch(problem)
-    if missing:
-        param = f"{path}.{missing[1]}".removeprefix(".")
-        return invalid(param, f"{param} is required.", "missing_required_parameter")
-    param = path.removeprefix(".")
-    problem = problem[:1].lower() + problem[1:].replace("`", "")
-    if len(problem) > _LONGEST_PROBLEM:
-        problem = problem[: _LONGEST_PROBLEM - 1] + "…"
-    return invalid(param or None, f"{param}: {problem} ({_shown_at(document, path)}).", "invalid_type")
-
-
-def _shown_at(document: Json, path: str) -> str:
-    """The value at ``path``, in the notation of msgspec's errors; … where that leads nowhere."""
-    value = document
-    end = 0
-    for step in _STEP.finditer(path):
-        name, index = step.groups()
-        if step.start() != end:
-            return "…"
-        end = step.end()
-        if name and isinstance(value, dict) and name in value:
-            value = value[name]
-        elif index and isinstance(value, list) and int(index) < len(value):
-            value = value[int(index)]
-        else:
-            return "…"
-    return shown(value) if end == len(path) else "…"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from baton.request.errors import invalid
 from baton.request.tools import ToolUse, tool_use
 from baton.router.api.http.schemas import ChatRequest
+from baton.router.api.prepared import FormatAsked
 from baton.router.api.settings import ApiSettings
 from baton.sampling_params import SamplingParams
 from baton.structured_output import StructuredOutput
@@ -52,20 +53,35 @@ class CallPolicy:
         self._format_for(use)
         return use
 
-    def format_of(self, body: ChatRequest, use: ToolUse | None, prompt: str) -> AnswerFormat | None:
-        """How the answers to a ``prompt`` are parsed; None: not at all."""
+    def asked(self, body: ChatRequest, use: ToolUse | None, prompt: str) -> FormatAsked | None:
+        """How the answers to a ``prompt`` are to be parsed; None: not at all."""
         reasoning = None if body.echo else self._reasoning
-        tools = None if use is None else self._format_for(use)
-        if reasoning is None and tools is None:
+        if reasoning is None and use is None:
             return None
-        return AnswerFormat(
-            reasoning=reasoning,
+        return FormatAsked(
+            reasoning=reasoning is not None,
             opened=reasoning is not None and reasoning.opened_by(prompt),
             closed=reasoning is not None and reasoning.closed_by(prompt),
             tells_reasoning=body.include_reasoning is not False,
-            tools=tools,
+            tools=use is not None,
             names=frozenset() if use is None else use.names,
             several=use is None or use.parallel,
+        )
+
+    def format_of(self, asked: FormatAsked | None) -> AnswerFormat | None:
+        """How answers are parsed that are ``asked`` for so."""
+        if asked is None:
+            return None
+        reasoning = self._reasoning if asked.reasoning else None
+        tools = (self._tools or TOOL_FORMATS[FALLBACK]) if asked.tools else None
+        return AnswerFormat(
+            reasoning=reasoning,
+            opened=asked.opened,
+            closed=asked.closed,
+            tells_reasoning=asked.tells_reasoning,
+            tools=tools,
+            names=asked.names,
+            several=asked.several,
             marker_ids=frozenset(self._special(reasoning, tools).values()),
         )
 

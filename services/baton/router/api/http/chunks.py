@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import orjson
 
 from baton.router.api.errors import ApiError
 from baton.router.api.http.logprobs import Fields
+from baton.router.api.prepared import UsageMode
 from baton.router.api.service import Usage
 from baton.text.choice import Delta
 
 DONE = b"data: [DONE]\n\n"
 
 _NO_TOKENS = Delta("", ())
-
-UsageMode = Literal["none", "final", "continuous"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
-from baton.router.api.errors import ApiError, RequestError
+from baton.router.api.errors import RequestError
+from baton.router.api.prepared import PreparedJob
 
-Names = Sequence[tuple[str, str]]
-"""The beginnings of fields, as regular expressions, and what they are called elsewhere; the first that
-matches counts."""
+_MESSAGE = re.compile(
+    r"messages\[(?P<message>\d+)\](?P<call>\.tool_calls\[(?P<index>\d+)\]\.function)?(?![A-Za-z_])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the fields of a chat are called elsewhere."""
+
+    fields: Sequence[tuple[str, str]]
+    """The beginnings of fields, as regular expressions, and their names; the first that matches counts."""
+    places: Sequence[str] = ()
+    """Where each message came from."""
+    calls: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """Likewise its calls, by the message's place and their own."""
+
+    def of(self, param: str) -> str:
+        """The name of the field ``param``; its own where it has no other."""
+        found = _MESSAGE.match(param)
+        if found is not None:
+            message = int(found["message"])
+            call = self.calls.get((message, int(found["index"]))) if found["call"] else None
+            if call is not None:
+                return call + param[found.end() :]
+            if message < len(self.places):
+                return self.places[message] + param[param.index("]") + 1 :]
+        for ours, theirs in self.fields:
+            named, count = re.subn(rf"^{ours}(?![A-Za-z_])", theirs, param, count=1)
+            if count:
+                return named
+        return param
+
+
+def rename(job: PreparedJob, names: Names) -> None:
+    """Have errors that come later told by other ``names``, too."""
+    job.grammars = [(names.of(param), output) for param, output in job.grammars]
+    job.prompt_param = names.of(job.prompt_param)
+    job.max_tokens_param = names.of(job.max_tokens_param)
 
 
 @contextmanager
@@ -19,28 +56,13 @@ def renaming(names: Names) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        param = _renamed(error.param, names)
-        if error.param is None or param is None:
-            raise
-        message = error.message.replace(error.param, param)
-        raise RequestError(message, param=param, code=error.code) from None
-    except ApiError as error:
-        param = _renamed(error.param, names)
-        if error.param is None or param is None:
-            raise
-        message = error.message.replace(error.param, param)
-        raise ApiError(error.status, message, param=param, code=error.code, headers=error.headers) from None
+        raise _renamed(error, names) from None
 
 
-def _renamed(param: str | None, names: Names) -> str | None:
-    """None: it has no other name."""
-    for ours, theirs in names:
-        renamed, count = re.subn(rf"^{ours}(?![A-Za-z_])", theirs, param or "", count=1)
-        if count:
-            return renamed
-    return None
-
-
-def message_names(places: Sequence[str]) -> list[tuple[str, str]]:
-    """The names of a chat's messages, by where each came from."""
-    return [(rf"messages\[{index}\]", place) for index, place in enumerate(places)]
+def _renamed(error: RequestError, names: Names) -> RequestError:
+    if error.param is None:
+        return error
+    param = names.of(error.param)
+    if param == error.param:
+        return error
+    return RequestError(error.message.replace(error.param, param), param=param, code=error.code)

@@ -90,3 +90,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     tokens: list[int]
+
+
+class TextRequest(msgspec.Struct, kw_only=True):
+    """The prompt of a call over gRPC."""
+
+    model: str | None = None
+    text: str

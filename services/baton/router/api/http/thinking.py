@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baton.router.api.errors import invalid, shown
 from baton.router.api.http.calls import CallPolicy
-from baton.router.api.service import CompletionService
 from baton.text.config import Json
+from baton.text.tokenizer import Tokenizer
 
 SWITCH, EFFORT = "enable_thinking", "reasoning_effort"
 """Variables of chat templates: Qwen3's and its followers', and those of models that know grades."""
@@ -17,8 +17,8 @@ EFFORTS = ("none", "minimal", "low", USUAL_EFFORT, "high", "xhigh")
 class Thinking:
     """What the served model's template can be told of reasoning."""
 
-    def __init__(self, service: CompletionService, calls: CallPolicy) -> None:
-        template = service.tokenizer.chat_template
+    def __init__(self, tokenizer: Tokenizer, calls: CallPolicy) -> None:
+        template = tokenizer.chat_template
         source = "" if template is None else template.source
         self._reasons = calls.tells_reasoning
         self._has_switch = SWITCH in source

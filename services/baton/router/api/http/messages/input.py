@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import orjson
 
+from baton.request.limits import ConversationLimits, check_at_most
 from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
 from baton.request.tools import Function, NamedFunction, NamedTool, Tool
 from baton.router.api.errors import invalid, shown
@@ -19,14 +20,14 @@ from baton.router.api.http.messages.fields import (
     MessageToolChoice,
     Turn,
 )
-from baton.router.api.http.renaming import Names, message_names
+from baton.router.api.http.renaming import Names
 from baton.router.api.http.schemas import ChatRequest
 from baton.router.api.http.structured import JsonSchemaFormat, ResponseFormat
 from baton.text.config import Json
 
 Given = TypeVar("Given")
 
-_NAMES: Names = (
+_FIELDS = (
     (r"response_format\.json_schema\.schema", "output_config.format.schema"),
     ("response_format", "output_config.format"),
     (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
@@ -46,11 +47,12 @@ class Chat:
     names: Names
 
 
-def chat_of(body: CountRequest, template: dict[str, Json]) -> Chat:
+def chat_of(body: CountRequest, template: dict[str, Json], limits: ConversationLimits) -> Chat:
     """The chat that ``body`` asks to go on with, or to count; ``template`` are variables of its template.
 
-    Raises RequestError for blocks that a chat cannot hold.
+    Raises RequestError for blocks that a chat cannot hold, and for more than one request may have.
     """
+    _check_at_mosts(body, limits)
     messages = _Messages()
     if body.system:
         messages.add(Message(role="system", content=_texts(body.system, "system")), "system")
@@ -78,7 +80,15 @@ def chat_of(body: CountRequest, template: dict[str, Json]) -> Chat:
         chat.max_tokens = body.max_tokens
         chat.stop = body.stop_sequences
         chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
-    return Chat(chat, (*message_names(messages.places), *_NAMES))
+    return Chat(chat, Names(_FIELDS, messages.places))
+
+
+def _check_at_mosts(body: CountRequest, limits: ConversationLimits) -> None:
+    check_at_most("messages", "entries", len(body.messages), limits.max_messages)
+    contents = [turn.content for turn in body.messages]
+    blocks = [block for content in (body.system, *contents) if isinstance(content, list) for block in content]
+    nested = sum(len(block.content) for block in blocks if isinstance(block.content, list))
+    check_at_most("messages", "blocks in all", len(blocks) + nested, limits.max_parts)
 
 
 @dataclass(slots=True)
@@ -125,23 +135,26 @@ class _Messages:
     def _add_assistant(self, blocks: Sequence[Block], at: str) -> None:
         turn = Message(role="assistant", content="")
         texts: list[ContentPart] = []
+        thoughts: list[str] = []
+        calls: list[ToolCall] = []
         for index, block in enumerate(blocks):
             where = f"{at}[{index}]"
             match block.type:
                 case "thinking":
-                    thought = _need(block.thinking, f"{where}.thinking")
-                    turn.reasoning_content = (turn.reasoning_content or "") + thought
+                    thoughts.append(_need(block.thinking, f"{where}.thinking"))
                 case "redacted_thinking":
                     pass  # sealed: only its writer could read it
                 case "tool_use":
                     name = _need(block.name, f"{where}.name")
                     arguments = orjson.dumps(_need(block.input, f"{where}.input")).decode()
-                    call = ToolCall(CalledFunction(name, arguments), _need(block.id, f"{where}.id"))
-                    turn.tool_calls = [*(turn.tool_calls or []), call]
+                    calls.append(ToolCall(CalledFunction(name, arguments), _need(block.id, f"{where}.id")))
                 case _:
                     texts.append(_text_part(block, where, "text, thinking, redacted_thinking or tool_use"))
         if texts:
             turn.content = texts
+        if thoughts:
+            turn.reasoning_content = "".join(thoughts)
+        turn.tool_calls = calls or None
         self.add(turn, at)
 
 

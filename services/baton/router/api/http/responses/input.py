@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
+from baton.request.limits import ConversationLimits, check_at_most
 from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
 from baton.request.tools import Function, NamedFunction, NamedTool, Tool
 from baton.router.api.errors import invalid, shown
-from baton.router.api.http.renaming import Names, message_names
+from baton.router.api.http.renaming import Names
 from baton.router.api.http.responses.fields import (
     LOGPROBS,
     InputItem,
@@ -27,7 +29,7 @@ Texts: TypeAlias = str | list[InputPart]
 
 _TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
-_NAMES: Names = (
+_FIELDS = (
     ("messages", "input"),
     ("max_completion_tokens", "max_output_tokens"),
     (r"response_format\.json_schema\.schema", "text.format.schema"),
@@ -46,11 +48,13 @@ class Chat:
     names: Names
 
 
-def chat_of(body: ResponseRequest, template: dict[str, Json]) -> Chat:
+def chat_of(body: ResponseRequest, template: dict[str, Json], limits: ConversationLimits) -> Chat:
     """The chat that ``body`` asks for; ``template`` are variables that go before its own.
 
-    Raises RequestError for items that a chat cannot hold.
+    Raises RequestError for items that a chat cannot hold, and for more than one request may have.
     """
+    if not isinstance(body.input, str):
+        _check_at_mosts(body.input, limits)
     messages = _Messages()
     if body.instructions is not None:
         messages.add(Message(role="system", content=body.instructions), "instructions")
@@ -73,7 +77,15 @@ def chat_of(body: ResponseRequest, template: dict[str, Json]) -> Chat:
         priority=body.priority,
         chat_template_kwargs={**template, **(body.chat_template_kwargs or {})} or None,
     )
-    return Chat(chat, (*messages.calls, *message_names(messages.places), *_NAMES))
+    return Chat(chat, Names(_FIELDS, messages.places, messages.calls))
+
+
+def _check_at_mosts(items: Sequence[InputItem], limits: ConversationLimits) -> None:
+    check_at_most("input", "items", len(items), limits.max_messages)
+    parts = sum(
+        len(given) for item in items for given in (item.content, item.output) if isinstance(given, list)
+    )
+    check_at_most("input", "parts in all", parts, limits.max_parts)
 
 
 @dataclass(slots=True)
@@ -82,8 +94,8 @@ class _Messages:
 
     all: list[Message] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    """The names of their calls."""
+    calls: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Where a call came from, by its message and its place in it."""
 
     def add(self, message: Message, at: str) -> None:
         self.all.append(message)
@@ -135,9 +147,10 @@ class _Messages:
             id=_need(item.call_id, f"{at}.call_id"),
         )
         turn = self._turn(at, new=False)
-        calls = turn.tool_calls or []
-        self.calls.append((rf"messages\[{len(self.all) - 1}\]\.tool_calls\[{len(calls)}\]\.function", at))
-        turn.tool_calls = [*calls, call]
+        if turn.tool_calls is None:
+            turn.tool_calls = []
+        self.calls[len(self.all) - 1, len(turn.tool_calls)] = at
+        turn.tool_calls.append(call)
 
     def _turn(self, at: str, *, new: bool) -> Message:
         """The assistant's turn that the item at ``at`` belongs to."""

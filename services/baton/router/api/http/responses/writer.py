@@ -6,12 +6,11 @@ import itertools
 import time
 from collections.abc import Sequence
 
-import msgspec
 import orjson
 
 from baton.router.api.errors import ApiError
 from baton.router.api.http.blocks import Block, Closed, GrowingAnswer, Grown, Opened, Step
-from baton.router.api.http.responses.fields import ResponseRequest
+from baton.router.api.prepared import Repeated
 from baton.router.api.service import Job
 
 Fields = dict[str, object]
@@ -27,9 +26,9 @@ _DELTAS = {
 class ResponseWriter:
     """Writes one response. What does not change from delta to delta is serialised once per block."""
 
-    def __init__(self, job: Job, body: ResponseRequest) -> None:
+    def __init__(self, job: Job, repeated: Repeated) -> None:
         self.answer = GrowingAnswer(job)
-        self._common = _common(job, body)
+        self._common = _common(job, repeated)
         self._number = itertools.count()
         self._head = b""
         """Of the open block's deltas, up to their sequence number."""
@@ -173,31 +172,28 @@ def _part(block: Block) -> Fields:
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}
 
 
-def _common(job: Job, body: ResponseRequest) -> Fields:
+def _common(job: Job, repeated: Repeated) -> Fields:
     """What the response repeats of its request; the same from its first event to its last."""
-    text = body.text
-    format_ = {"type": "text"} if text is None or text.format is None else msgspec.to_builtins(text.format)
-    reasoning = body.reasoning
     return {
         "id": job.request_id,
         "object": "response",
         "created_at": int(time.time()),
         "model": job.model.name,
-        "instructions": body.instructions,
-        "metadata": body.metadata or {},
-        "max_output_tokens": body.max_output_tokens,
+        "instructions": orjson.Fragment(repeated.instructions),
+        "metadata": orjson.Fragment(repeated.metadata),
+        "max_output_tokens": repeated.max_output_tokens,
         "max_tool_calls": None,
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "parallel_tool_calls": repeated.parallel_tool_calls,
         "previous_response_id": None,
         "background": False,
         "store": False,
         "service_tier": "default",
         "temperature": job.params.temperature,
         "top_p": job.params.top_p,
-        "top_logprobs": body.top_logprobs or 0,
-        "tool_choice": "auto" if body.tool_choice is None else msgspec.to_builtins(body.tool_choice),
-        "tools": msgspec.to_builtins(body.tools or []),
-        "text": {"format": format_},
-        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "top_logprobs": repeated.top_logprobs,
+        "tool_choice": orjson.Fragment(repeated.tool_choice),
+        "tools": orjson.Fragment(repeated.tools),
+        "text": {"format": orjson.Fragment(repeated.format)},
+        "reasoning": {"effort": repeated.effort, "summary": None},
         "truncation": "disabled",
     }

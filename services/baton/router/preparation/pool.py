@@ -1,0 +1,207 @@
+"""The processes that read large bodies, shared out fairly among tenants."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from baton.router.admission.capacity import Capacity
+from baton.router.admission.gate import Gate
+from baton.router.admission.queue import Asked, Bounds, Entry, RefusedError
+from baton.router.api.errors import ApiError
+from baton.router.api.prepared import ID_TYPE, Assignment, Document, PreparedJob
+from baton.router.api.queued import refused
+from baton.router.preparation.frames import ModelSetup, Packed, Refused, Said, Setup, frame
+from baton.router.preparation.limits import (
+    ADDRESS_BYTES,
+    BYTES_PER_S,
+    CPU_S,
+    IDLE_S,
+    IDS_AT_ONCE,
+    LEAST_PROCESSES,
+    LONGEST_WAIT_S,
+    MOST_PROCESSES,
+    QUEUED_BODIES,
+    QUEUED_BYTES,
+    WALL_S,
+)
+from baton.router.preparation.process import BodyProcess, DiedError
+from baton.router.shared.limits import Tenant
+from baton.telemetry.admission import AdmissionMetrics
+from baton.telemetry.preparation import PreparationMetrics
+
+log = logging.getLogger(__name__)
+
+
+class PreparationPool:
+    """Reads bodies in processes of its own, which are started when they are needed. Event loop's thread only.
+
+    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take. Of several tenants
+    none may have all processes: a body that has begun is not interrupted for another.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelSetup],
+        metrics: PreparationMetrics,
+        *,
+        shared: bool,
+        cores: int = 1,
+        cpu_s: float = CPU_S,
+        address_bytes: int = ADDRESS_BYTES,
+    ) -> None:
+        """``models`` in the order of all menus. ``shared``: among tenants. There are as many processes
+        as ``cores`` at most, within bounds; ``cpu_s`` is for one body, ``address_bytes`` for one of them."""
+        seats = max(LEAST_PROCESSES, min(MOST_PROCESSES, cores))
+        bounds = Bounds(
+            requests=QUEUED_BODIES,
+            prompt_tokens=QUEUED_BYTES,
+            longest_wait_s=LONGEST_WAIT_S,
+            shared=shared,
+            most_open=max(1, seats - 1) if shared else None,
+        )
+        # The gate counts bytes here, and requests of the ring elsewhere: its own metrics are told nowhere.
+        self._gate = Gate(bounds, lambda: Capacity(seats), AdmissionMetrics(CollectorRegistry()))
+        self._setup = frame(Setup(tuple(models), cpu_s, address_bytes))
+        self._cpu_s = cpu_s
+        self._metrics = metrics
+        self._idle: list[BodyProcess] = []
+        self._busy: set[BodyProcess] = set()
+        self._reading: set[asyncio.Task[Said]] = set()
+        self._cleaning: asyncio.TimerHandle | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        metrics.watch(lambda: len(self._idle) + len(self._busy))
+
+    async def prepare(self, tenant: Tenant, assignment: Assignment, body: bytes) -> PreparedJob | Document:
+        """See `ElsewhereReader.prepare`."""
+        asked = Asked(
+            tenant=tenant.name,
+            weight=tenant.weight,
+            prompt_tokens=len(body),
+            most_outputs=1,
+            turn=time.monotonic(),
+        )
+        began = time.perf_counter()
+        try:
+            entry = await self._gate.enter(asked)
+        except RefusedError as error:
+            self._metrics.refused.labels(tenant.name, error.blame).inc()
+            raise refused(tenant.name, error) from None
+        # Of its own: what a process has begun it also ends, and until then it is nobody else's.
+        reading = asyncio.create_task(self._read(entry, assignment, body))
+        self._reading.add(reading)
+        reading.add_done_callback(self._reading.discard)
+        said = await asyncio.shield(reading)
+        self._metrics.seconds.observe(time.perf_counter() - began)
+        return await _unpacked(said)
+
+    async def close(self) -> None:
+        """End all processes, and whatever they read."""
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+        processes = [*self._idle, *self._busy]
+        self._idle.clear()
+        await asyncio.gather(*(process.end() for process in processes))
+        await asyncio.gather(*self._reading, *self._ending, return_exceptions=True)
+
+    async def _read(self, entry: Entry, assignment: Assignment, body: bytes) -> Said:
+        began = time.monotonic()
+        try:
+            return await self._ask(await self._process(), assignment, body)
+        except OSError as error:
+            log.error("no process to read bodies can be started: %s", error)
+            raise _overloaded() from None
+        finally:
+            # Bytes say little of how long a body takes: no wait is estimated by them, which a completed one
+            # would begin, and what it took counts for its tenant instead.
+            took = round((time.monotonic() - began) * BYTES_PER_S)
+            self._gate.leave(entry, took, completed=False)
+
+    async def _ask(self, process: BodyProcess, assignment: Assignment, body: bytes) -> Said:
+        self._busy.add(process)
+        ends = True
+        try:
+            async with asyncio.timeout(WALL_S):
+                said = await process.ask(assignment, body)
+            ends = said.ends
+            return said
+        except TimeoutError:
+            self._metrics.lost.labels("too_long").inc()
+            log.error("process %d read a body for %.0f s: it is ended", process.pid, WALL_S)
+            raise _overloaded() from None
+        except DiedError as error:
+            raise self._died(process, error) from None
+        finally:
+            self._busy.discard(process)
+            if ends:
+                self._end(process)
+            else:
+                self._idle.append(process)
+                self._clean_later()
+
+    async def _process(self) -> BodyProcess:
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+        return await BodyProcess.start(self._setup)
+
+    def _died(self, process: BodyProcess, error: DiedError) -> ApiError:
+        """What the client is told whose body was the end of ``process``."""
+        if error.status == -signal.SIGPROF:
+            self._metrics.lost.labels("too_complex").inc()
+            message = (
+                f"The request takes more than {self._cpu_s:g} s to be read; send less, or simpler values."
+            )
+            return ApiError(400, message, code="request_too_complex")
+        self._metrics.lost.labels("died").inc()
+        log.error("process %d, which read a body, has ended with status %s", process.pid, error.status)
+        message = "The process that read the request has ended; the request may be too large or too complex."
+        return ApiError(500, message, code="request_not_read")
+
+    def _end(self, process: BodyProcess) -> None:
+        ending = asyncio.create_task(process.end())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    def _clean_later(self) -> None:
+        if self._cleaning is None and len(self._idle) > 1:
+            self._cleaning = asyncio.get_running_loop().call_later(IDLE_S, self._clean)
+
+    def _clean(self) -> None:
+        """End a process that others leave nothing to do."""
+        self._cleaning = None
+        if len(self._idle) > 1:
+            self._end(self._idle.pop(0))
+        self._clean_later()
+
+
+async def _unpacked(said: Said) -> PreparedJob | Document:
+    """What was said, with the ids of prompts taken in by and by."""
+    result = said.result
+    if isinstance(result, Refused):
+        raise ApiError(result.status, result.message, param=result.param, code=result.code)
+    if isinstance(result, Packed):
+        taken = 0
+        for packed in result.prompts:
+            ids = array.array(ID_TYPE)
+            ids.frombytes(packed)
+            result.job.prompts.append(ids.tolist())
+            taken += len(ids)
+            if taken > IDS_AT_ONCE:
+                taken = 0
+                await asyncio.sleep(0)
+        return result.job
+    return result
+
+
+def _overloaded() -> ApiError:
+    return ApiError(
+        503, "The server is overloaded: the request could not be read in time.", code="overloaded"
+    )

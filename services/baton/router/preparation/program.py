@@ -1,0 +1,112 @@
+"""The program that reads bodies, for ``baton.router.preparation.pool``:
+``python -m baton.router.preparation.program PARENT``.
+
+It reads frames from standard input and answers on standard output, as ``frames`` says. A body that takes too
+long or too much memory is the death of this process, or of its answer, and of nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from baton.parent import exit_with_parent
+from baton.router.api.errors import ApiError, RequestError
+from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
+from baton.router.api.prepared import Assignment, Document
+from baton.router.preparation.frames import LENGTH_BYTES, Packed, Refused, Said, Setup, frame
+from baton.router.preparation.limits import NICENESS, RENEW_BYTES
+from baton.text.tokenizer import Tokenizer
+
+TOO_MUCH_MEMORY = "The request takes too much memory to be read; send less, or less deeply nested."
+
+
+class _Models:
+    """What reads the bodies for each model, loaded for the first."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup.models
+        self._loaded: dict[int, ModelPreparers] = {}
+
+    def __call__(self, place: int) -> ModelPreparers:
+        if place not in self._loaded:
+            model = self._setup[place]
+            tokenizer = Tokenizer.from_dir(Path(model.directory))
+            self._loaded[place] = ModelPreparers.of(tokenizer, model.settings)
+            gc.freeze()  # it stays: nobody need look at it again
+        return self._loaded[place]
+
+
+def answer(reader: BodyReader, assignment: Assignment, body: bytes) -> Said:
+    """What ``body`` asks for, or the error that its client gets."""
+    try:
+        found = reader.prepare(assignment, body)
+        return Said(found if isinstance(found, Document) else Packed.of(found))
+    except RequestError as error:
+        return Said(Refused(400, error.message, error.param, error.code))
+    except ApiError as error:
+        return Said(Refused(error.status, error.message, error.param, error.code))
+    except MemoryError:
+        return Said(Refused(400, TOO_MUCH_MEMORY, None, "request_too_complex"), ends=True)
+
+
+def serve(source: BinaryIO, target: BinaryIO) -> None:
+    """Answer until the other end closes."""
+    content = _read_frame(source)
+    if content is None:
+        return
+    setup = msgspec.msgpack.decode(content, type=Setup)
+    resource.setrlimit(resource.RLIMIT_AS, (setup.address_bytes, setup.address_bytes))
+    reader = BodyReader(_Models(setup), ignore_unknown=setup.models[0].settings.ignore_unknown_fields)
+    assignments = msgspec.msgpack.Decoder(Assignment)
+    while (content := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)  # ends this process
+        said = answer(reader, assignments.decode(content), body)
+        ends = said.ends or _resident_bytes() > RENEW_BYTES
+        told = frame(msgspec.structs.replace(said, ends=ends))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        target.write(told)
+        target.flush()
+        if ends:
+            return
+        del body, said, told
+        gc.collect()
+
+
+def _read_frame(source: BinaryIO) -> bytes | None:
+    """The next frame's content; None at the end."""
+    header = source.read(LENGTH_BYTES)
+    if len(header) < LENGTH_BYTES:
+        return None
+    size = int.from_bytes(header)
+    content = source.read(size)
+    return content if len(content) == size else None
+
+
+def _resident_bytes() -> int:
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # elsewhere in bytes, and the most it had
+    return int(statm.read_text().split()[1]) * resource.getpagesize()
+
+
+def main() -> None:
+    exit_with_parent(int(sys.argv[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which closes the pipe
+    gc.disable()  # JSON has no cycles; what has is collected between two bodies
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever is printed is no frame
+    serve(sys.stdin.buffer, target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Large bodies are read in processes: as small ones are, fairly, and at nobody else's risk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.request.limits import ModelInfo
+from baton.router.api.errors import ApiError, RequestError
+from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
+from baton.router.api.menu import Menu, Offer
+from baton.router.api.prepared import Assignment, Document, Endpoint, PreparedJob
+from baton.router.api.prompts import TooMuchHereError
+from baton.router.api.settings import ApiSettings
+from baton.router.preparation.frames import ModelSetup
+from baton.router.preparation.pool import PreparationPool
+from baton.router.shared.limits import Tenant
+from baton.telemetry.preparation import PreparationMetrics
+from baton.text.tokenizer import Tokenizer
+from tests.support.api_server import until
+from tests.support.tiny_tokenizers import TOOL_TEMPLATE, byte_level_tokenizer
+
+CONTEXT = 10_000
+SETTINGS = ApiSettings(reasoning_parser="think", tool_call_parser="hermes")
+ACME, EVIL = Tenant("acme"), Tenant("evil")
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CHAT = {"messages": [{"role": "user", "content": "the quick fox"}], "seed": 1}
+READ: list[tuple[Endpoint, dict[str, object]]] = [
+    ("completion", {"prompt": "the quick fox", "seed": 1}),
+    ("completion", {"prompt": [[5, 6, 7], [8]], "seed": 2**64 - 1, "echo": True, "logprobs": 2, "n": 2}),
+    ("completion", {"prompt": ["a", "b"], "seed": 1, "logit_bias": {"5": 1.5}, "bad_words": ["fox"]}),
+    ("completion", {"prompt": "a", "seed": 1, "guided_regex": "[a-z]+", "allowed_token_ids": [5, 6]}),
+    ("chat", CHAT),
+    ("chat", {**CHAT, "tools": [TOOL], "tool_choice": "required", "stream": True, "priority": 3}),
+    ("chat", {**CHAT, "use_beam_search": True, "best_of": 4, "n": 2, "cache_salt": "mine"}),
+    (
+        "response",
+        {"input": "hello", "seed": 1, "metadata": {"a": "b"}, "tools": [{"type": "function", "name": "f"}]},
+    ),
+    ("response", {"input": "hello", "seed": 1, "instructions": "be nice", "stream": True}),
+    ("tokenize", {"prompt": "the quick fox", "return_token_strs": True}),
+    ("tokenize", {"messages": CHAT["messages"]}),
+    ("detokenize", {"tokens": [5, 6, 7]}),
+    ("count", {"messages": CHAT["messages"]}),
+    ("text", {"text": "the quick fox"}),
+]
+REFUSED: list[tuple[Endpoint, dict[str, object]]] = [
+    ("completion", {}),
+    ("completion", {"prompt": "a" * 100_000}),
+    ("completion", {"prompt": [10**6]}),
+    ("completion", {"prompt": "a", "model": "another"}),
+    ("chat", {"messages": [{"role": "user", "content": 5}]}),
+    ("chat", {**CHAT, "temperature": 5}),
+    ("chat", {"messages": [{"role": "user", "content": "a"}] * 10_001}),
+    ("response", {"input": [{"role": "user", "content": "a"}, {"role": "wrong", "content": "a"}]}),
+    ("response", {"input": "a", "metadata": {"a": "b" * 513}}),
+    ("message", {"messages": [{"role": "user", "content": "a"}]}),
+    ("tokenize", {"prompt": "a" * (1024 * 1024 + 1)}),
+    ("detokenize", {"tokens": [5] * (1024 * 1024 + 1)}),
+]
+
+Pools = Callable[..., AbstractAsyncContextManager[PreparationPool]]
+
+
+def assignment(endpoint: Endpoint, context: int = CONTEXT) -> Assignment:
+    model = ModelInfo("tiny", "r", context, 402, frozenset({0}))
+    return Assignment(endpoint, Menu((Offer(("tiny",), model, True),), False))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return byte_level_tokenizer(tmp_path_factory.mktemp("model"), template=TOOL_TEMPLATE)
+
+
+@pytest.fixture
+def reader(tokenizer: Tokenizer) -> BodyReader:
+    own = ModelPreparers.of(tokenizer, SETTINGS)
+    return BodyReader(lambda place: own, ignore_unknown=False)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def pools(tokenizer: Tokenizer, registry: CollectorRegistry) -> Pools:
+    @asynccontextmanager
+    async def pool(
+        directory: Path | None = tokenizer.directory, **given: float
+    ) -> AsyncIterator[PreparationPool]:
+        models = [ModelSetup(str(directory), SETTINGS)]
+        made = PreparationPool(models, PreparationMetrics(registry), shared=True, **given)  # type: ignore[arg-type]
+        try:
+            yield made
+        finally:
+            await made.close()
+
+    return pool
+
+
+def body(endpoint_and_fields: tuple[Endpoint, dict[str, object]]) -> tuple[Assignment, bytes]:
+    endpoint, fields = endpoint_and_fields
+    return assignment(endpoint), json.dumps(fields).encode()
+
+
+async def test_a_body_is_read_elsewhere_as_it_is_here(reader: BodyReader, pools: Pools) -> None:
+    async with pools() as pool:
+        for asked, content in map(body, READ):
+            here = reader.prepare(asked, content)
+            assert await pool.prepare(ACME, asked, content) == here
+            assert isinstance(
+                here, PreparedJob if asked.endpoint in ("completion", "chat", "response") else Document
+            )
+
+
+def refusal(reader: BodyReader, asked: Assignment, content: bytes) -> RequestError | ApiError:
+    try:
+        reader.prepare(asked, content)
+    except (RequestError, ApiError) as error:
+        return error
+    raise AssertionError("it is not refused")
+
+
+async def test_an_error_is_told_elsewhere_as_it_is_here(reader: BodyReader, pools: Pools) -> None:
+    async with pools() as pool:
+        for asked, content in map(body, REFUSED):
+            here = refusal(reader, asked, content)
+            with pytest.raises(ApiError) as there:
+                await pool.prepare(ACME, asked, content)
+            assert there.value.status == getattr(here, "status", 400)
+            told = (there.value.message, there.value.param, there.value.code)
+            assert told == (here.message, here.param, here.code)
+
+
+def test_text_that_a_template_makes_is_not_tokenized_here(tokenizer: Tokenizer) -> None:
+    own = ModelPreparers.of(tokenizer, SETTINGS)
+    here = BodyReader(lambda place: own, ignore_unknown=False, most_chars=100)
+    messages = [{"role": "user", "content": ""}] * 10
+    with pytest.raises(TooMuchHereError):
+        here.prepare(*body(("chat", {"messages": messages})))
+    with pytest.raises(TooMuchHereError):
+        here.prepare(*body(("completion", {"prompt": ["a" * 40] * 3})))
+    assert here.prepare(*body(("completion", {"prompt": ["a" * 40] * 2})))
+
+
+def long_text(chars: int) -> tuple[Assignment, bytes]:
+    """A prompt that takes long, and fits."""
+    return assignment("text", 10**9), json.dumps({"text": "7 " * (chars // 2)}).encode()
+
+
+async def test_one_tenants_bodies_do_not_hold_up_those_of_another(pools: Pools) -> None:
+    async with pools() as pool:
+        await asyncio.gather(
+            *(pool.prepare(ACME, *body(READ[0])) for _ in range(2))
+        )  # both processes are there
+        bombs = [asyncio.create_task(pool.prepare(EVIL, *long_text(1_500_000))) for _ in range(6)]
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            await pool.prepare(ACME, *body(READ[0]))
+        assert not any(bomb.done() for bomb in bombs[1:]), "all of acme's go before the second of evil's"
+        for bomb in bombs:
+            bomb.cancel()
+        await asyncio.gather(*bombs, return_exceptions=True)
+
+
+async def test_what_waits_is_bounded_in_bytes_and_fair(pools: Pools, registry: CollectorRegistry) -> None:
+    async with pools() as pool:
+        large = assignment("completion"), json.dumps({"prompt": "a" * 8_000_000}).encode()
+        answers = [asyncio.create_task(pool.prepare(EVIL, *large)) for _ in range(12)]
+        await asyncio.sleep(0)
+        assert await pool.prepare(ACME, *body(READ[0]))
+        errors = await asyncio.gather(*answers, return_exceptions=True)
+    assert all(isinstance(error, ApiError) for error in errors)
+    statuses = [error.status for error in errors if isinstance(error, ApiError)]
+    assert set(statuses) == {400, 429} and statuses.count(429) >= 3
+    labels = {"tenant": "evil", "reason": "tenant"}
+    assert registry.get_sample_value("baton_preparation_refused_total", labels) == statuses.count(429)
+
+
+def children() -> set[int]:
+    told = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii")
+    return {int(child) for child in told.split()}
+
+
+async def test_a_process_that_dies_hurts_one_request(pools: Pools, registry: CollectorRegistry) -> None:
+    before = children()
+    async with pools() as pool:
+        asked = asyncio.create_task(pool.prepare(EVIL, *long_text(6_000_000)))
+        await until(lambda: bool(children() - before), 5)
+        other = asyncio.create_task(pool.prepare(ACME, *body(READ[0])))
+        [victim, *_] = sorted(children() - before)
+        os.kill(victim, signal.SIGKILL)
+        with pytest.raises(ApiError, match="has ended") as told:
+            await asked
+        assert told.value.status == 500
+        assert await other
+        assert await pool.prepare(EVIL, *body(READ[0]))
+    assert registry.get_sample_value("baton_preparation_processes_lost_total", {"reason": "died"}) == 1
+    await until(lambda: not children() - before, 5)
+
+
+async def test_a_body_that_takes_too_long_is_refused(tmp_path: Path, pools: Pools) -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    directory = byte_level_tokenizer(tmp_path, template=endless).directory
+    async with pools(directory, cpu_s=0.5) as pool:
+        with pytest.raises(ApiError, match=r"takes more than 0\.5 s to be read") as told:
+            await pool.prepare(EVIL, *body(("chat", CHAT)))
+        assert (told.value.status, told.value.code) == (400, "request_too_complex")
+        assert await pool.prepare(EVIL, *body(READ[0]))
+
+
+async def test_a_body_that_takes_too_much_memory_is_refused(pools: Pools) -> None:
+    async with pools(address_bytes=220 << 20) as pool:
+        lists = b'{"prompt": "a", "user": [' + b",".join([b"[]"] * 2_700_000) + b"]}"
+        with pytest.raises(ApiError, match="too much memory") as told:
+            await pool.prepare(EVIL, assignment("completion"), lists)
+        assert (told.value.status, told.value.code) == (400, "request_too_complex")
+        assert await pool.prepare(EVIL, *body(READ[0]))
+
+
+async def test_a_client_that_leaves_gives_its_place_back(pools: Pools) -> None:
+    async with pools() as pool:
+        reading = [asyncio.create_task(pool.prepare(EVIL, *long_text(1_000_000))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for each in reading:  # one is being read, the others wait
+            each.cancel()
+        began = time.perf_counter()
+        assert await pool.prepare(EVIL, *body(READ[0]))
+        assert time.perf_counter() - began < 30
+        await asyncio.gather(*reading, return_exceptions=True)
+        again = await asyncio.gather(*(pool.prepare(EVIL, *body(READ[0])) for _ in range(4)))
+        assert len(again) == 4
