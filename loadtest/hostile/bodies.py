@@ -215,6 +215,8 @@ def _sending(bodies: Sequence[Repeated]) -> Callable[[Target, Found], Awaitable[
             found.figures["unsent"] -= 1
             found.figures[f"{each.name}, s"] = round(answer.seconds, 3)
             found.count(answer.ending)
+            if answer.ending[0] not in "24":
+                found.said += f"{each.name}: {answer.ending} {answer.body[:160].decode(errors='replace')}; "
 
     return run
 

@@ -81,7 +81,7 @@ def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm
         finding=attack.finding,
         aim=attack.aim,
         worked=attack.reached(found, watch.seen, felt),
-        broken=verdict.broken(watch.seen, felt),
+        broken=verdict.broken(watch.seen, felt, found.got),
         found=found,
         watched=watch.seen,
         felt=felt,

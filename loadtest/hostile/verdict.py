@@ -116,9 +116,11 @@ def felt(recorded: Recorded, phases: Phases, turn: float = math.nan) -> Felt:
     )
 
 
-def broken(watched: Watched, felt: Felt) -> list[str]:
-    """The bounds that did not hold, each with its figure."""
+def broken(watched: Watched, felt: Felt, got: Mapping[str, int]) -> list[str]:
+    """The bounds that did not hold, each with its figure. ``got``: what the attacker did."""
     found = []
+    if "500" in got:
+        found.append(f"{got['500']} answers of 500")
     if watched.whole_peak > MOST_RSS:
         found.append(f"RSS {watched.whole_peak:.0f} MiB")
     if not felt.ratio <= MOST_RATIO:

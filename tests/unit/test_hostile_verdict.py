@@ -68,7 +68,7 @@ def test_silence_is_that_of_the_probe_that_stays_connected() -> None:
     ]
     felt = verdict.felt(Recorded(probes=probes), PHASES)
     assert (felt.silence, felt.probes_failed) == (2.0, 1)
-    assert math.isnan(felt.itl) and verdict.broken(Watched(), felt), "nothing measured is nothing held"
+    assert math.isnan(felt.itl) and verdict.broken(Watched(), felt, {}), "nothing measured is nothing held"
 
 
 LAG = 'baton_router_event_loop_lag_seconds_bucket{le="%s"}'
@@ -107,9 +107,13 @@ def test_each_bound_is_held_or_named(
     watched: dict[str, object], felt: dict[str, object], said: list[str]
 ) -> None:
     found = verdict.broken(
-        msgspec.structs.replace(Watched(), **watched), msgspec.structs.replace(FINE, **felt)
+        msgspec.structs.replace(Watched(), **watched), msgspec.structs.replace(FINE, **felt), {"400": 3}
     )
     assert found == said
+
+
+def test_an_attacker_gets_no_500() -> None:
+    assert verdict.broken(Watched(), FINE, {"400": 1, "500": 2}) == ["2 answers of 500"]
 
 
 def row(name: str, *, worked: bool, broken: tuple[str, ...] = (), skipped: str = "") -> Row:
