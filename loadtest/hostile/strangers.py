@@ -30,6 +30,9 @@ NAMES_MIB = (25, 6)
 NAMES = 6
 SILENT = 400
 AT_ONCE = 4
+REPLAYS = 6
+REPLAY_S = 2.0
+FIRST_MESSAGES = 6
 DOORS = 200
 MOST_REFUSALS = 20
 LINKS = 20
@@ -233,26 +236,38 @@ async def names(target: Target, found: Found) -> None:
 
 
 async def replayed(target: Target, found: Found) -> None:
-    """What the router said to its worker, byte for byte, on a connection of a stranger's."""
-    place = target.workers[0]
+    """What the router said to its worker, byte for byte, on connections of a stranger's: all of it, and its
+    beginning alone. (The router, whose stream is ended by that, calls again and ends the stranger's.)"""
     said = await asyncio.to_thread(Path(target.recorded).read_bytes)
+    for number in range(REPLAYS):
+        found.count(await _replay(target.workers[0], said if number % 2 else _beginning(said)))
+
+
+def _beginning(said: bytes) -> bytes:
+    """The first messages of a recorded connection."""
+    kept, messages = bytearray(frames.PREFACE), 0
+    for frame in Parser().feed(said[len(frames.PREFACE) :]):
+        kept += frames.frame(frame.kind, frame.flags, frame.stream, frame.payload)
+        messages += frame.kind == frames.DATA
+        if messages == FIRST_MESSAGES:
+            break
+    return bytes(kept)
+
+
+async def _replay(place: Place, said: bytes) -> str:
+    """Whether the worker says what is for routers only."""
     line = await call(place.grpc)
     line.writer.write(said)
-    parser, ended = Parser(), False
+    parser, let_in = Parser(), False
     beats = asyncio.create_task(_acknowledge(line))
     with suppress(TimeoutError, OSError):
-        async with asyncio.timeout(GREETING_S):
-            while data := await line.reader.read(1 << 16):
-                for frame in parser.feed(data):
-                    if frame.kind == frames.DATA and frame.payload[5:6] in OF_A_ROUTER:
-                        found.count(LET_IN)
-                    ended |= frame.kind == frames.RST_STREAM or (
-                        frame.kind == frames.HEADERS and bool(frame.flags & frames.END_STREAM)
-                    )
-            ended = True
+        async with asyncio.timeout(REPLAY_S):
+            while not let_in and (data := await line.reader.read(1 << 16)):
+                heard = [frame.payload[5:6] for frame in parser.feed(data) if frame.kind == frames.DATA]
+                let_in = any(first in OF_A_ROUTER for first in heard)
     beats.cancel()
     line.close()
-    found.count("stream ended" if ended else "stream open")
+    return LET_IN if let_in else "not let in"
 
 
 async def _acknowledge(line: Line) -> None:
