@@ -1,7 +1,7 @@
 """Everything that a stranger, a tenant, a web page or a failing part did to a router, on rings of real
 processes with two honest tenants that stream all the time.
 
-    python -m loadtest.hostile                                        # all attacks: 12 minutes
+    python -m loadtest.hostile                                        # all attacks: a quarter of an hour
     python -m loadtest.hostile --attack head-long --attack grpc-no-key
     python -m loadtest.hostile --tree ../before --expect-broken       # the commit before, in another checkout
 
