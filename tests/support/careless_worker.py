@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from baton.cli.main import app
-from baton.connector import tcp
+from baton.connector import stream
 
 EVERY = int(os.environ.get("BATON_CARELESS_EVERY", "3"))
 HEADER_BYTES = 16
@@ -31,5 +31,5 @@ def careless(receive: Receive) -> Receive:
 
 
 if __name__ == "__main__":
-    tcp.read_into = careless(tcp.read_into)  # type: ignore[assignment]
+    stream.read_into = careless(stream.read_into)
     app()

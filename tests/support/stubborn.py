@@ -31,7 +31,7 @@ async def waits_for_a_thread() -> None:
 def main() -> None:
     _, what, *sys.argv[1:] = sys.argv
     hang = {"task": stubborn_task, "thread": waits_for_a_thread}[what]
-    router.collect = lambda _: hang()  # type: ignore[assignment,attr-defined]  # what main imports
+    router.collect = lambda _: hang()  # type: ignore[assignment,attr-defined,misc]  # what main imports
     WorkerService.run_timers = lambda _: hang()  # type: ignore[assignment,method-assign]
     app()
 

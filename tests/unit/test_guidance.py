@@ -337,7 +337,7 @@ class Slow(GrammarCompiler):
         self.grammar: Future[Grammar] = Future()
         self._grammars = grammars
 
-    def compile(self, output: StructuredOutput) -> Future[Grammar]:
+    def compile(self, output: StructuredOutput, tenant: str = "") -> Future[Grammar]:
         return self.grammar
 
     def finish(self) -> None:

@@ -325,7 +325,7 @@ async def test_data_connections_are_accepted_after_an_error(
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.01)
     token = b"t" * 32
-    opened = Door(b"magic", {token}, lambda _, sock: door.append(sock))
+    opened = Door(b"magic", {token}, lambda _, stream: door.append(stream.sock))
     accept = asyncio.get_running_loop().sock_accept
     failing = Failing(2, accept)
     monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", failing)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from functools import partial
 import pytest
 
 from baton.connector.liveness import TICK_S
+from baton.connector.stream import Stream
 from baton.connector.tcp import Receive, ReceivingLink
 from baton.decode.role import DecodeRole
 from baton.grammar.compiler import Grammar, GrammarCompiler
@@ -178,9 +178,9 @@ async def test_a_deadline_is_told_once_though_pages_are_written_to_for_longer(
 ) -> None:
     take, may_end = ReceivingLink._take, threading.Event()
 
-    def slowly(link: ReceivingLink, sock: socket.socket, receive: Receive) -> None:
+    def slowly(link: ReceivingLink, stream: Stream, receive: Receive) -> None:
         may_end.wait(10)
-        take(link, sock, receive)
+        take(link, stream, receive)
 
     monkeypatch.setattr(ReceivingLink, "_take", slowly)
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
@@ -276,7 +276,7 @@ class NeverCompiled(GrammarCompiler):
     def __init__(self) -> None:
         super().__init__(lambda: pytest.fail("not used"))
 
-    def compile(self, output: StructuredOutput) -> Future[Grammar]:
+    def compile(self, output: StructuredOutput, tenant: str = "") -> Future[Grammar]:
         return Future()
 
 
