@@ -76,7 +76,7 @@ def cause_of(error: Exception) -> str:
             if isinstance(each, kind):
                 return word
     if isinstance(error, exceptions.ConnectionError | OSError):
-        return "connection"
+        return "tls" if "[SSL" in str(error) else "connection"  # the client may keep the text alone
     if isinstance(error, exceptions.RedisError):
         code = _CODE.search(str(error))
         return "refused" if code is None else CAUSES[code.group(1)]
