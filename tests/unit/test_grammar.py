@@ -359,14 +359,15 @@ class TestTenants:
         for output in (schema, StructuredOutput("choice", '["a", "b"]')):
             began = time.monotonic()
             assert shared.compile(output, "honest").exception(60) is None
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 2.0, "all bombs take 5 s"
             assert not bombs[-1].done()
         # Not in the reserve: in the process that the hostile tenant does not occupy. It may have to start.
         pattern = StructuredOutput("json_schema", '{"type": "string", "pattern": "^[a-z]{3}$"}')
         assert shared.compile(pattern, "honest").exception(60) is None
         assert not bombs[-1].done()
         refusals = [future.exception(60) for future in bombs]
-        assert not isinstance(refusals[0], GrammarBusyError)
+        # A busy machine may not tell how much one takes.
+        assert isinstance(refusals[0], GrammarError) and not isinstance(refusals[0], GrammarLimitError)
         assert isinstance(refusals[-1], GrammarLimitError), "nobody tries it out any more"
         assert 0 < refusals[-1].retry_after_s < 120
         again = shared.compile(StructuredOutput("regex", "new+"), "hostile").exception(60)
@@ -391,7 +392,7 @@ class TestTenants:
         def slow(self: proof.ProvingGround) -> subprocess.Popen[bytes]:
             if not self._ready:
                 waited.append(time.monotonic())
-                time.sleep(2.0)
+                time.sleep(3.0)
             return ready(self)
 
         monkeypatch.setattr(proof.ProvingGround, "_await_ready", slow)
@@ -400,7 +401,7 @@ class TestTenants:
             began = time.monotonic()
             output = StructuredOutput("regex", f"meanwhile{number}")
             assert shared.compile(output, "honest").exception(60) is None
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < 2.0
         assert len(waited) == 1
 
 

@@ -283,10 +283,10 @@ async def test_a_tenant_that_has_used_up_its_trials_is_told_so_and_others_go_on(
         await asyncio.sleep(0.2)
         began = time.monotonic()
         answer = await ask(client, "honest", {"guided_json": SCHEMA})
-        assert answer.status_code == 200 and time.monotonic() - began < 1.0
+        assert answer.status_code == 200 and time.monotonic() - began < 2.0
         answers = [await each for each in bombs]
         statuses = [each.status_code for each in answers]
-        assert set(statuses) == {400, 429}
+        assert 429 in statuses and set(statuses) <= {400, 429, 503}, "503: a machine too busy to tell"
         refused = answers[statuses.index(429)]
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
@@ -294,7 +294,7 @@ async def test_a_tenant_that_has_used_up_its_trials_is_told_so_and_others_go_on(
         assert 1 <= int(refused.headers["retry-after"]) <= 120
         assert (await ask(client, "hostile", {"guided_json_object": True})).status_code == 200
         assert (await ask(client, "honest", {"guided_regex": "[a-c]+"})).status_code == 200
-        for reason, status in (("invalid", 400), ("tenant", 429)):
+        for reason, status in (("invalid", 400), ("tenant", 429), ("overall", 503)):
             assert refusals(service, "hostile", reason) == statuses.count(status)
             assert refusals(service, "honest", reason) == 0
 
