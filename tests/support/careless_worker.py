@@ -31,5 +31,5 @@ def careless(receive: Receive) -> Receive:
 
 
 if __name__ == "__main__":
-    stream.read_into = careless(stream.read_into)
+    stream.read_into = careless(stream.read_into)  # type: ignore[assignment]
     app()
