@@ -115,6 +115,11 @@ class TestRate:
             assert at.refused("slow_body") == 1 and at.reserved == 0
             assert at.value("baton_requests_total", endpoint=path, status="408") == 1
 
+    async def test_a_body_that_never_begins_is_told(self, tokenizer: Tokenizer) -> None:
+        async with front(tokenizer) as at:
+            answer = await asyncio.wait_for(at.ask(post(COMPLETIONS, b"", length=100)), 2)
+            assert answer.status == 408 and "0 bytes so far" in answer.error["message"]
+
     async def test_a_slow_and_honest_body_is_read(self, tokenizer: Tokenizer) -> None:
         async with front(tokenizer) as at, connected(at.url) as client:
             sent = post(COMPLETIONS, BODY + b" " * 12_000)
@@ -295,6 +300,13 @@ class TestJson:
                 assert answer.status == 400, answer
                 assert answer.error["param"] == "structured_outputs"
                 assert len(answer.body) < 1000
+
+    @pytest.mark.parametrize(
+        "path", [".messages[9]", ".nothing", ".messages[0].a", ".messages[9999999999]", ".messages[0", "[0]"]
+    )
+    def test_places_that_lead_nowhere(self, path: str) -> None:
+        error = body._type_error(f"Expected `int` - at `${path}`", {"messages": [1]})
+        assert error.message.endswith(": expected int (…).")
 
     async def test_the_content_type_is_needed(self, tokenizer: Tokenizer) -> None:
         async with front(tokenizer) as at, httpx.AsyncClient(base_url=at.url) as client:

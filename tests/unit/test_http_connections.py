@@ -10,6 +10,7 @@ import logging
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -352,11 +353,12 @@ class TestRoom:
     ) -> None:
         accept = socket.socket.accept
         calls = 0
+        until_then = time.monotonic() + 0.5
 
         def exhausted(self: socket.socket) -> tuple[socket.socket, object]:
             nonlocal calls
             calls += 1
-            if calls <= 3:
+            if time.monotonic() < until_then:
                 raise OSError(errno.EMFILE, "Too many open files")
             return accept(self)
 
@@ -367,8 +369,8 @@ class TestRoom:
                 await client.send(get("/version"))
                 assert (await client.answer()).status == 200
             assert await silent.end(1) == b"", "a silent one gave its descriptor"
-            assert 4 <= calls < 10, "it does not spin"
-            assert at.refused("descriptors") == 3
+            assert 2 <= at.refused("descriptors") <= 6, "it does not spin"
+            assert calls <= 10
         assert not caplog.records
 
     async def test_handshakes_count_and_end(
