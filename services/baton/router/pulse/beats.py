@@ -25,11 +25,13 @@ ANSWER_S = 0.5
 CALLERS = 16
 """Threads that beat at once. Each has to win the interpreter from the busy event loop a few times for a beat,
 which takes 5 ms each time: 256 workers hear of it within 0.4 s, one after the other it would be 2 s."""
+MOST_SUSPECTS = CALLERS // 2
+"""Threads for workers that did not hear the beat before: those that hang must leave room for the others."""
 CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", round(1e3 * ANSWER_S)),  # so long a connection may take, too
     ("grpc.max_reconnect_backoff_ms", 500),
 )
 
@@ -50,8 +52,8 @@ class _Line:
     count: int = 0
     under_way: bool = False
     """A beat is, and as long as it is there is no other."""
-    failed: bool = False
-    """The last beat was not heard."""
+    failures: int = 0
+    """Beats in a row that were not heard, up to the last."""
 
 
 class Beats:
@@ -84,15 +86,18 @@ class Beats:
     def send(self) -> None:
         """Let every worker hear that the router lives, on connections that are made where there are none."""
         with self._lock:
-            lines = sorted(self._lines, key=lambda line: line.failed)  # those that hang keep nobody waiting
+            lines = sorted(self._lines, key=lambda line: line.failures)
         for gone in self._open.difference(lines):
             self._hang_up(gone)
         if self._callers is None:
             self._callers = ThreadPoolExecutor(CALLERS, thread_name_prefix="beat")
+        suspects = sum(line.under_way and line.failures > 0 for line in lines)
         for line in lines:
-            if not line.under_way:
-                line.under_way = True
-                self._callers.submit(self._tell, line, self._channel(line))
+            if line.under_way or (line.failures and suspects >= MOST_SUSPECTS):
+                continue
+            suspects += line.failures > 0
+            line.under_way = True
+            self._callers.submit(self._tell, line, self._channel(line))
 
     def rest(self) -> None:
         """Close the connections and end the threads: the event loop speaks for itself."""
@@ -115,9 +120,9 @@ class Beats:
         beat = pb.RouterBeat(router_id=self._router_id, count=line.count, proof=proof)
         try:
             pb_grpc.RouterPulseStub(channel).Beat(beat, timeout=ANSWER_S)
-            line.failed = False
+            line.failures = 0
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel has been closed
-            line.failed = True
+            line.failures += 1
             log.debug("worker %s does not hear that this router lives: %s", line.address, error)
         finally:
             line.under_way = False
