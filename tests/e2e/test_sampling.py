@@ -271,7 +271,8 @@ async def test_choices_go_on_elsewhere_from_first_tokens_that_were_delivered(
     given = [true[i][:1] if i in delivered else [] for i in range(3)]
 
     prefill, decode = (BareRouter(ring.of_role(role)[0]) for role in ("prefill", "decode"))
-    names = [f"bare-{length}-{delivered}-{i}" for i in range(3)]
+    had = "-".join(map(str, delivered))
+    names = [f"bare-{length}-{had}-{i}" for i in range(3)]
     try:
         await prefill.greet()
         hello = await decode.greet()
