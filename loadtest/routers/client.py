@@ -152,8 +152,9 @@ class Load:
             {"model": plan.model, "max_tokens": plan.max_tokens, "stream": True, "temperature": 0, **said}
         )
         more = "".join(f"{name}: {value}\r\n" for name, value in plan.headers.items())
+        host, port = self.places[number % len(self.places)]
         head = (
-            f"POST {plan.path} HTTP/1.1\r\nHost: here\r\n"
+            f"POST {plan.path} HTTP/1.1\r\nHost: {host}:{port}\r\n"
             f"Content-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body
