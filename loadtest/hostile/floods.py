@@ -22,6 +22,8 @@ TINY = frames.part(BAD_WORD_IDS, b"")
 """A message of three bytes, which takes forty times as much when it is parsed."""
 CALLS = 8
 FLOOD_S = 8.0
+RESETTING = 4
+"""Connections at a time that open streams and reset them."""
 MOST_CONNECTIONS = 1000
 MOST_TAKEN = 1024 * MIB
 STREAMS, CONNECTIONS = 60, 50
@@ -81,7 +83,8 @@ async def _flood(target: Target, found: Found, pieces: Iterator[bytes]) -> None:
         found.count("closed" if line.reader.at_eof() or line.writer.transport.is_closing() else "taken")
         line.close()
         await asyncio.sleep(0.01)
-    found.figures |= {"swallowed_mib": taken / MIB, "connections": connections}
+    for name, amount in (("swallowed_mib", taken / MIB), ("connections", connections)):
+        found.figures[name] = found.figure(name) + amount
 
 
 def _resets() -> Iterator[bytes]:
@@ -95,7 +98,7 @@ def _resets() -> Iterator[bytes]:
 
 
 async def rapid_reset(target: Target, found: Found) -> None:
-    await _flood(target, found, _resets())
+    await asyncio.gather(*(_flood(target, found, _resets()) for _ in range(RESETTING)))
 
 
 def _continuations() -> Iterator[bytes]:
