@@ -8,19 +8,26 @@ garbage collector comes. A handler that sets the status and returns leaves nothi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import grpc
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
-Metadata: TypeAlias = "Iterable[tuple[str, str]]"
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class Ending(Protocol):
+    """What a call's context has for its end, whatever messages the call is of."""
+
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+
+    def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: Metadata) -> None: ...
 
 
 def end_with(
-    context: grpc.aio.ServicerContext[object, object],
-    code: grpc.StatusCode,
-    details: str,
-    metadata: Metadata = (),
+    context: Ending, code: grpc.StatusCode, details: str, metadata: Iterable[tuple[str, str]] = ()
 ) -> None:
     """Let the call end with ``code`` and trailing ``metadata`` as soon as its handler returns, which it must
     do next; whatever it returns is not sent."""

@@ -16,6 +16,7 @@ from baton.router.api import ApiSettings, create_app
 from baton.router.api.http.server import HttpServer
 from baton.router.api.http.slots import ConnectionSlots, SlotLimits
 from baton.router.types import Ring
+from baton.supervision import Supervision
 from baton.telemetry.http import HttpMetrics
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ class _Server(HttpServer):
     """Is told of its end, where uvicorn looks every tenth of a second."""
 
     def __init__(self, config: uvicorn.Config, slots: ConnectionSlots) -> None:
-        super().__init__(config, slots)
+        super().__init__(config, slots, Supervision())
         self.ending = asyncio.Event()
 
     async def main_loop(self) -> None:

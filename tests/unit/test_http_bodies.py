@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.errors import ApiError
-from baton.router.api.http import bodies, body, connection
+from baton.router.api.http import bodies, body, connection, decode
 from baton.router.api.http.app import app_for
 from baton.router.api.http.bodies import SMALL, BodyBudget
 from baton.router.api.service import CompletionService
@@ -305,7 +305,7 @@ class TestJson:
         "path", [".messages[9]", ".nothing", ".messages[0].a", ".messages[9999999999]", ".messages[0", "[0]"]
     )
     def test_places_that_lead_nowhere(self, path: str) -> None:
-        error = body._type_error(f"Expected `int` - at `${path}`", {"messages": [1]})
+        error = decode._type_error(f"Expected `int` - at `${path}`", {"messages": [1]})
         assert error.message.endswith(": expected int (…).")
 
     async def test_the_content_type_is_needed(self, tokenizer: Tokenizer) -> None:

@@ -47,6 +47,7 @@ from baton.engine.stop import stops
 from baton.engine.wire import sequence_from
 from baton.greeting.entrance import CallerRefusedError, Entrance
 from baton.logprobs import Logprobs
+from baton.rpc_status import end_with
 from baton.telemetry.handoff import Holds, Pair
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
@@ -253,7 +254,7 @@ class DecodeRole(pb_grpc.HandoffServicer):
             opened = await self._admit(messages, context)
         except CallerRefusedError as error:
             self._entrance.count(context.peer(), error)
-            await context.abort(error.status, str(error))
+            end_with(context, error.status, str(error))
             return
         peer = await self._accept(opened)
         if isinstance(peer, pb.LinkRefuse):

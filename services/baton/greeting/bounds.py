@@ -17,6 +17,7 @@ import grpc
 from baton.greeting.entrance import CallerRefusedError
 from baton.greeting.places import NoPlaceError, Places
 from baton.greeting.proofs import GREETING_S, MOST_GREETING_BYTES
+from baton.rpc_status import end_with
 
 GREETED = frozenset({"/baton.v1.Worker/Connect", "/baton.v1.Handoff/Link"})
 """Streams that begin with a greeting: two messages of the caller."""
@@ -107,9 +108,10 @@ def _in_place(make: Callable[..., Handler], behaviour: object, serializer: objec
             with places.one_for(context.peer()):
                 return await answering(await _only(messages), context)
         except NoPlaceError as error:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            end_with(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except CallerRefusedError as error:
-            await context.abort(error.status, str(error))
+            end_with(context, error.status, str(error))
+        return None
 
     return make(answer, None, serializer)
 

@@ -39,7 +39,7 @@ def check_hello(hello: pb.WorkerHello) -> None:
     """GreetingError, naming the field, if something that a worker calls itself or its model cannot be."""
     try:
         check_name("incarnation", hello.incarnation)
-        for field in ("model", "revision", "compatibility", "handoff_address"):
+        for field in ("model", "revision", "compatibility", "handoff_address", "tokenizer"):
             check_words(field, getattr(hello, field))
     except ValueError as error:
         raise MalformedGreetingError(str(error)) from None

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -30,7 +30,7 @@ from baton.router.grpc_front import connection_options, text_of
 from baton.router.security.client import Client
 from baton.router.traces.origin import Origin
 from baton.router.types import ModelInfo
-from baton.rpc_status import Context, end_with
+from baton.rpc_status import end_with
 from baton.structured_output import StructuredOutput
 from baton.text.choice import Delta
 from baton.v1 import inference_pb2 as pb
@@ -112,7 +112,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 record.status = status
                 audit.end(record)
         if ending is not None:
-            ending.end(cast(Context, context))
+            ending.end(context)
 
     async def ListModels(  # noqa: N802 - the contract's name
         self, request: pb.ListModelsRequest, context: _Context
@@ -122,7 +122,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         try:
             client = self._client(context)
         except ApiError as error:
-            Ending.of(error).end(cast(Context, context))
+            Ending.of(error).end(context)
             return pb.ListModelsResponse()
         names = [
             name
@@ -279,7 +279,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # n
         status = self._status(request.service)
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             end_with(
-                cast(Context, context),
+                context,
                 grpc.StatusCode.NOT_FOUND,
                 f"There is no service {shown(request.service)}.",
             )

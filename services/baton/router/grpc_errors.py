@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import grpc
 
+from baton import rpc_status
 from baton.router.api.errors import ApiError
-from baton.rpc_status import Context, end_with
+from baton.rpc_status import end_with
 
 _CODES = MappingProxyType(
     {
@@ -45,7 +46,7 @@ class Ending(NamedTuple):
         metadata = tuple((key, value.encode("ascii", "replace").decode()) for key, value in pairs if value)
         return cls(error.status, error.message, metadata)
 
-    def end(self, context: Context) -> None:
+    def end(self, context: rpc_status.Ending) -> None:
         """Let the call end so as soon as its handler returns."""
         code = _CODES.get(self.status, grpc.StatusCode.INTERNAL)
         end_with(context, code, self.details, self.metadata)

@@ -198,7 +198,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             local=is_loopback(config.host),
         )
         slots = ConnectionSlots(SlotLimits.of_descriptors(descriptors.raise_limit()), metrics.http)
-        http = HttpServer(_http_config(config, app, config.drain_timeout), slots)
+        http = HttpServer(_http_config(config, app, config.drain_timeout), slots, tasks)
         stopping = _stop_on_signals(http, config.drain_timeout)
         if key_file is not None:
             stack.callback(tasks.start("keys", key_file.run).cancel)
@@ -214,7 +214,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         garbage = partial(collect, lambda: all(ring.idle for ring in rings))
         stack.callback(tasks.start("garbage", garbage).cancel)
         answers_last = draining_app(*services, siblings=siblings)
-        last = HttpServer(_http_config(config, answers_last, LAST_ANSWERS_S), slots)
+        last = HttpServer(_http_config(config, answers_last, LAST_ANSWERS_S), slots, tasks)
         serving_last = asyncio.create_task(_serve_last(last, listener.dup(), stopping))
         serving = asyncio.create_task(http.serve(sockets=[listener]))
         if place is None:

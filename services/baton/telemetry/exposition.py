@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,6 +17,8 @@ from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+
+from baton import sockets
 
 MOST_CONNECTIONS = 32
 HEAD_S = 10.0
@@ -65,7 +66,7 @@ class MetricsPort:
 
     async def open(self, host: str, port: int) -> int:
         """Listen, and return the port, which is any where 0 is asked for. Raises OSError."""
-        listener = _listen(host, port)
+        listener = sockets.listen(host, port, backlog=BACKLOG)
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=MOST_HEAD)
         bound: int = listener.getsockname()[1]
         return bound
@@ -125,12 +126,6 @@ class MetricsPort:
         return _message(
             HTTPStatus.OK, content_type, body, zipped=asked.zipped, bodiless=asked.method == "HEAD"
         )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, address = found[0]
-    return socket.create_server(address[:2], family=family, backlog=BACKLOG)
 
 
 async def _heard(reader: asyncio.StreamReader) -> _Asked:

@@ -24,6 +24,7 @@ from baton.names import is_name
 from baton.prefill.peers import peers_of
 from baton.prefill.role import PrefillRole
 from baton.request.limits import MAX_ANSWERS
+from baton.rpc_status import end_with
 from baton.telemetry.stages import Stages
 from baton.telemetry.worker import WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
@@ -109,11 +110,13 @@ class WorkerService(pb_grpc.WorkerServicer):
         context: grpc.aio.ServicerContext[worker_pb2.SwitchRoleRequest, worker_pb2.SwitchRoleReply],
     ) -> worker_pb2.SwitchRoleReply:
         if self.switching is None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the role of this worker stays")
+            end_with(context, grpc.StatusCode.UNIMPLEMENTED, "the role of this worker stays")
+            return worker_pb2.SwitchRoleReply()
         try:
             return await self.switching.switch(request)
         except SwitchRefusedError as error:
-            await context.abort(error.status, str(error))
+            end_with(context, error.status, str(error))
+            return worker_pb2.SwitchRoleReply()
 
     async def Connect(  # noqa: N802 (the name is the contract's)
         self,
@@ -126,7 +129,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             bond = self._bond_of(hello)
         except CallerRefusedError as error:
             self._entrance.count(context.peer(), error)
-            await context.abort(error.status, str(error))
+            end_with(context, error.status, str(error))
             return
         stream = self._welcome(hello.router_id)
         stream.bond = bond

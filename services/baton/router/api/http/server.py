@@ -14,6 +14,7 @@ from baton.router.api.errors import ApiError
 from baton.router.api.http.connection import Connection
 from baton.router.api.http.listener import HttpListener
 from baton.router.api.http.slots import ConnectionSlots, Slot
+from baton.supervision import Supervision
 
 LOOK_S = 1.0
 """Between two looks at what takes too long."""
@@ -22,11 +23,12 @@ LOOK_S = 1.0
 class HttpServer(uvicorn.Server):
     """Serves on sockets that listen, as many connections as there are slots."""
 
-    def __init__(self, config: uvicorn.Config, slots: ConnectionSlots) -> None:
+    def __init__(self, config: uvicorn.Config, slots: ConnectionSlots, tasks: Supervision) -> None:
         super().__init__(config)
+        self._tasks = tasks
         self._slots = slots
         self._listeners: list[HttpListener] = []
-        self._looking: asyncio.Task[NoReturn] | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -41,7 +43,7 @@ class HttpServer(uvicorn.Server):
         self._listeners = [
             HttpListener(each, self._slots, self._connection, self.config.ssl) for each in sockets
         ]
-        self._looking = asyncio.create_task(self._look(), name="connections")
+        self._looking = self._tasks.start("connections", self._look)
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
