@@ -1,5 +1,6 @@
 """A router's HTTP API in a process of its own that measures the turns of its event loop:
-``python -m tests.support.turns_server MODEL_DIRECTORY``. It prints its port.
+``python -m tests.support.turns_server MODEL_DIRECTORY``. It prints its URL, and serves until it is
+killed.
 
 ``GET /turns`` tells the longest turn since it was asked last, in seconds of CPU time of the loop's thread,
 which others on the machine do not lengthen, and the most memory that the process has had, in bytes.
@@ -8,20 +9,17 @@ which others on the machine do not lengthen, and the most memory that the proces
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 import time
 from pathlib import Path
 
 import orjson
-import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 from starlette.responses import Response
 
 from baton.router.api.http.app import app_for
-from baton.router.api.http.connection import Connection
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
 from baton.router.preparation.frames import ModelSetup
@@ -30,6 +28,7 @@ from baton.router.types import ModelInfo
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.preparation import PreparationMetrics
 from baton.text.tokenizer import Tokenizer
+from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
 
 TICK_S = 0.002
@@ -80,11 +79,9 @@ async def serve(directory: Path) -> None:
         return Response(orjson.dumps({"longest_s": turns.take(), "memory": most_memory()}))
 
     app.add_route("/turns", told)
-    listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)
-    config = uvicorn.Config(app, log_level="warning", http=Connection, lifespan="off")
-    await uvicorn.Server(config).serve(sockets=[listener])
-    await pool.close()
+    async with serving_app(app) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()  # until this process is killed
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     program = [sys.executable, "-m", "tests.support.turns_server", str(directory)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        url = process.stdout.readline().strip()
         with httpx.Client(base_url=url, timeout=120) as client:
             yield Server(client, process.pid)
         process.kill()
@@ -95,7 +95,7 @@ def test_the_processes_end_with_the_router(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.support.turns_server", str(tmp_path)]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        url = f"http://127.0.0.1:{int(process.stdout.readline())}"
+        url = process.stdout.readline().strip()
         with httpx.Client(base_url=url, timeout=60) as client:
             client.post("/tokenize", json={"prompt": "a" * 100_000}).raise_for_status()
         [child] = _children(process.pid)
