@@ -31,14 +31,17 @@ async def say_hello(
     yield pb.WorkerMessage(hello=hello)
 
 
-async def greet_worker(call: RouterCall, key: bytes, router_id: str) -> pb.WorkerHello:
+async def greet_worker(
+    call: RouterCall, key: bytes, router_id: str, beat_nonce: bytes = b""
+) -> pb.WorkerHello:
     """As a router does. Returns the worker's hello."""
     caller = Caller(key, "router", router_id)
     await call.write(pb.RouterMessage(greeting=caller.greeting))
     answer = await call.read()
     assert isinstance(answer, pb.WorkerMessage)
     await call.write(pb.RouterMessage(proof=caller.prove(answer.challenge)))
-    await call.write(pb.RouterMessage(hello=pb.RouterHello(router_id=router_id)))
+    hello = pb.RouterHello(router_id=router_id, beat_nonce=beat_nonce)
+    await call.write(pb.RouterMessage(hello=hello))
     first = await call.read()
     assert isinstance(first, pb.WorkerMessage)
     return first.hello

@@ -164,7 +164,7 @@ class LocalWorker:
             timeout=None,
         )
         worker_pb2_grpc.add_WorkerServicer_to_server(self.service, server)
-        beats = BeatService(self.routers, KEY, BeatMetrics(self.registry))
+        beats = BeatService(self.routers, self._cluster_key, BeatMetrics(self.registry))
         worker_pb2_grpc.add_RouterPulseServicer_to_server(beats, server)
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)

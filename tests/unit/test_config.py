@@ -114,8 +114,8 @@ def test_a_host_is_given_without_port_and_brackets(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["::1", "::", "fe80::1%eth0", "worker-0.svc", "10.0.0.7"])
 def test_a_host_of_either_family_or_a_name(host: str) -> None:
-    WorkerConfig(role="both", host=host, advertise=host)
-    RouterConfig(workers=(join_address(host, 9000),), host=host)
+    WorkerConfig(role="both", host=host, advertise=host, cluster_key="k" * 16)
+    RouterConfig(workers=(join_address(host, 9000),), host=host, cluster_key="k" * 16)
 
 
 @pytest.mark.parametrize(

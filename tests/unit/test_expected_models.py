@@ -21,6 +21,7 @@ from baton.text.digest import NO_TOKENIZER, tokenizer_digest
 from baton.text.errors import TokenizerError
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
+from tests.support.greetings import say_hello
 from tests.support.local_worker import until
 
 DEMO = hub.resolve_model("demo")
@@ -148,6 +149,9 @@ def test_others_are_refused_by_the_field(other: dict[str, object], why: str) -> 
     assert str(refusal.value).startswith(why)
 
 
+KEY = b"the cluster key of tests"
+
+
 class Greeting(pb_grpc.WorkerServicer):
     """A worker that says hello and nothing more."""
 
@@ -159,7 +163,8 @@ class Greeting(pb_grpc.WorkerServicer):
         self, request_iterator: AsyncIterator[pb.RouterMessage], context: object
     ) -> AsyncIterator[pb.WorkerMessage]:
         self.calls += 1
-        yield pb.WorkerMessage(hello=self.says)
+        async for said in say_hello(request_iterator, KEY, self.says):
+            yield said
         async for _ in request_iterator:
             yield pb.WorkerMessage(frame=pb.Frame())
 
@@ -175,7 +180,7 @@ async def ring_before(worker: Greeting) -> AsyncIterator[WorkerRing]:
     pb_grpc.add_WorkerServicer_to_server(worker, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    ring = WorkerRing([address], "demo", b"tests", expected=OURS)
+    ring = WorkerRing([address], "demo", KEY, expected=OURS)
     ring.start()
     try:
         yield ring
@@ -213,7 +218,7 @@ async def test_one_that_is_away_is_not_refused_any_more(monkeypatch: pytest.Monk
     pb_grpc.add_WorkerServicer_to_server(Greeting(hello(tokenizer="f" * 16)), server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    ring = WorkerRing([address], "demo", b"tests", expected=OURS)
+    ring = WorkerRing([address], "demo", KEY, expected=OURS)
     ring.start()
     [client] = ring.workers
     await until(lambda: client.refused)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from baton.engine.config import EngineConfig
 from baton.engine.execution import StepResult
 from baton.engine.llm import EngineOptions
 from baton.engine.scheduler import ScheduledBatch
-from baton.grammar import compiler
+from baton.grammar import compiler, lanes
 from baton.grammar.compiler import GrammarCompiler
+from baton.grammar.table import TokenTable
 from baton.request.errors import RequestError
 from tests.support.tiny_models import EOS, IM_END, TINY_MODELS, load_oracle
 
@@ -226,8 +228,9 @@ def test_more_forms_than_are_kept_are_followed_all_the_same(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiler, "CACHE_GRAMMARS", 2)
-    monkeypatch.setattr(compiler, "MAX_QUEUED", 1)
-    monkeypatch.setattr(llm.engine, "grammars", GrammarCompiler(llm.engine.grammars._load))
+    monkeypatch.setattr(lanes, "MAX_QUEUED", 1)
+    tokens = partial(TokenTable.of, llm.tokenizer, llm.engine.vocab_size, sorted(llm.engine.eos_token_ids))
+    monkeypatch.setattr(llm.engine, "grammars", GrammarCompiler(tokens))
     params = [
         SamplingParams(max_tokens=4, structured_outputs=StructuredOutputs(choice=[f"{i}"])) for i in range(9)
     ]

@@ -24,6 +24,7 @@ from baton.tls.channels import Dialer
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from tests.support.certificates import Authority
+from tests.support.greetings import greet_worker
 from tests.support.local_worker import KEY, LocalWorker, until
 
 NONCE = bytes(range(16))
@@ -216,13 +217,10 @@ class Caller:
         self.call = pb_grpc.WorkerStub(self.channel).Connect(None)
 
     async def connect(self, *more: pb.RouterMessage) -> pb.WorkerHello:
-        hello = pb.RouterHello(router_id=self.router_id, beat_nonce=self.nonce)
-        await self.call.write(pb.RouterMessage(hello=hello))
-        first = await self.call.read()
-        assert isinstance(first, pb.WorkerMessage)
+        hello = await greet_worker(self.call, KEY, self.router_id, self.nonce)
         for message in more:
             await self.call.write(message)
-        return first.hello
+        return hello
 
     def beat(self, count: int, **other: object) -> pb.RouterBeat:
         """``other``: what its proof is made of, where that is wrong."""
@@ -336,8 +334,7 @@ async def test_a_worker_hears_of_a_router_that_says_nothing_until_the_watch_give
     nonce = new_nonce()
     async with dialer.channel(worker.address, ()) as channel:
         call = pb_grpc.WorkerStub(channel).Connect(None)
-        hello = pb.RouterHello(router_id="r", beat_nonce=nonce)
-        await call.write(pb.RouterMessage(hello=hello))
+        await greet_worker(call, KEY, "r", nonce)
         await until(lambda: worker.routers.connected("r"))
         with beats.to(worker.address, worker.incarnation, nonce), watched(beats, longest_s=3.0):
             assert 3.0 < await gone_after(lambda: not worker.routers.connected("r"), 10) < 6.0
