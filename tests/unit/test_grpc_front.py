@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import types
-from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
@@ -32,6 +29,7 @@ from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 from tests.support.api_server import until
 from tests.support.fake_ring import Call, FakeRing, busy
+from tests.support.leftovers import leftovers
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
 GENERATE = f"/{SERVICE_NAME}/Generate"
@@ -289,32 +287,9 @@ async def test_a_refused_call_leaves_no_garbage(tokenizer: Tokenizer, why: str) 
         if why == "limit":
             call = channel.unary_stream(GENERATE, None, None)(message, metadata=metadata)
             assert [_ async for _ in call]
-        await refused()
-        gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            for _ in range(3):
-                await refused()
-            await asyncio.sleep(0.2)  # until the calls have ended here too
-            gc.collect()
-            left = Counter(filter(None, map(ours, gc.garbage)))
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
+        left = await leftovers(refused)
     assert not left
 
 
 def raise_busy(call: Call) -> list[int]:
     raise busy()
-
-
-def ours(each: object) -> str | None:
-    """What ``each`` is, if it is of the router or of its side of a call."""
-    name = f"{type(each).__module__}.{type(each).__qualname__}"
-    if isinstance(each, types.FrameType):
-        return f"frame of {each.f_code.co_qualname}" if "/baton/" in each.f_code.co_filename else None
-    if isinstance(each, types.CoroutineType):
-        return f"coroutine {each.__qualname__}"
-    return name if name.startswith(("baton.", "grpc._cython.cygrpc._ServicerContext")) else None
