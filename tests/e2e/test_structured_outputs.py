@@ -164,8 +164,9 @@ async def test_a_worker_trusts_nobody(client: RingClient, ring: Ring) -> None:
         await router.greet()
         for name in ("intersected expressions", "deep rules", "rules that double", "10 MB regex"):
             params = SamplingParams(max_tokens=9, structured_output=HOSTILE[name])
-            await router.submit(name, 0, [1, 2, 3], params)
-            token_ids, end = await router.answer(name)
+            request_id = name.replace(" ", "-")
+            await router.submit(request_id, 0, [1, 2, 3], params)
+            token_ids, end = await router.answer(request_id)
             assert (token_ids, end.finish_reason, end.invalid) == (
                 [],
                 inference_pb2.FINISH_REASON_ERROR,
