@@ -25,8 +25,8 @@ PIECE_CHARS = 64 * 1024
 """Of a text whose tokens are only counted: their encoding is in memory for one piece at a time."""
 PIECE_SLACK = 64
 """Tokens that a text may have more in pieces than whole, for each cut."""
-MOST_BEYOND = 512 * 1024
-"""Tokens beyond those allowed that a text may turn out to have when it is encoded whole: 230 bytes each."""
+MOST_BEYOND = 64 * 1024
+"""Tokens beyond those allowed that a text may turn out to have when it is encoded whole: 270 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)

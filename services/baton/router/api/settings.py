@@ -20,8 +20,10 @@ class ApiSettings(SamplingLimits):
     """Prompts times ``n``: each is one request to the workers."""
     max_tokenize_bytes: int = 1024 * 1024
     """Of a text at ``/tokenize``, in UTF-8."""
+    max_tokenize_tokens: int = 512 * 1024
+    """That it may have: each takes 270 bytes while it is made."""
     max_detokenize_tokens: int = 1024 * 1024
-    max_counted_tokens: int = 1024 * 1024
+    max_counted_tokens: int = 512 * 1024
     """That ``count_tokens`` counts; a conversation may be longer than the context."""
     max_prompt_tokens: int = 1024 * 1024
     """Of all prompts of one request together, beside a single one, which may fill the context."""

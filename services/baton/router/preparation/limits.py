@@ -7,15 +7,22 @@ CPU_S = 20.0
 WALL_S = 60.0
 """Until a process that has not answered is ended, whatever it has used: the machine may be too busy."""
 ADDRESS_BYTES = 1 << 30
-"""Address space of a process: a million tokens are 230 MiB of encoding, and JSON of 8 MiB may be 250 MiB."""
-RENEW_BYTES = 512 << 20
+"""Address space of a process: a million tokens are 270 MiB of encoding, and JSON of 8 MiB may be 150 MiB."""
+OUT_OF_MEMORY = 3
+"""Exit status of a process that has no room to say so otherwise."""
+TOO_MUCH_MEMORY = "The request takes too much memory to be read; send less, or less deeply nested."
+RENEW_BYTES = 128 << 20
 """A process that holds more memory after a body ends, and another takes its place."""
-NICENESS = 5
-"""The event loop goes first where there are fewer cores than work."""
+NICENESS = 10
+"""The event loop, and workers on the same machine, go first where there are fewer cores than work."""
 MAX_ANSWER_BYTES = 256 << 20
 
 LEAST_PROCESSES, MOST_PROCESSES = 2, 8
 """With two at least, a tenant that has one busy leaves one to the others."""
+LARGE_BYTES = 256 << 10
+PROCESSES_PER_LARGE = 4
+"""Of so many processes one may read a body of more than ``LARGE_BYTES``, and one in any case: only those take
+much memory, and smaller bodies always find another process."""
 IDLE_S = 60.0
 """After which a process that has nothing to do ends; one stays."""
 

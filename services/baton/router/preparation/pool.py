@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 
@@ -24,11 +25,15 @@ from baton.router.preparation.limits import (
     CPU_S,
     IDLE_S,
     IDS_AT_ONCE,
+    LARGE_BYTES,
     LEAST_PROCESSES,
     LONGEST_WAIT_S,
     MOST_PROCESSES,
+    OUT_OF_MEMORY,
+    PROCESSES_PER_LARGE,
     QUEUED_BODIES,
     QUEUED_BYTES,
+    TOO_MUCH_MEMORY,
     WALL_S,
 )
 from baton.router.preparation.process import BodyProcess, DiedError
@@ -38,12 +43,21 @@ from baton.telemetry.preparation import PreparationMetrics
 
 log = logging.getLogger(__name__)
 
+_OUT_OF_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV)
+"""Statuses of a process that its address space was too small for: tokenizers abort then, and what decodes
+JSON uses the string that it did not get."""
+
+
+_Turn: TypeAlias = list[tuple[Gate, Entry]]
+"""The gates that a body has come through."""
+
 
 class PreparationPool:
     """Reads bodies in processes of its own, which are started when they are needed. Event loop's thread only.
 
-    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take. Of several tenants
-    none may have all processes: a body that has begun is not interrupted for another.
+    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take; large ones in one of
+    their own before, since a few processes at most read such at a time. Of several tenants none may have all
+    processes: a body that has begun is not interrupted for another.
     """
 
     def __init__(
@@ -58,16 +72,9 @@ class PreparationPool:
     ) -> None:
         """``models`` in the order of all menus. ``shared``: among tenants. There are as many processes
         as ``cores`` at most, within bounds; ``cpu_s`` is for one body, ``address_bytes`` for one of them."""
-        seats = max(LEAST_PROCESSES, min(MOST_PROCESSES, cores))
-        bounds = Bounds(
-            requests=QUEUED_BODIES,
-            prompt_tokens=QUEUED_BYTES,
-            longest_wait_s=LONGEST_WAIT_S,
-            shared=shared,
-            most_open=max(1, seats - 1) if shared else None,
-        )
-        # The gate counts bytes here, and requests of the ring elsewhere: its own metrics are told nowhere.
-        self._gate = Gate(bounds, lambda: Capacity(seats), AdmissionMetrics(CollectorRegistry()))
+        seats = max(LEAST_PROCESSES, min(MOST_PROCESSES, cores - 1))
+        self._all = _gate(seats, shared=shared)
+        self._large = _gate(max(1, seats // PROCESSES_PER_LARGE), shared=shared)
         self._setup = frame(Setup(tuple(models), cpu_s, address_bytes))
         self._cpu_s = cpu_s
         self._metrics = metrics
@@ -80,21 +87,14 @@ class PreparationPool:
 
     async def prepare(self, tenant: Tenant, assignment: Assignment, body: bytes) -> PreparedJob | Document:
         """See `ElsewhereReader.prepare`."""
-        asked = Asked(
-            tenant=tenant.name,
-            weight=tenant.weight,
-            prompt_tokens=len(body),
-            most_outputs=1,
-            turn=time.monotonic(),
-        )
         began = time.perf_counter()
         try:
-            entry = await self._gate.enter(asked)
+            turn = await self._turn(tenant, len(body))
         except RefusedError as error:
             self._metrics.refused.labels(tenant.name, error.blame).inc()
             raise refused(tenant.name, error) from None
         # Of its own: what a process has begun it also ends, and until then it is nobody else's.
-        reading = asyncio.create_task(self._read(entry, assignment, body))
+        reading = asyncio.create_task(self._read(turn, assignment, body))
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         said = await asyncio.shield(reading)
@@ -110,7 +110,26 @@ class PreparationPool:
         await asyncio.gather(*(process.end() for process in processes))
         await asyncio.gather(*self._reading, *self._ending, return_exceptions=True)
 
-    async def _read(self, entry: Entry, assignment: Assignment, body: bytes) -> Said:
+    async def _turn(self, tenant: Tenant, size: int) -> _Turn:
+        """Wait for a process, for a body of ``size`` bytes. Raises RefusedError."""
+        asked = Asked(
+            tenant=tenant.name,
+            weight=tenant.weight,
+            prompt_tokens=size,
+            most_outputs=1,
+            turn=time.monotonic(),
+        )
+        turn: _Turn = []
+        try:
+            for gate in (self._large, self._all) if size > LARGE_BYTES else (self._all,):
+                turn.append((gate, await gate.enter(asked)))
+        except BaseException:
+            for gate, entry in turn:
+                gate.leave(entry, 0, completed=False, ran=False)
+            raise
+        return turn
+
+    async def _read(self, turn: _Turn, assignment: Assignment, body: bytes) -> Said:
         began = time.monotonic()
         try:
             return await self._ask(await self._process(), assignment, body)
@@ -121,7 +140,8 @@ class PreparationPool:
             # Bytes say little of how long a body takes: no wait is estimated by them, which a completed one
             # would begin, and what it took counts for its tenant instead.
             took = round((time.monotonic() - began) * BYTES_PER_S)
-            self._gate.leave(entry, took, completed=False)
+            for gate, entry in turn:
+                gate.leave(entry, took, completed=False)
 
     async def _ask(self, process: BodyProcess, assignment: Assignment, body: bytes) -> Said:
         self._busy.add(process)
@@ -160,8 +180,18 @@ class PreparationPool:
                 f"The request takes more than {self._cpu_s:g} s to be read; send less, or simpler values."
             )
             return ApiError(400, message, code="request_too_complex")
+        if error.status in _OUT_OF_MEMORY:
+            self._metrics.lost.labels("too_complex").inc()
+            log.warning("process %d, which read a body, has ended with status %s", process.pid, error.status)
+            return ApiError(400, TOO_MUCH_MEMORY, code="request_too_complex")
         self._metrics.lost.labels("died").inc()
         log.error("process %d, which read a body, has ended with status %s", process.pid, error.status)
+        if error.status == -signal.SIGKILL:  # by the system, which is short of memory, or by an operator
+            return ApiError(
+                503,
+                "The server is overloaded: the process that read the request was ended.",
+                code="overloaded",
+            )
         message = "The process that read the request has ended; the request may be too large or too complex."
         return ApiError(500, message, code="request_not_read")
 
@@ -180,6 +210,19 @@ class PreparationPool:
         if len(self._idle) > 1:
             self._end(self._idle.pop(0))
         self._clean_later()
+
+
+def _gate(seats: int, *, shared: bool) -> Gate:
+    """For bodies, of which ``seats`` are read at a time."""
+    bounds = Bounds(
+        requests=QUEUED_BODIES,
+        prompt_tokens=QUEUED_BYTES,
+        longest_wait_s=LONGEST_WAIT_S,
+        shared=shared,
+        most_open=max(1, seats - 1) if shared else None,
+    )
+    # It counts bytes here, and requests of the ring elsewhere: its own metrics are told nowhere.
+    return Gate(bounds, lambda: Capacity(seats), AdmissionMetrics(CollectorRegistry()))
 
 
 async def _unpacked(said: Said) -> PreparedJob | Document:

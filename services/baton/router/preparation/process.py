@@ -15,9 +15,12 @@ from baton.router.preparation.frames import LENGTH_BYTES, Said, frame, length_of
 from baton.router.preparation.limits import MAX_ANSWER_BYTES
 
 _BUFFER_BYTES = 1 << 20
-_ENDS_S = 1.0
+_ENDS_S = 10.0
+"""How long a process that has closed its end may take to be gone, on a machine that is busy."""
 _LOOK_S = 0.01
 _SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+_GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
+"""What a large body took is the system's again after it. By itself, malloc learns to keep more and more."""
 _SAID = msgspec.msgpack.Decoder(Said)
 
 
@@ -50,7 +53,7 @@ class BodyProcess:
                 [sys.executable, "-m", "baton.router.preparation.program", str(os.getpid())],
                 stdin=its.fileno(),
                 stdout=its.fileno(),
-                env={**os.environ, **_SINGLE_THREADED},
+                env={**os.environ, **_SINGLE_THREADED, **_GIVES_BACK},
             )
         ours.setblocking(False)
         reader, writer = await asyncio.open_connection(sock=ours, limit=_BUFFER_BYTES)

@@ -22,10 +22,8 @@ from baton.router.api.errors import ApiError, RequestError
 from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
 from baton.router.api.prepared import Assignment, Document
 from baton.router.preparation.frames import LENGTH_BYTES, Packed, Refused, Said, Setup, frame
-from baton.router.preparation.limits import NICENESS, RENEW_BYTES
+from baton.router.preparation.limits import NICENESS, OUT_OF_MEMORY, RENEW_BYTES, TOO_MUCH_MEMORY
 from baton.text.tokenizer import Tokenizer
-
-TOO_MUCH_MEMORY = "The request takes too much memory to be read; send less, or less deeply nested."
 
 
 class _Models:
@@ -69,6 +67,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
     while (content := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)  # ends this process
         said = answer(reader, assignments.decode(content), body)
+        del body
         ends = said.ends or _resident_bytes() > RENEW_BYTES
         told = frame(msgspec.structs.replace(said, ends=ends))
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -76,7 +75,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
         target.flush()
         if ends:
             return
-        del body, said, told
+        del said, told
         gc.collect()
 
 
@@ -105,7 +104,10 @@ def main() -> None:
     gc.disable()  # JSON has no cycles; what has is collected between two bodies
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever is printed is no frame
-    serve(sys.stdin.buffer, target)
+    try:
+        serve(sys.stdin.buffer, target)
+    except MemoryError:  # where there is not even room for a question, or an answer
+        os._exit(OUT_OF_MEMORY)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import msgspec
 from baton.request.errors import in_short
 from baton.router.api.errors import RequestError, invalid, shown
 from baton.router.api.http.unsupported import refuse_unsupported
+from baton.router.api.http.values import check_values
 from baton.text.config import Json
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -22,6 +23,7 @@ def decode(body: bytes, type_: type[Body], *, ignore_unknown: bool = False) -> B
     """``body`` as ``type_``. Raises RequestError for anything that is not what the endpoint takes."""
     if not body.strip():
         raise invalid(None, "The request has no body; it must be a JSON object.", "invalid_json")
+    check_values(body)
     try:
         # First without types, so that an error can show the value that was sent.
         document: Json = msgspec.json.decode(body)

@@ -15,6 +15,7 @@ from baton.router.api.http.preparing.common import Chosen
 from baton.router.api.http.schemas import DetokenizeRequest, TextRequest, TokenizeRequest
 from baton.router.api.prepared import ID_TYPE, Document
 from baton.router.api.settings import ApiSettings
+from baton.text.errors import TooManyTokensError
 from baton.text.tokenizer import Tokenizer
 
 
@@ -37,8 +38,15 @@ class TokensPreparer:
                 "string_above_max_length",
             )
         special = special_by_default if body.add_special_tokens is None else body.add_special_tokens
-        # No token has less than a byte, but for those that the tokenizer adds.
-        ids = chosen.prompts.encode(text, param, add_special_tokens=special, most=2 * most)
+        most = self._settings.max_tokenize_tokens
+        try:
+            ids = chosen.prompts.encode(text, param, add_special_tokens=special, most=most)
+        except TooManyTokensError:
+            raise invalid(
+                param,
+                f"{param} has a text of more than {most} tokens; so many are told to a client at most.",
+                "string_above_max_length",
+            ) from None
         document: dict[str, object] = {
             "count": len(ids),
             "max_model_len": chosen.model.max_model_len,
