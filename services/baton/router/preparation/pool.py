@@ -8,7 +8,6 @@ import logging
 import signal
 import time
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 
@@ -48,16 +47,13 @@ _OUT_OF_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV)
 JSON uses the string that it did not get."""
 
 
-_Turn: TypeAlias = list[tuple[Gate, Entry]]
-"""The gates that a body has come through."""
-
-
 class PreparationPool:
     """Reads bodies in processes of its own, which are started when they are needed. Event loop's thread only.
 
-    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take; large ones in one of
-    their own before, since a few processes at most read such at a time. Of several tenants none may have all
-    processes: a body that has begun is not interrupted for another.
+    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take: large ones, of which
+    few are read at a time since they take much memory, in one of their own. So large ones never hold up
+    smaller ones, and of several tenants none may have all processes, where there are more than two: a body
+    that has begun is not interrupted for another.
     """
 
     def __init__(
@@ -70,11 +66,12 @@ class PreparationPool:
         cpu_s: float = CPU_S,
         address_bytes: int = ADDRESS_BYTES,
     ) -> None:
-        """``models`` in the order of all menus. ``shared``: among tenants. There are as many processes
-        as ``cores`` at most, within bounds; ``cpu_s`` is for one body, ``address_bytes`` for one of them."""
+        """``models`` in the order of all menus. ``shared``: among tenants. There are fewer processes
+        than ``cores``, within bounds; ``cpu_s`` is for one body, ``address_bytes`` for one of them."""
         seats = max(LEAST_PROCESSES, min(MOST_PROCESSES, cores - 1))
-        self._all = _gate(seats, shared=shared)
-        self._large = _gate(max(1, seats // PROCESSES_PER_LARGE), shared=shared)
+        large = max(1, seats // PROCESSES_PER_LARGE)
+        self._large = _gate(large, shared=shared)
+        self._small = _gate(seats - large, shared=shared)
         self._setup = frame(Setup(tuple(models), cpu_s, address_bytes))
         self._cpu_s = cpu_s
         self._metrics = metrics
@@ -87,14 +84,22 @@ class PreparationPool:
 
     async def prepare(self, tenant: Tenant, assignment: Assignment, body: bytes) -> PreparedJob | Document:
         """See `ElsewhereReader.prepare`."""
+        gate = self._large if len(body) > LARGE_BYTES else self._small
+        asked = Asked(
+            tenant=tenant.name,
+            weight=tenant.weight,
+            prompt_tokens=len(body),
+            most_outputs=1,
+            turn=time.monotonic(),
+        )
         began = time.perf_counter()
         try:
-            turn = await self._turn(tenant, len(body))
+            entry = await gate.enter(asked)
         except RefusedError as error:
             self._metrics.refused.labels(tenant.name, error.blame).inc()
             raise refused(tenant.name, error) from None
         # Of its own: what a process has begun it also ends, and until then it is nobody else's.
-        reading = asyncio.create_task(self._read(turn, assignment, body))
+        reading = asyncio.create_task(self._read(gate, entry, assignment, body))
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
         said = await asyncio.shield(reading)
@@ -110,26 +115,7 @@ class PreparationPool:
         await asyncio.gather(*(process.end() for process in processes))
         await asyncio.gather(*self._reading, *self._ending, return_exceptions=True)
 
-    async def _turn(self, tenant: Tenant, size: int) -> _Turn:
-        """Wait for a process, for a body of ``size`` bytes. Raises RefusedError."""
-        asked = Asked(
-            tenant=tenant.name,
-            weight=tenant.weight,
-            prompt_tokens=size,
-            most_outputs=1,
-            turn=time.monotonic(),
-        )
-        turn: _Turn = []
-        try:
-            for gate in (self._large, self._all) if size > LARGE_BYTES else (self._all,):
-                turn.append((gate, await gate.enter(asked)))
-        except BaseException:
-            for gate, entry in turn:
-                gate.leave(entry, 0, completed=False, ran=False)
-            raise
-        return turn
-
-    async def _read(self, turn: _Turn, assignment: Assignment, body: bytes) -> Said:
+    async def _read(self, gate: Gate, entry: Entry, assignment: Assignment, body: bytes) -> Said:
         began = time.monotonic()
         try:
             return await self._ask(await self._process(), assignment, body)
@@ -140,8 +126,7 @@ class PreparationPool:
             # Bytes say little of how long a body takes: no wait is estimated by them, which a completed one
             # would begin, and what it took counts for its tenant instead.
             took = round((time.monotonic() - began) * BYTES_PER_S)
-            for gate, entry in turn:
-                gate.leave(entry, took, completed=False)
+            gate.leave(entry, took, completed=False)
 
     async def _ask(self, process: BodyProcess, assignment: Assignment, body: bytes) -> Said:
         self._busy.add(process)
