@@ -74,8 +74,8 @@ def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm
         found = _attack(attack, tree, target)
         time.sleep(RECOVERY_S)
         phases = Phases(calm, began, time.monotonic())
-    turn = verdict.longest_turn(before, _page(attacked))
-    felt = verdict.felt(honest.end(), phases, turn)
+    turns = verdict.longest_turns(before, _page(attacked))
+    felt = verdict.felt(honest.end(), phases, turns)
     return Row(
         name=attack.name,
         finding=attack.finding,

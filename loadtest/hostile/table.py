@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from loadtest.hostile.verdict import Row
+from loadtest.hostile.vocabulary import Felt
 
 HEADS = (
     "attack",
@@ -53,16 +54,21 @@ def of(rows: Sequence[Row]) -> Table:
 
 
 def _figures(row: Row) -> list[str]:
-    """RSS of the router and of its children; the longest turn, or in brackets how long a probe waited for its
-    answer; the others calm and under attack."""
+    """RSS of the router and of its children; the longest turn, and its own part, or in brackets how long a
+    probe waited for its answer; the others calm and under attack."""
     watched, felt = row.watched, row.felt
     if watched is None or felt is None:
         return ["-"] * 5
     silence = f"({1e3 * felt.silence:.0f})"
     return [
         f"{watched.rss_before:.0f} > {watched.rss_peak:.0f} + {watched.children_peak:.0f}",
-        silence if math.isnan(felt.turn) else f"{1e3 * felt.turn:.0f} {silence}",
+        silence if math.isnan(felt.turn) else f"{_turns(felt)} {silence}",
         f"{1e3 * felt.itl_calm:.0f} > {1e3 * felt.itl:.0f} ({felt.ratio:.1f}x)",
         f"{1e3 * felt.ttft_calm:.0f} > {1e3 * felt.ttft:.0f}",
         f"{sum(felt.failed.values())} of {felt.requests}, {felt.probes_failed} probes",
     ]
+
+
+def _turns(felt: Felt) -> str:
+    turn = f"{1e3 * felt.turn:.0f}"
+    return turn if math.isnan(felt.own_turn) else f"{turn} / {1e3 * felt.own_turn:.0f}"

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,10 +20,11 @@ MOST_RSS = 400.0
 MOST_RATIO = 1.5
 """Of the 99th percentile of honest tenants' time between tokens, to that of the calm before."""
 MOST_TURN_S = 0.05
-"""Of the event loop, by the router's own metric."""
+"""Of the event loop, by the router's own metric: without waits for a processor, if it tells them apart."""
 MOST_SILENCE_S = 0.25
 """Of a probe, where the router has no such metric: a probe waits for a core as well, on both sides."""
 _LONGEST = "baton_router_event_loop_longest_turn_seconds"
+_LONGEST_OWN = "baton_router_event_loop_longest_own_turn_seconds"
 _BUCKET = re.compile(r'baton_router_event_loop_lag_seconds_bucket\{le="([^"]+)"\}')
 
 
@@ -33,6 +35,17 @@ class Phases:
     calm: float
     attack: float
     end: float
+
+
+class Turns(NamedTuple):
+    """The longest turn of the event loop in seconds; NaN: nobody tells."""
+
+    whole: float
+    own: float
+    """Without what the router waited for a processor."""
+
+
+UNKNOWN = Turns(math.nan, math.nan)
 
 
 class Row(msgspec.Struct, kw_only=True):
@@ -93,7 +106,7 @@ def longest(probes: Iterable[Probe], since: float, until: float) -> float:
     return max(took, default=math.nan)
 
 
-def felt(recorded: Recorded, phases: Phases, turn: float = math.nan) -> Felt:
+def felt(recorded: Recorded, phases: Phases, turns: Turns = UNKNOWN) -> Felt:
     """By what honest clients wrote down."""
     asked = recorded.requests
     calm, meanwhile = (phases.calm, phases.attack), (phases.attack, phases.end)
@@ -112,7 +125,8 @@ def felt(recorded: Recorded, phases: Phases, turn: float = math.nan) -> Felt:
         silence_calm=longest(recorded.probes, *calm),
         silence=longest(recorded.probes, *meanwhile),
         probes_failed=sum(probe.failed for probe in fresh),
-        turn=turn,
+        turn=turns.whole,
+        own_turn=turns.own,
     )
 
 
@@ -132,11 +146,18 @@ def broken(watched: Watched, felt: Felt, got: Mapping[str, int]) -> list[str]:
     if math.isnan(felt.turn):
         if not felt.silence <= MOST_SILENCE_S:
             found.append(f"silent for {1e3 * felt.silence:.0f} ms")
-    elif felt.turn > MOST_TURN_S:
-        found.append(f"a turn of {1e3 * felt.turn:.0f} ms")
+    elif (turn := felt.turn if math.isnan(felt.own_turn) else felt.own_turn) > MOST_TURN_S:
+        found.append(f"a turn of {1e3 * turn:.0f} ms")
     if watched.ended:
         found.append(f"{', '.join(watched.ended)} ended")
     return found
+
+
+def longest_turns(before: Mapping[str, float], after: Mapping[str, float]) -> Turns:
+    """Between two pages of the router's metrics. The longest own turn of the last minute may be one from
+    before the first page, but none since was longer."""
+    whole = longest_turn(before, after)
+    return Turns(whole, min(whole, after[_LONGEST_OWN]) if _LONGEST_OWN in after else math.nan)
 
 
 def longest_turn(before: Mapping[str, float], after: Mapping[str, float]) -> float:

@@ -102,6 +102,9 @@ class Felt(msgspec.Struct, kw_only=True):
     """Probes on a connection of their own that got no answer in time."""
     turn: float
     """The longest turn of the event loop by the router's own metric; NaN: it has none."""
+    own_turn: float
+    """Without what the router waited for a processor, which attackers, honest clients and workers use too;
+    NaN: there is no such metric."""
 
     @property
     def ratio(self) -> float:

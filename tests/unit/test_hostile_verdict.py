@@ -26,6 +26,7 @@ FINE = Felt(
     silence=0.02,
     probes_failed=0,
     turn=math.nan,
+    own_turn=math.nan,
 )
 
 
@@ -73,6 +74,7 @@ def test_silence_is_that_of_the_probe_that_stays_connected() -> None:
 
 LAG = 'baton_router_event_loop_lag_seconds_bucket{le="%s"}'
 LONGEST = "baton_router_event_loop_longest_turn_seconds"
+OWN = "baton_router_event_loop_longest_own_turn_seconds"
 
 
 def page(longest: float, **counts: int) -> dict[str, float]:
@@ -89,6 +91,15 @@ def test_the_longest_turn_is_the_routers_word() -> None:
     assert verdict.longest_turn(before, grown) == 0.05, "what was longest came before the attack"
 
 
+def test_a_turn_is_told_without_waits_for_a_processor_where_the_router_knows() -> None:
+    before, after = page(0.8, le0=5), page(2.5, le0=5, le3=6)
+    whole, own = verdict.longest_turns(before, after)
+    assert whole == 2.5 and math.isnan(own)
+    assert verdict.longest_turns(before, {**after, OWN: 0.02}) == (2.5, 0.02)
+    grown = page(0.8, le0=9, le1=12, le2=12, le3=12)
+    assert verdict.longest_turns(before, {**grown, OWN: 0.4}).own == 0.05, "0.4 s came before the attack"
+
+
 @pytest.mark.parametrize(
     ("watched", "felt", "said"),
     [
@@ -100,6 +111,8 @@ def test_the_longest_turn_is_the_routers_word() -> None:
         ({}, {"silence": 0.3}, ["silent for 300 ms"]),
         ({}, {"silence": 0.3, "turn": 0.04}, []),
         ({}, {"turn": 0.06}, ["a turn of 60 ms"]),
+        ({}, {"turn": 0.3, "own_turn": 0.04}, []),
+        ({}, {"turn": 0.3, "own_turn": 0.07}, ["a turn of 70 ms"]),
         ({"ended": ["router"]}, {}, ["router ended"]),
     ],
 )

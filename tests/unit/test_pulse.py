@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -70,6 +73,49 @@ async def test_a_turn_that_computes_is_measured_from_its_beginning() -> None:
     await asyncio.sleep(0.1)
     turns.stop()
     assert told.longest(time.monotonic()) >= 0.11
+
+
+async def test_a_turn_that_waits_for_a_processor_is_none_of_the_loops_own() -> None:
+    """Two threads of its processor, one of which has to wait for the other."""
+    told = metrics()
+    turns = Turns(told)
+    cores = os.sched_getaffinity(0)
+    busy = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
+    others = [
+        subprocess.Popen([sys.executable, "-c", busy, str(min(cores))], stdout=subprocess.PIPE)  # noqa: ASYNC220
+        for _ in range(8)
+    ]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            other.stdout.readline()
+        turns.start()
+        await asyncio.sleep(0.05)
+        os.sched_setaffinity(0, {min(cores)})
+        began = time.thread_time()
+        while time.thread_time() - began < 0.05:  # of which it has every ninth moment
+            pass
+        await asyncio.sleep(0.1)
+        turns.stop()
+    finally:
+        os.sched_setaffinity(0, cores)
+        for other in others:
+            other.kill()
+            other.communicate()
+    now = time.monotonic()
+    assert told.longest(now) > 0.25
+    assert told.longest_own(now) < told.longest(now) / 2
+
+
+async def test_a_turn_that_waits_for_anything_else_is_the_loops_own() -> None:
+    told = metrics()
+    turns = Turns(told)
+    turns.start()
+    await asyncio.sleep(0.05)
+    time.sleep(0.2)  # noqa: ASYNC251 - a turn that is long
+    await asyncio.sleep(0.05)
+    turns.stop()
+    assert told.longest_own(time.monotonic()) > 0.15
 
 
 def test_the_longest_turn_is_forgotten_after_a_minute() -> None:

@@ -25,29 +25,24 @@ class TurnMetrics(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._spread = Spread(BOUNDS)
+        self._longest, self._own = _Longest(), _Longest()
         self._names: list[str] = [floatToGoString(bound) for bound in (*BOUNDS, math.inf)]  # type: ignore[no-untyped-call]
-        self._slot = 0
-        self._longest = 0.0
-        """In this slot."""
-        self._past: deque[tuple[int, float]] = deque(maxlen=SLOTS)
-        """The longest of the slots before, by their numbers."""
         registry.register(self)
 
-    def took(self, seconds: float, now: float) -> None:
-        """A timer of the loop came so late, at ``now``."""
+    def took(self, seconds: float, now: float, own_s: float | None = None) -> None:
+        """A timer of the loop came so late, at ``now``. ``own_s``: without what the thread waited for a
+        processor; None: it did not wait."""
         self._spread.observe(seconds)
-        slot = int(now / SLOT_S)
-        if slot != self._slot:
-            self._past.append((self._slot, self._longest))
-            self._slot, self._longest = slot, seconds
-        elif seconds > self._longest:
-            self._longest = seconds
+        self._longest.saw(seconds, now)
+        self._own.saw(seconds if own_s is None else own_s, now)
 
     def longest(self, now: float) -> float:
         """The longest of the last minute, in seconds."""
-        oldest = int(now / SLOT_S) - SLOTS
-        slots = [*list(self._past), (self._slot, self._longest)]
-        return max((longest for slot, longest in slots if slot >= oldest), default=0.0)
+        return self._longest.by(now)
+
+    def longest_own(self, now: float) -> float:
+        """Likewise, without waits for a processor."""
+        return self._own.by(now)
 
     def collect(self) -> Iterable[Metric]:
         lag = HistogramMetricFamily(
@@ -63,3 +58,33 @@ class TurnMetrics(Collector):
         )
         longest.add_metric((), self.longest(time.monotonic()))
         yield longest
+        own = GaugeMetricFamily(
+            "baton_router_event_loop_longest_own_turn_seconds",
+            "The longest turn of the event loop in the last minute, without what it waited for a processor.",
+        )
+        own.add_metric((), self.longest_own(time.monotonic()))
+        yield own
+
+
+class _Longest:
+    """The longest of the last minute. Written by one thread; others may read."""
+
+    def __init__(self) -> None:
+        self._slot = 0
+        self._longest = 0.0
+        """In this slot."""
+        self._past: deque[tuple[int, float]] = deque(maxlen=SLOTS)
+        """The longest of the slots before, by their numbers."""
+
+    def saw(self, seconds: float, now: float) -> None:
+        slot = int(now / SLOT_S)
+        if slot != self._slot:
+            self._past.append((self._slot, self._longest))
+            self._slot, self._longest = slot, seconds
+        elif seconds > self._longest:
+            self._longest = seconds
+
+    def by(self, now: float) -> float:
+        oldest = int(now / SLOT_S) - SLOTS
+        slots = [*list(self._past), (self._slot, self._longest)]
+        return max((longest for slot, longest in slots if slot >= oldest), default=0.0)
