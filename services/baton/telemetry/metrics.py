@@ -125,6 +125,7 @@ class ModelMetrics:
     def __init__(self, metrics: RouterMetrics, model: str) -> None:
         self.model = model
         self._metrics = metrics
+        self._in_flight: dict[str, Gauge] = {}
         self.time_to_first_token = metrics.time_to_first_token.labels(model)
         self.inter_token_latency = metrics.inter_token_latency.labels(model)
         self.time_per_output_token = metrics.time_per_output_token.labels(model)
@@ -137,7 +138,10 @@ class ModelMetrics:
         self.generated_tokens = metrics.generated_tokens.labels(model)
 
     def in_flight(self, endpoint: str) -> Gauge:
-        return self._metrics.in_flight.labels(endpoint, self.model)
+        gauge = self._in_flight.get(endpoint)
+        if gauge is None:
+            gauge = self._in_flight[endpoint] = self._metrics.in_flight.labels(endpoint, self.model)
+        return gauge
 
     def ended(self, endpoint: str, reason: str, choices: int = 1) -> None:
         """So many choices ended for this reason."""

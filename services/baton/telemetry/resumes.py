@@ -52,8 +52,10 @@ class ResumeMetrics:
             registry=registry,
             buckets=PAUSE_BUCKETS,
         )
+        self._placed: dict[str, Counter] = {
+            value: self._placements.labels(value) for value in get_args(Placement)
+        }
         for family, values in (
-            (self._placements, Placement),
             (self._resumes, Cause),
             (self._given_up, Reason),
         ):
@@ -66,7 +68,7 @@ class ResumeMetrics:
 
     def placed(self, placement: Placement) -> None:
         """An attempt begins, with its prompt computed there."""
-        self._placements.labels(placement).inc()
+        self._placed[placement].inc()
 
     def resumed(self, cause: Cause) -> None:
         self._resumes.labels(cause).inc()

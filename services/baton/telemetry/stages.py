@@ -54,8 +54,13 @@ class Stages:
         self._histogram = histogram
         self.role = role
         self._model = model
+        self._stages: dict[RequestStage, Histogram] = {}
+        """Found once each: looking labels up costs more than observing."""
 
     def took(self, stages: Mapping[RequestStage, float]) -> None:
         """Seconds of each."""
         for stage, seconds in stages.items():
-            self._histogram.labels(self.role, self._model, stage).observe(seconds)
+            child = self._stages.get(stage)
+            if child is None:
+                child = self._stages[stage] = self._histogram.labels(self.role, self._model, stage)
+            child.observe(seconds)

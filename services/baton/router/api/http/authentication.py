@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from baton.router.api.authentication import Authentication
 from baton.router.api.errors import ApiError, invalid
 from baton.router.api.http.failures import error_response
+from baton.router.api.http.request_headers import header
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 
@@ -42,9 +42,8 @@ class Authenticate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN:
-            headers = Headers(scope=scope)
             try:
-                client = self._authentication.client(headers.get("authorization"), headers.get("x-api-key"))
+                client = self._authentication.client(header(scope, b"authorization"), header(scope, b"x-api-key"))
             except ApiError as error:
                 await error_response(error, scope, self._retry_after_seconds)(scope, receive, send)
                 return

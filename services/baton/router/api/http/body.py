@@ -9,8 +9,9 @@ from starlette.requests import ClientDisconnect, Request
 from baton.router.api.errors import ApiError, shown
 from baton.router.api.http.authentication import client_of
 from baton.router.api.http.bodies import BodyBudget, BodyReservation
-from baton.router.api.http.connection import BODY_GRACE_S, body_due
+from baton.router.api.http.connection import BODY_GRACE_S, body_due, has_whole_body
 from baton.router.api.http.disconnect import ClientGoneError
+from baton.router.api.http.request_headers import header
 from baton.router.api.prepared import Endpoint, PreparedJob
 from baton.router.api.reading import Reading
 from baton.router.api.settings import ApiSettings
@@ -28,7 +29,7 @@ async def read_job(
     415 for another content type, 429 and 503 while too much of other bodies is held; and what
     `Reading.job` raises.
     """
-    _check_content_type(request.headers.get("content-type"))
+    _check_content_type(header(request.scope, b"content-type"))
     with _reservation(request) as room:
         body = await _read(request, settings.max_body_bytes, room)
         return await reading.job(endpoint, body, client_of(request))
@@ -38,7 +39,7 @@ async def read_document(
     request: Request, endpoint: Endpoint, reading: Reading, settings: ApiSettings
 ) -> bytes:
     """The answer to ``request``, for which nothing is generated. Raises as `read_job` does."""
-    _check_content_type(request.headers.get("content-type"))
+    _check_content_type(header(request.scope, b"content-type"))
     with _reservation(request) as room:
         body = await _read(request, settings.max_body_bytes, room)
         return await reading.document(endpoint, body, client_of(request))
@@ -63,13 +64,11 @@ def _reservation(request: Request) -> BodyReservation:
 
 
 async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
-    declared = request.headers.get("content-length", "")
-    expected: int | None = None
-    if declared.isascii() and declared.isdigit():
-        if len(declared) > _MOST_DIGITS or int(declared) > limit:
-            raise _too_large(shown(declared, _MOST_DIGITS).strip('"'), limit)
-        expected = int(declared)
+    expected = _declared(request, limit)
+    if expected is not None:
         room.grow_to(expected)
+    if has_whole_body(request.scope):
+        return await _take(request, limit, room)
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()
@@ -90,6 +89,28 @@ async def _read(request: Request, limit: int, room: BodyReservation) -> bytes:
     except TimeoutError:
         raise room.too_slow(size) from None
     return b"".join(chunks)
+
+
+async def _take(request: Request, limit: int, room: BodyReservation) -> bytes:
+    """A body that has come: there is nothing to wait for, and so nothing to be late."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGoneError
+    body: bytes = message["body"]
+    if len(body) > limit:
+        raise _too_large(f"more than {limit}", limit)
+    room.grow_to(len(body))
+    return body
+
+
+def _declared(request: Request, limit: int) -> int | None:
+    """How long the body is to be; None: it is not told. Raises ApiError for one over the limit."""
+    declared = header(request.scope, b"content-length")
+    if declared is None or not (declared.isascii() and declared.isdigit()):
+        return None
+    if len(declared) > _MOST_DIGITS or int(declared) > limit:
+        raise _too_large(shown(declared, _MOST_DIGITS).strip('"'), limit)
+    return int(declared)
 
 
 def _too_large(size: str, limit: int) -> ApiError:

@@ -341,11 +341,22 @@ class Exchange:
 def exchange_of(scope: Scope) -> Exchange | None:
     """Of the request of ``scope``, which must be under way. None: the server is not ours, and nothing is
     known."""
+    found = _found(scope)
+    return None if found is None else Exchange(*found)
+
+
+def has_whole_body(scope: Scope) -> bool:
+    """Whether all of the body of the request of ``scope`` has come. False where nothing is known of it."""
+    found = _found(scope)
+    return found is not None and not found[1].more_body
+
+
+def _found(scope: Scope) -> tuple[Connection, RequestResponseCycle] | None:
     found = (scope.get("extensions") or {}).get(_EXTENSION)
     if found is None:
         return None
     cycle = cast("weakref.ref[RequestResponseCycle]", found["cycle"])()
-    return None if cycle is None else Exchange(cast(Connection, found["connection"]), cycle)
+    return None if cycle is None else (cast(Connection, found["connection"]), cycle)
 
 
 def _nothing() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import uuid
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.router.api.errors import as_api_error
 from baton.router.api.http.authentication import OPEN
 from baton.router.api.http.failures import error_response
+from baton.router.api.http.request_headers import header
 from baton.router.api.http.messages import errors as anthropic
 from baton.router.audit import AuditLog, Record
 from baton.router.traces.origin import Origin
@@ -67,7 +67,7 @@ class RequestEnvelope:
         scope.setdefault("state", {})["request_id"] = minted
         given = _client_id(scope)
         origin = scope["state"]["origin"] = self._traces.origin(
-            None if given is None else given.decode("latin-1"), Headers(scope=scope).get("traceparent")
+            None if given is None else given.decode("latin-1"), header(scope, b"traceparent")
         )
         own = id_headers(scope, minted)
         if origin.span is not None:

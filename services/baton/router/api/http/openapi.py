@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
 
 from baton.router.api.http import schemas
 from baton.router.api.http.messages.fields import CountRequest, MessageRequest
@@ -43,8 +47,21 @@ def _close(schema: dict[str, Any]) -> None:
     schema["additionalProperties"] = False
 
 
+class PlainRoute(APIRoute):
+    """A route whose endpoint takes the request and gives the response, as Starlette's do. FastAPI describes
+    it, and looks for nothing else that it might depend on at each request."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The endpoint itself."""
+        return self.endpoint
+
+
 class DescribedApi(FastAPI):
-    """An application whose OpenAPI document also holds the schemas of msgspec bodies."""
+    """An application of plain routes, whose OpenAPI document also holds the schemas of msgspec bodies."""
+
+    def __init__(self, *, title: str, version: str, summary: str) -> None:
+        super().__init__(title=title, version=version, summary=summary)
+        self.router.route_class = PlainRoute
 
     def openapi(self) -> dict[str, object]:
         """The document, built once."""

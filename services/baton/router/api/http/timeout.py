@@ -5,13 +5,14 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from baton.router.api.errors import invalid, shown
+from baton.router.api.http.request_headers import header
 
 TIMEOUT_HEADER = "x-request-timeout"
 
 
 def timeout_of(request: Request) -> float | None:
     """Seconds; None without the header. Raises ApiError when it is no number."""
-    given = request.headers.get(TIMEOUT_HEADER)
+    given = header(request.scope, TIMEOUT_HEADER.encode())
     if given is None:
         return None
     try:
