@@ -273,3 +273,12 @@ async def test_a_client_that_leaves_gives_its_place_back(pools: Pools) -> None:
         await asyncio.gather(*reading, return_exceptions=True)
         again = await asyncio.gather(*(pool.prepare(EVIL, *body(READ[0])) for _ in range(4)))
         assert len(again) == 4
+
+
+async def test_a_process_waits_for_the_first_body(pools: Pools, registry: CollectorRegistry) -> None:
+    async with pools() as pool:
+        await pool.start()
+        assert registry.get_sample_value("baton_preparation_processes") == 1
+        [first] = pool._idle
+        await pool.prepare(ACME, *body(READ[0]))
+        assert pool._idle == [first]

@@ -182,6 +182,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
             stack.callback(tasks.start("audit log", audit.run).cancel)
         stack.push_async_callback(asyncio.to_thread, close_traces)
         stack.push_async_callback(pool.close)
+        await pool.start()
         listener = _listen(config) if place is None else place.listener
         stack.callback(listener.close)
         history = None

@@ -27,7 +27,7 @@ class PreparationMetrics:
         )
         self.lost = Counter(
             "baton_preparation_processes_lost",
-            "Processes that ended over a body: too_complex (CPU time, memory), too_long (until it was ended), died.",
+            "Processes that ended over a body: too_complex (CPU time, memory), too_long, died.",
             ("reason",),
             registry=registry,
         )

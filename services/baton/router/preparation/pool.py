@@ -48,7 +48,8 @@ JSON uses the string that it did not get."""
 
 
 class PreparationPool:
-    """Reads bodies in processes of its own, which are started when they are needed. Event loop's thread only.
+    """Reads bodies in processes of its own, which beyond the first are started when they are needed. Event
+    loop's thread only.
 
     Bodies wait in a fair queue by tenant, measured in bytes and by the time they take: large ones, of which
     few are read at a time since they take much memory, in one of their own. So large ones never hold up
@@ -81,6 +82,13 @@ class PreparationPool:
         self._cleaning: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
         metrics.watch(lambda: len(self._idle) + len(self._busy))
+
+    async def start(self) -> None:
+        """Have a process ready for the first body, which would wait a third of a second for it."""
+        try:
+            self._idle.append(await BodyProcess.start(self._setup))
+        except OSError as error:
+            log.error("no process to read bodies can be started yet: %s", error)
 
     async def prepare(self, tenant: Tenant, assignment: Assignment, body: bytes) -> PreparedJob | Document:
         """See `ElsewhereReader.prepare`."""

@@ -62,7 +62,9 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
         return
     setup = msgspec.msgpack.decode(content, type=Setup)
     resource.setrlimit(resource.RLIMIT_AS, (setup.address_bytes, setup.address_bytes))
-    reader = BodyReader(_Models(setup), ignore_unknown=setup.models[0].settings.ignore_unknown_fields)
+    models = _Models(setup)
+    models(0)  # before anybody waits; others when they are asked for
+    reader = BodyReader(models, ignore_unknown=setup.models[0].settings.ignore_unknown_fields)
     assignments = msgspec.msgpack.Decoder(Assignment)
     while (content := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
         signal.setitimer(signal.ITIMER_PROF, setup.cpu_s)  # ends this process

@@ -43,7 +43,9 @@ class Authenticate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN:
             try:
-                client = self._authentication.client(header(scope, b"authorization"), header(scope, b"x-api-key"))
+                client = self._authentication.client(
+                    header(scope, b"authorization"), header(scope, b"x-api-key")
+                )
             except ApiError as error:
                 await error_response(error, scope, self._retry_after_seconds)(scope, receive, send)
                 return

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from baton.router.api.errors import as_api_error
 from baton.router.api.http.authentication import OPEN
 from baton.router.api.http.failures import error_response
-from baton.router.api.http.request_headers import header
 from baton.router.api.http.messages import errors as anthropic
+from baton.router.api.http.request_headers import header
 from baton.router.audit import AuditLog, Record
 from baton.router.traces.origin import Origin
 from baton.router.traces.store import Traces
