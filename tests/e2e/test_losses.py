@@ -71,7 +71,10 @@ async def test_a_killed_worker_is_a_clear_error_within_two_seconds(
         ask = client.stream if stream else client.complete
         fields = {"max_tokens": 100} if role == "prefill" else LONG
         request = asyncio.create_task(ask(prompt, **fields))
-        await asyncio.sleep(0.1 if role == "prefill" else 0.5)
+        if role == "prefill":
+            await until_held(victim.blocks)
+        else:
+            await asyncio.sleep(0.5)
         assert not request.done(), "the request must be under way when the worker dies"
         killed = time.monotonic()
         victim.kill()
@@ -91,6 +94,13 @@ async def test_a_killed_worker_is_a_clear_error_within_two_seconds(
         answer = await client.complete([5, 6, 7], max_tokens=8, temperature=0)
         assert len(answer.token_ids) == 8
     mortal_ring.wait_idle()
+
+
+async def until_held(blocks: Callable[[], dict[str, int]]) -> None:
+    """The victim is at work."""
+    async with asyncio.timeout(10):
+        while not blocks()["held"]:  # noqa: ASYNC110 - another process's figures
+            await asyncio.sleep(0.01)
 
 
 async def until_idle(blocks: Callable[[], dict[str, int]]) -> None:
