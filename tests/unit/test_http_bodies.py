@@ -178,6 +178,14 @@ class TestBudget:
             await client.send(b"\r\n7d0\r\n" + b" " * 2000)
             await until(lambda: at.reserved == 3000)
 
+    async def test_a_body_that_comes_whole_is_bounded_as_well(self, tokenizer: Tokenizer) -> None:
+        head = post(COMPLETIONS, b"").replace(b"content-length: 0", b"transfer-encoding: chunked")
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+        for most, status in ((len(BODY), 200), (len(BODY) - 1, 413)):
+            async with front(tokenizer, settings=ApiSettings(max_body_bytes=most)) as at:
+                assert (await at.ask(head + body)).status == status
+                assert at.reserved == 0
+
     async def test_beyond_all_there_is_503(self, tokenizer: Tokenizer) -> None:
         async with front(tokenizer) as at, AsyncExitStack() as stack:
             for _ in range(6):
