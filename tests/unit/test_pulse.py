@@ -59,6 +59,28 @@ async def test_a_long_turn_is_measured() -> None:
     assert 0.25 < turns.slow_at(turns.ticked_at) < 1
 
 
+async def test_ticks_are_close_for_as_long_as_turns_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.router.pulse.turns.CLOSE_S", 0.6)
+    turns = Turns(metrics())
+    turns.start()
+
+    async def ticks(seconds: float) -> int:
+        seen = set()
+        until_ = time.monotonic() + seconds
+        while time.monotonic() < until_:
+            seen.add(turns.ticked_at)
+            await asyncio.sleep(0.002)
+        return len(seen)
+
+    await asyncio.sleep(0.7)
+    assert await ticks(0.4) <= 12
+    time.sleep(0.1)  # noqa: ASYNC251 - a turn that is long
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    assert await ticks(0.4) >= 20
+    turns.stop()
+
+
 async def test_a_turn_that_computes_is_measured_from_its_beginning() -> None:
     """Not from the next tick, which an idle loop has seldom."""
     told = metrics()
