@@ -47,7 +47,8 @@ class TurnMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         lag = HistogramMetricFamily(
             "baton_router_event_loop_lag_seconds",
-            "How late timers of the event loop come, by one that is due each 40 ms, and each 10 ms after one that came late.",
+            "How late timers of the event loop come, by one that is due each 40 ms, and each 10 ms after one "
+            "that came late.",
         )
         buckets = list(zip(self._names, accumulate(self._spread.counts), strict=True))
         lag.add_metric((), buckets, self._spread.sum)
