@@ -386,17 +386,19 @@ class TestNewFiles:
 
 class TestChoice:
     @staticmethod
-    def available(wanted: str, tls: TlsFiles | None) -> list[str]:
-        return list(
-            choice.available(
-                wanted, device=None, host="127.0.0.1", on_crash=lambda: None, staging=Staging(), tls=tls
-            )
+    async def available(wanted: str, tls: TlsFiles | None) -> list[str]:
+        found = choice.available(
+            wanted, device=None, host="127.0.0.1", on_crash=lambda: None, staging=Staging(), tls=tls
         )
+        for connector in found.values():
+            await connector.close()
+        return list(found)
 
     async def test_what_is_encrypted_unless_another_is_asked_for(self, files: TlsFiles) -> None:
-        assert self.available("auto", files) == self.available("tcp", files) == ["tcp"]
-        assert self.available("gloo", files) == ["gloo"]
-        assert "gloo" in self.available("auto", None)
+        assert await self.available("auto", files) == await self.available("tcp", files) == ["tcp"]
+        assert await self.available("gloo", files) == ["gloo"]
+        assert "gloo" in await self.available("auto", None)
+        assert kv_threads() == []
 
     def test_what_a_worker_tells_of_it(self, files: TlsFiles) -> None:
         assert choice.encryption("auto", files) == choice.encryption("tcp", files) == "TLS 1.3"
