@@ -1,4 +1,4 @@
-"""Ending a gRPC call with a status, so that nothing is left of it.
+"""EndableCall a gRPC call with a status, so that nothing is left of it.
 
 ``context.abort`` raises an exception that the call keeps. Its traceback holds every frame of the handler, and
 they hold the request, the call and the exception: a cycle, which stays with all that was sent until the
@@ -16,7 +16,7 @@ Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
-class Ending(Protocol):
+class EndableCall(Protocol):
     """What a call's context has for its end, whatever messages the call is of."""
 
     def set_code(self, code: grpc.StatusCode) -> None: ...
@@ -27,7 +27,7 @@ class Ending(Protocol):
 
 
 def end_with(
-    context: Ending, code: grpc.StatusCode, details: str, metadata: Iterable[tuple[str, str]] = ()
+    context: EndableCall, code: grpc.StatusCode, details: str, metadata: Iterable[tuple[str, str]] = ()
 ) -> None:
     """Let the call end with ``code`` and trailing ``metadata`` as soon as its handler returns, which it must
     do next; whatever it returns is not sent."""

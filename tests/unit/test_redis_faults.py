@@ -22,7 +22,7 @@ from baton.options import ConfigError
 from baton.router.shared import failures
 from baton.router.shared.failures import StoreError, store_error
 from baton.router.shared.limits import Limits, Tenant
-from baton.router.shared.redis_client import Names
+from baton.router.shared.redis_client import ResolvedNames
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.supervision import Supervision
@@ -131,7 +131,7 @@ async def test_after_a_failover_the_name_is_asked_anew(
     async def ask(host: str, port: int) -> list[str]:
         return list(leads_to)
 
-    monkeypatch.setattr(Names, "_ask", staticmethod(ask))
+    monkeypatch.setattr(ResolvedNames, "_ask", staticmethod(ask))
     old.start()
     new.start()
     try:
@@ -328,8 +328,8 @@ async def test_a_lookup_that_takes_longer_than_a_dial_serves_the_next(
         await asyncio.sleep(0.1)
         return ["127.0.0.9"]
 
-    monkeypatch.setattr(Names, "_ask", staticmethod(slowly))
-    names = Names()
+    monkeypatch.setattr(ResolvedNames, "_ask", staticmethod(slowly))
+    names = ResolvedNames()
     for _ in range(3):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
@@ -353,8 +353,8 @@ async def test_a_lookup_that_fails_when_nobody_waits_any_more_is_no_news(
 
     unhandled: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
-    monkeypatch.setattr(Names, "_ask", staticmethod(in_vain))
-    names = Names()
+    monkeypatch.setattr(ResolvedNames, "_ask", staticmethod(in_vain))
+    names = ResolvedNames()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await names.addresses("redis.test", 1)
@@ -428,7 +428,7 @@ async def test_all_addresses_of_a_name_are_tried(
     async def ask(host: str, port: int) -> list[str]:
         return ["127.0.0.77", server.host]
 
-    monkeypatch.setattr(Names, "_ask", staticmethod(ask))
+    monkeypatch.setattr(ResolvedNames, "_ask", staticmethod(ask))
     async with asking(server.url.replace(server.host, "redis.test")) as router:
         await together_within(router)
 

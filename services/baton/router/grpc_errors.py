@@ -46,7 +46,7 @@ class Ending(NamedTuple):
         metadata = tuple((key, value.encode("ascii", "replace").decode()) for key, value in pairs if value)
         return cls(error.status, error.message, metadata)
 
-    def end(self, context: rpc_status.Ending) -> None:
+    def end(self, context: rpc_status.EndableCall) -> None:
         """Let the call end so as soon as its handler returns."""
         code = _CODES.get(self.status, grpc.StatusCode.INTERNAL)
         end_with(context, code, self.details, self.metadata)

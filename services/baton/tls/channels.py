@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import grpc
 
 from baton.tls.files import Pem, TlsFiles
-from baton.tls.following import Following
+from baton.tls.following import FollowedFiles
 
 ChannelOptions = Sequence[tuple[str, int | str]]
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """For a port; gRPC asks for each connection whether there is something new."""
-    pem = Following(files, files.read)
+    pem = FollowedFiles(files, files.read)
 
     def newest() -> grpc.ServerCertificateConfiguration | None:
         return _server_side(pem.now) if pem.follow() else None
@@ -43,7 +43,7 @@ class Dialer:
     def __init__(self, files: TlsFiles | None = None) -> None:
         """None: they are plain."""
         self._files = files
-        self._pem = None if files is None else Following(files, files.read)
+        self._pem = None if files is None else FollowedFiles(files, files.read)
 
     def another(self) -> Dialer:
         """One that does the same, for another thread."""

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Following(Generic[T]):
+class FollowedFiles(Generic[T]):
     """``now`` is what ``make`` made when the files could be used last."""
 
     def __init__(self, files: TlsFiles, make: Callable[[], T]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 
 from baton.tls.files import TlsFiles
-from baton.tls.following import Following
+from baton.tls.following import FollowedFiles
 
 
 class FollowingContext(ssl.SSLContext):
@@ -20,7 +20,7 @@ class FollowingContext(ssl.SSLContext):
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, files: TlsFiles) -> None:
-        self._contexts = Following(files, files.context)
+        self._contexts = FollowedFiles(files, files.context)
 
     def wrap_bio(
         self,

@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass
 
 from baton.tls.files import TlsFiles
-from baton.tls.following import Following
+from baton.tls.following import FollowedFiles
 
 
 class TlsSession:
@@ -72,7 +72,7 @@ class DataTls:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._contexts = Following(files, lambda: _contexts(files))
+        self._contexts = FollowedFiles(files, lambda: _contexts(files))
 
     def called(self) -> TlsSession:
         """For a connection that was accepted."""

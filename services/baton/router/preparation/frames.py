@@ -48,7 +48,7 @@ class Packed(msgspec.Struct, frozen=True, tag="packed"):
         return Packed(msgspec.structs.replace(job, prompts=[]), prompts)
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class RefusedBody(msgspec.Struct, frozen=True, tag="refused"):
     """An error that the client is told."""
 
     status: int
@@ -60,7 +60,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 class Said(msgspec.Struct, frozen=True):
     """The answer to one body."""
 
-    result: Packed | Document | Refused
+    result: Packed | Document | RefusedBody
     ends: bool = False
     """This process answers nothing more: another is to take its place."""
 

@@ -17,7 +17,7 @@ from baton.router.admission.queue import Asked, Bounds, Entry, RefusedError
 from baton.router.api.errors import ApiError
 from baton.router.api.prepared import ID_TYPE, Assignment, Document, PreparedJob
 from baton.router.api.queued import refused
-from baton.router.preparation.frames import ModelSetup, Packed, Refused, Said, Setup, frame
+from baton.router.preparation.frames import ModelSetup, Packed, RefusedBody, Said, Setup, frame
 from baton.router.preparation.limits import (
     ADDRESS_BYTES,
     BYTES_PER_S,
@@ -221,7 +221,7 @@ def _gate(seats: int, *, shared: bool) -> Gate:
 async def _unpacked(said: Said) -> PreparedJob | Document:
     """What was said, with the ids of prompts taken in by and by."""
     result = said.result
-    if isinstance(result, Refused):
+    if isinstance(result, RefusedBody):
         raise ApiError(result.status, result.message, param=result.param, code=result.code)
     if isinstance(result, Packed):
         taken = 0

@@ -21,7 +21,7 @@ from baton.parent import exit_with_parent
 from baton.router.api.errors import ApiError, RequestError
 from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
 from baton.router.api.prepared import Assignment, Document
-from baton.router.preparation.frames import LENGTH_BYTES, Packed, Refused, Said, Setup, frame
+from baton.router.preparation.frames import LENGTH_BYTES, Packed, RefusedBody, Said, Setup, frame
 from baton.router.preparation.limits import NICENESS, OUT_OF_MEMORY, RENEW_BYTES, TOO_MUCH_MEMORY
 from baton.text.tokenizer import Tokenizer
 
@@ -48,11 +48,11 @@ def answer(reader: BodyReader, assignment: Assignment, body: bytes) -> Said:
         found = reader.prepare(assignment, body)
         return Said(found if isinstance(found, Document) else Packed.of(found))
     except RequestError as error:
-        return Said(Refused(400, error.message, error.param, error.code))
+        return Said(RefusedBody(400, error.message, error.param, error.code))
     except ApiError as error:
-        return Said(Refused(error.status, error.message, error.param, error.code))
+        return Said(RefusedBody(error.status, error.message, error.param, error.code))
     except MemoryError:
-        return Said(Refused(400, TOO_MUCH_MEMORY, None, "request_too_complex"), ends=True)
+        return Said(RefusedBody(400, TOO_MUCH_MEMORY, None, "request_too_complex"), ends=True)
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:

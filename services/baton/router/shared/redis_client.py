@@ -36,7 +36,7 @@ FRESH_S = 2.0
 _Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class Names:
+class ResolvedNames:
     """Where the host of Redis is: one lookup at a time, whatever number of dials wait for it.
 
     A lookup is no part of the dial that began it, or one that takes longer would be begun again and again,
@@ -108,7 +108,7 @@ class _Dialled(Connection):
     handshake cut short for each call, of which uvloop complains with a traceback.
     """
 
-    def __init__(self, *, names: Names, **options: Any) -> None:
+    def __init__(self, *, names: ResolvedNames, **options: Any) -> None:
         super().__init__(**options)
         self._names = names
         self._dial: asyncio.Task[_Ends] | None = None
@@ -189,7 +189,7 @@ class Pool(BlockingConnectionPool):
 
     def __init__(self, *, connection_class: type[Connection], **options: Any) -> None:
         tls = issubclass(connection_class, SSLConnection)
-        options["names"] = Names()
+        options["names"] = ResolvedNames()
         if tls:
             options["shared"] = SharedContext()
         super().__init__(connection_class=_DialledTls if tls else _Dialled, **options)
