@@ -24,11 +24,14 @@ help:  ## list the targets
 run: .venv/.worker  ## start a ring with the demo model, ask it PROMPT, keep serving on 127.0.0.1:8000
 	@exec $(BIN)/baton up --prompt "$(PROMPT)" $(ARGS)
 
+# NIXL and the connector ucx each load a UCX of their own, which end a process that has both: tests that load
+# NIXL run by themselves, and only files that name it are read for them.
 # Rings in which it matters when things happen share the machine with one other, those that only ask what is
 # answered with two. In their own order files that are few tests, and long, do not come last.
 test: .venv/.dev  ## run all tests that need no GPU
 	@scripts/test-servers
-	$(BIN)/python -m pytest -m "not gpu" -n 3 --dist loadfile --no-loadscope-reorder tests/property tests/unit $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m "not gpu and not nixl" -n 3 --dist loadfile --no-loadscope-reorder tests/property tests/unit $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -m "nixl" -n 3 --dist loadfile $$(grep -l nixl tests/property/*.py tests/unit/*.py) $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m "beside" -n 3 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
 	$(BIN)/python -m pytest -m "not gpu and not beside" -n 2 --dist loadfile --no-loadscope-reorder tests/e2e $(ARGS) $(OR_NONE)
 
@@ -38,11 +41,9 @@ lint: .venv/.dev  ## check style, types, generated code and import arrows
 proto: .venv/.dev  ## generate services/baton/v1 from proto/
 	scripts/proto
 
-gpu: .venv/.dev  ## run the tests that need a CUDA device, then measure it; fails where there is none
-	@$(BIN)/python -c 'import torch; raise SystemExit(not torch.cuda.is_available())' || \
-		{ echo "make gpu: NOT RUN. It needs a CUDA device, and torch finds none here." >&2; exit 1; }
-	$(BIN)/python -m pytest tests/gpu -m gpu $(ARGS)
-	$(BIN)/python -m loadtest.gpu
+# A machine with a GPU may have torch and no network: where .venv is not there, the interpreter at hand serves.
+gpu:  ## run what needs a CUDA device: its tests, then all that is measured; fails where there is none
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(or $(PYTHON),python3)) -m loadtest.gpu $(ARGS)
 
 bench: .venv/.dev  ## measure the demo ring under load
 	$(BIN)/python -m loadtest.first_light $(ARGS)
@@ -66,6 +67,6 @@ clean:  ## remove everything that was installed or built
 	@touch $@
 
 .venv/.dev: .venv/.created pyproject.toml constraints.txt
-	$(BIN)/pip install --no-compile -e '.[worker,ucx,kubernetes,bench,otel,test,lint]' -c constraints.txt
+	$(BIN)/pip install --no-compile -e '.[worker,ucx,nixl,kubernetes,bench,otel,test,lint]' -c constraints.txt
 	-$(BIN)/python -m compileall -q -j 0 -x '/tests/|/transformers/models/' .venv/lib > .venv/compiled  # pip would on one core; what is for another Python fails
 	@touch $@ .venv/.worker

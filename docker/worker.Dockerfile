@@ -19,7 +19,7 @@ COPY services services
 COPY kernels kernels
 RUN case "${DEVICE}" in \
       cpu) extras=worker; if [ -n "${TORCH_CPU_INDEX}" ]; then export PIP_EXTRA_INDEX_URL="${TORCH_CPU_INDEX}"; fi ;; \
-      cuda) extras=worker,gpu,ucx ;; \
+      cuda) extras=worker,gpu,ucx,nixl ;; \
       *) echo "DEVICE must be cpu or cuda, not ${DEVICE}" >&2; exit 1 ;; \
     esac \
     && /opt/baton/bin/pip install ".[${extras}]" -c constraints.txt
@@ -36,7 +36,9 @@ LABEL org.opencontainers.image.title="baton-worker" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.created="${CREATED}"
 # The kernels of the CPU are built where they run, for its processor; triton builds its launchers with the compiler too.
-RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/* \
+# By libibverbs NCCL reaches RDMA devices. NIXL's wheel has a UCX of its own with verbs; the wheel of UCX has none.
+RUN if [ "${DEVICE}" = cuda ]; then verbs="libibverbs1 ibverbs-providers"; fi \
+    && apt-get update && apt-get install -y --no-install-recommends g++ ${verbs:-} && rm -rf /var/lib/apt/lists/* \
     && groupadd --gid 10001 baton \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/cache/baton --shell /usr/sbin/nologin baton \
     && install -d -o 10001 -g 10001 /var/cache/baton /models

@@ -1,1 +1,1 @@
-"""Measurements of running rings. Each module prints a table; ratios within one run are what counts."""
+"""Measurements of running rings. Each module prints a table; only ratios within one run are comparable."""

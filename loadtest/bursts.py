@@ -1,7 +1,7 @@
 """Steady streams with bursts of long prompts among them: how long the streams wait for their next token.
 
-The load is given by times, not by what the server makes of it: so many streams run from the start to the end,
-and bursts come when they are due. So it is the same for every server.
+The load is given by times, not by the server's speed: the streams run from the start to the end, and bursts
+come when they are due. So it is the same for every server.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.bench.config import ServeConfig, WorkloadConfig, parse_url
-from baton.bench.exchange import Exchange
+from baton.bench.config import ServeConfig, parse_url
+from baton.bench.exchange import RequestSender
 from baton.bench.http import HttpClient
-from baton.bench.load import closed_loop, open_loop
-from baton.bench.record import Record
+from baton.bench.load_generator import closed_loop, open_loop
+from baton.bench.record import RequestRecord
 from baton.bench.serve import find_request, load_tokenizer, prepare
 from baton.bench.spread import Spread
 from baton.bench.target import find_model
+from baton.bench.workload.config import WorkloadConfig
 from baton.bench.workload.synthetic import random_lengths
 from baton.bench.workload.vocabulary import Vocabulary
 from loadtest.turns import Figures, found
@@ -33,19 +34,19 @@ class Bursts:
     streams: int = 4
     stream_input: int = 100
     stream_output: int = 6000
-    """More than a stream can get to the end: it is given up then."""
+    """More tokens than a stream can get to the end, when it is given up."""
     settle: float = 3.0
-    """From the start of the streams to the first burst."""
+    """The time from the start of the streams to the first burst."""
     count: int = 3
     every: float = 10.0
     prompts: int = 2
-    """At a time."""
+    """The prompts of a burst."""
     prompt_len: int = 3000
     answer_len: int = 8
 
     @property
     def times(self) -> list[float]:
-        """When each prompt of a burst is sent."""
+        """The moments at which the prompts of the bursts are sent."""
         return [self.settle + self.every * burst for burst in range(self.count) for _ in range(self.prompts)]
 
     @property
@@ -58,19 +59,20 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the streams and of the bursts' prompts."""
+    """The records of the streams and of the bursts' prompts."""
 
-    streams: Sequence[Record]
-    prompts: Sequence[Record]
+    streams: Sequence[RequestRecord]
+    prompts: Sequence[RequestRecord]
 
 
 def ask_bursts(model: Path, load: Bursts, url: str, seed: int) -> Figures:
-    """RuntimeError if a stream ended before the time, or a burst's prompt has no whole answer."""
+    """Ask an engine for the load, and return its figures. Raises RuntimeError if a stream ended before the
+    time, or if a burst's prompt has no whole answer."""
     return figures_of(asyncio.run(offer(url, model, load, seed)), load)
 
 
 async def offer(url: str, model: Path, load: Bursts, seed: int) -> Outcome:
-    """The load, once."""
+    """Offer the load once."""
     config = ServeConfig(workload=WorkloadConfig(), url=url)
     client = HttpClient(parse_url("url", url))
     try:
@@ -80,7 +82,7 @@ async def offer(url: str, model: Path, load: Bursts, seed: int) -> Outcome:
         steady = random_lengths(load.streams, load.stream_input, load.stream_output, 0, 2 * seed)
         long = random_lengths(len(load.times), load.prompt_len, load.answer_len, 0, 2 * seed + 1)
         bodies = [prepare(items, request, vocabulary, seed) for items in (steady, long)]
-        exchange = Exchange(client, PATIENCE_S)
+        exchange = RequestSender(client, PATIENCE_S)
         streams, prompts = await asyncio.gather(
             closed_loop(exchange, bodies[0], load.streams, load.end),
             open_loop(exchange, bodies[1], load.times),
@@ -91,7 +93,8 @@ async def offer(url: str, model: Path, load: Bursts, seed: int) -> Outcome:
 
 
 def figures_of(outcome: Outcome, load: Bursts) -> Figures:
-    """Of the streams from the first burst on, and of the bursts. RuntimeError as `ask_bursts`."""
+    """Return the figures of the streams from the first burst on, and of the bursts. Raises RuntimeError as
+    `ask_bursts` does."""
     for record in outcome.streams:
         if record.failure is None or record.failure.kind != "unfinished":
             raise RuntimeError(f"a stream did not run to the end: {record.failure or 'its answer is over'}")
@@ -110,9 +113,9 @@ def figures_of(outcome: Outcome, load: Bursts) -> Figures:
     }
 
 
-def gaps_since(record: Record, since: float) -> Iterable[float]:
-    """A stream's inter-token latencies, of the tokens that came at ``since`` (on the run's clock) or later. A
-    chunk of k tokens counts as k equal ones, as in `Record.itl`."""
+def gaps_since(record: RequestRecord, since: float) -> Iterable[float]:
+    """Return a stream's inter-token latencies, for the tokens that came at ``since`` (on the run's clock) or
+    later. A chunk of k tokens counts as k equal latencies, as in `RequestRecord.itl`."""
     for before, now in zip(record.arrivals, record.arrivals[1:], strict=False):
         if record.sent + now.at >= since:
             yield from [(now.at - before.at) / now.tokens] * now.tokens

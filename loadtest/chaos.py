@@ -1,7 +1,7 @@
 """Chaos on real processes: workers are killed and stopped, clients leave and connections are cut at random
 moments under load, with checksums on. Every answer is compared with the true one, token by token.
 
-    python -m loadtest.chaos --connector tcp,ucx,gloo --rounds 500 --restarts 100 --cancels 200
+    python -m loadtest.chaos --connector tcp,ucx,nixl,gloo --rounds 500 --restarts 100 --cancels 200
 
 Fails (exit status 1) on a wrong token in a delivered answer, a request that hangs or fails without a name,
 blocks that survivors hold 45 s after the last request (at the 99th percentile, 1 s after an ordinary cancel),
@@ -26,11 +26,11 @@ from tests.support.chaos import connections
 from tests.support.chaos.campaign import SHARES, Plan, Report, percentile, run
 from tests.support.chaos.catalogue import record
 
-KINDS = ("tcp", "ucx", "ucx-shm", "ucx-tcp", "gloo", "nccl")
+KINDS = ("tcp", "ucx", "ucx-shm", "ucx-tcp", "nixl", "gloo", "nccl")
 
 
 def spread(seconds: list[float]) -> str:
-    """Median, 99th percentile and most."""
+    """Return the median, 99th percentile and maximum."""
     if not seconds:
         return "-"
     figures = (percentile(seconds, 50), percentile(seconds, 99), max(seconds))
@@ -85,7 +85,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="where the workers' logs go; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stop the workers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the workers
     kinds = options.connector.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--connector: {', '.join(unknown)}; allowed: {', '.join(KINDS)}")

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` makes of a forward pass, beside plain torch and the CPU's kernels.
+"""``torch.compile`` of a forward pass, beside plain torch and the CPU's kernels.
 
     python -m loadtest.compiled
 
@@ -24,7 +24,7 @@ from tests.support.paged_steps import Case, lay_out
 
 REPEATS = 21
 UNUSED = (0, 2000)
-"""Blocks of the pool besides those of the step."""
+"""The pool's blocks besides those of the step."""
 
 
 def median_ms(run: Callable[[], Tensor]) -> float:
@@ -63,7 +63,7 @@ def measure(kernels: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         measure(sys.argv[1])
-    else:  # which kernels there are is settled once in a process
+    else:  # a process settles only once which kernels it has
         for each in ("native", "plain"):
             command = [sys.executable, "-W", "ignore", "-m", "loadtest.compiled", each]
             subprocess.run(command, check=True, env={**os.environ, SWITCH: each})

@@ -1,4 +1,4 @@
-"""What a measurement was made with: the command, the machine and the versions."""
+"""The conditions of a measurement: the command, the machine and the versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ print(", ".join(f"{name} {version(name)}" for name in ("vllm", "torch", "nixl"))
 
 
 def conditions(program: str, peers: Path | None = None) -> list[str]:
-    """A line each; ``peers`` where vLLM takes part. Raises CalledProcessError if it is not there."""
+    """Return the conditions, a line each; ``peers`` where vLLM takes part. Raises CalledProcessError if it is
+    not there."""
     lines = [
         shlex.join(["python", "-m", program, *sys.argv[1:]]),
         f"{_processor()}, {len(cores.available())} of {os.cpu_count()} cores",
@@ -32,7 +33,7 @@ def conditions(program: str, peers: Path | None = None) -> list[str]:
 
 
 def _processor() -> str:
-    """As Linux has it; what Python knows elsewhere."""
+    """Return the processor's name as Linux has it; elsewhere as Python knows it."""
     told = Path("/proc/cpuinfo")
     lines = told.read_text().splitlines() if told.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

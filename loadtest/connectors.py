@@ -1,7 +1,7 @@
 """Goodput of each connector, moving segments of KV blocks between two processes, against the same library's
 plain point-to-point messages of the same size; and what queued messages cost in memory.
 
-    python -m loadtest.connectors [--kinds tcp,tcp-tls,ucx,ucx-shm,ucx-tcp,gloo] [--rounds 9]
+    python -m loadtest.connectors [--kinds tcp,tcp-tls,ucx,ucx-shm,ucx-tcp,nixl,nixl-cma,gloo] [--rounds 9]
     python -m loadtest.connectors --queued 200
 
 The receiver is this process, the sender its child. A round of the connector and a round of each way to use
@@ -17,6 +17,7 @@ import importlib
 import os
 import socket
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -28,24 +29,29 @@ from pathlib import Path
 
 import torch
 
-from baton.connector.door import keep_alive
-from baton.connector.group import GroupConnector
-from baton.connector.memory import PoolMemory
-from baton.connector.staging import Staging
-from baton.connector.tcp import TcpConnector
-from baton.connector.transport import Connector, Link
-from baton.tls.files import TlsFiles
-from baton.tls.session import DataTls
+from baton.net.certificates import TlsFiles
+from baton.net.tls_session import DataTls
+from baton.transport.base import Connector, Link
+from baton.transport.data_listener import keep_alive
+from baton.transport.pool_memory import PoolMemory
+from baton.transport.staging import Staging
+from baton.transport.tcp import TcpConnector
+from baton.transport.torch_group import GroupConnector
 
 UCX: dict[str, Mapping[str, str]] = {"ucx": {}, "ucx-shm": {"TLS": "posix,self"}, "ucx-tcp": {"TLS": "tcp"}}
+NIXL = {"nixl": "^cma", "nixl-cma": "^xpmem"}
+"""What UCX may use in NIXL: what Baton allows it, or cross-memory attach as well, by which the sender copies
+and which no fence on this end stops."""
+NIXL_OPTIONS = {"NET_DEVICES": "lo"}
+"""Options of UCX that a worker on the loopback gives NIXL."""
 TCP = ("tcp", "tcp-tls")
-KINDS = (*TCP, *UCX, "gloo")
+KINDS = (*TCP, *UCX, *NIXL, "gloo")
 CPU = "CPU: seconds of the receiver's for each GB"
 CERTIFICATES = "LOADTEST_CERTIFICATES"
 """The environment variable with the folder of both processes' certificates."""
 ROUND_BYTES = 1 << 30
 POOL_BYTES = 256 << 20
-"""A round goes over its pool several times."""
+"""The size of a pool in bytes. A round goes over its pool several times."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Case:
     """KV heads, layers, head dimension."""
     dtype: torch.dtype
     block_sizes: tuple[int, int]
-    """Prefill's and decode's, in tokens."""
+    """Prefill's and decode's block size, in tokens."""
     blocks: int
 
     @property
@@ -71,19 +77,19 @@ class Case:
 
     @property
     def messages(self) -> int:
-        """In a round."""
+        """The messages of a round."""
         return ROUND_BYTES // self.message_bytes
 
     @property
     def places(self) -> int:
-        """For messages in the pool."""
+        """The places for messages in the pool."""
         return POOL_BYTES // self.message_bytes
 
     def pool(self, block_size: int) -> torch.Tensor:
         heads, layers, dim = self.shape
         blocks = -(-self.places * self.blocks * self.wire_block_size // block_size)
         pool = torch.empty(blocks, heads, layers, 2, block_size, dim, dtype=self.dtype)
-        pool.view(torch.uint8).fill_(1)  # touches every page of it
+        pool.view(torch.uint8).fill_(1)  # touches every page of the pool
         return pool
 
 
@@ -104,7 +110,7 @@ def chosen(part: str) -> list[Case]:
 
 
 def certificates() -> DataTls:
-    """Made by the parent, found by the child."""
+    """Load the certificates that the parent has made, in either process."""
     folder = Path(os.environ[CERTIFICATES])
     if not (folder / "certificate").exists():
         subprocess.run(
@@ -129,7 +135,11 @@ def make(kind: str) -> Connector:
         return TcpConnector(staging, os.abort, certificates() if kind == "tcp-tls" else None)
     if kind == "gloo":
         return GroupConnector("gloo", staging, os.abort)
-    from baton.connector.ucx import UcxConnector
+    if kind in NIXL:
+        from baton.transport.nixl import NixlConnector
+
+        return NixlConnector(staging, os.abort, {**NIXL_OPTIONS, "TLS": NIXL[kind]})
+    from baton.transport.ucx import UcxConnector
 
     return UcxConnector(staging, os.abort, UCX[kind])
 
@@ -137,7 +147,7 @@ def make(kind: str) -> Connector:
 # --- the libraries alone
 
 Move = Callable[[list[memoryview], Callable[[], None]], None]
-"""One round of this process's part. The second argument is called when all receives are posted."""
+"""This process's part of one round. The second argument is called when all receives are posted."""
 
 
 def plain_tcp(sock: socket.socket, sending: bool) -> Move:
@@ -176,8 +186,8 @@ def plain_gloo(sock: socket.socket, sending: bool) -> Move:
 
 
 def plain_ucx(sock: socket.socket, sending: bool, options: Mapping[str, str]) -> Move:
-    """Tagged messages, all posted at once, progressed by the thread that waits for them."""
-    from baton.connector import ucx_driver
+    """Move tagged messages, all posted at once, progressed by the thread that waits for them."""
+    from baton.transport import ucx_driver
 
     ucp = ucx_driver.load()
     array = importlib.import_module("ucxx._lib.arr").Array
@@ -201,13 +211,88 @@ def plain_ucx(sock: socket.socket, sending: bool, options: Mapping[str, str]) ->
     return move
 
 
+class PlainNixl:
+    """NIXL's own agent: a write for each message, all posted at once, and a notification for each. The pools
+    are registered, and what the sender must know of them is sent, when a case begins.
+
+    Both ends poll without a pause. NIXL's progress thread would do it for them, but as its Python class makes
+    it, it never sleeps, and would take a core of each process while others are measured.
+    """
+
+    def __init__(self, sock: socket.socket, sending: bool, options: Mapping[str, str]) -> None:
+        from nixl_cu13._api import nixl_agent, nixl_agent_config
+
+        config = nixl_agent_config(enable_prog_thread=False, backends=[])
+        self._agent = nixl_agent("sender" if sending else "receiver", config)
+        settings = ",".join(f"{key}={value}" for key, value in options.items())
+        self._agent.create_backend("UCX", {"engine_config": settings})
+        self._sock = sock
+        self._sending = sending
+        self._known: object = None
+        self._peer = ""
+        self._theirs: list[int] = []
+
+    def __call__(self, views: list[memoryview], ready: Callable[[], None]) -> None:
+        ready()
+        ours = [torch.frombuffer(view, dtype=torch.uint8).data_ptr() for view in views]
+        if self._known is not views:
+            self._known = views
+            self._meet(ours, views[0].nbytes)
+        if self._sending:
+            self._write(ours, views[0].nbytes)
+        else:
+            self._await(len(views))
+
+    def _meet(self, ours: list[int], size: int) -> None:
+        first, end = min(ours), max(ours) + size
+        self._agent.register_memory([(first, end - first, 0, "")], "DRAM")
+        if self._sending:
+            metadata, addresses = (self._receive() for _ in range(2))
+            if self._peer:
+                self._agent.remove_remote_agent(self._peer)
+            name: str | bytes = self._agent.add_remote_agent(metadata)  # bytes, whatever its hint says
+            self._peer = name if isinstance(name, str) else name.decode()
+            self._theirs = [address for (address,) in struct.iter_unpack("!Q", addresses)]
+        else:
+            for said in (self._agent.get_agent_metadata(), struct.pack(f"!{len(ours)}Q", *ours)):
+                self._sock.sendall(len(said).to_bytes(4) + said)
+
+    def _receive(self) -> bytes:
+        return self._sock.recv(int.from_bytes(self._sock.recv(4, socket.MSG_WAITALL)), socket.MSG_WAITALL)
+
+    def _write(self, ours: list[int], size: int) -> None:
+        agent, running = self._agent, []
+        for here, there in zip(ours, self._theirs, strict=True):
+            local, remote = (agent.get_xfer_descs([(at, size, 0)], "DRAM") for at in (here, there))
+            handle = agent.initialize_xfer("WRITE", local, remote, self._peer, b"written")
+            if agent.transfer(handle) == "PROC":
+                running.append(handle)
+            else:
+                agent.release_xfer_handle(handle)
+        while running:
+            ended = [handle for handle in running if agent.check_xfer_state(handle) != "PROC"]
+            for handle in ended:
+                agent.release_xfer_handle(handle)
+            running = [handle for handle in running if handle not in ended]
+
+    def _await(self, count: int) -> None:
+        while count:
+            count -= sum(map(len, self._agent.get_new_notifs().values()))
+
+
 def plain(kind: str, sock: socket.socket, sending: bool) -> dict[str, Move]:
-    """By name. UCX is tried with its defaults, and with all that Baton sets for it."""
+    """Return the library's own ways to move messages, by name. UCX and NIXL are tried with their defaults
+    within what the kind allows, and with all options that Baton sets for them."""
     if kind in TCP:
         return {"plain": plain_tcp(sock, sending)}
     if kind == "gloo":
         return {"plain": plain_gloo(sock, sending)}
-    from baton.connector import ucx_driver
+    if kind in NIXL:
+        return {
+            "plain": PlainNixl(sock, sending, {}),
+            "tuned": PlainNixl(sock, sending, {**NIXL_OPTIONS, "TLS": NIXL[kind]}),
+        }
+    from baton.transport import ucx_driver
 
     scheme = "am" if UCX[kind] else "get_zcopy"
     tuned = {**ucx_driver.OPTIONS, "RNDV_THRESH": "0", "RNDV_SCHEME": scheme, **UCX[kind]}
@@ -239,7 +324,7 @@ class End:
 
 
 async def send(kind: str, rounds: int, queued: int, cases: str, port: int, address: str) -> None:
-    """The child: on each byte from the parent, one round."""
+    """Run the child: one round on each byte from the parent."""
     sock = socket.create_connection(("127.0.0.1", port))
     keep_alive(sock)
     alone = {} if queued else plain(kind, sock, sending=True)
@@ -284,7 +369,8 @@ async def receive(kind: str, rounds: int, queued: int, cases: str) -> None:
         if queued:
             await queue_up(kind, case, end, link, queued, sock)
         else:
-            # One more than asked for: in the first, either side meets its memory for the first time.
+            # One round more than asked for is run: in the first, both sides touch their memory for the first
+            # time.
             rates = {name: list[float]() for name in ("baton", CPU, *alone)}
             for number in range(rounds + 1):
                 for name, rate in (await one_round(end, link, number, alone, sock)).items():
@@ -299,7 +385,7 @@ async def receive(kind: str, rounds: int, queued: int, cases: str) -> None:
 async def one_round(
     end: End, link: Link, number: int, alone: Mapping[str, Move], sock: socket.socket
 ) -> dict[str, float]:
-    """GB/s of each, and what the connector's took of this process's CPU, in seconds per GB."""
+    """Return the GB/s of each way, and the connector's use of this process's CPU, in seconds per GB."""
     volume, rates, started = end.case.messages * end.case.message_bytes / 1e9, {}, 0.0
 
     def go() -> None:
@@ -333,19 +419,20 @@ def report(kind: str, case: Case, rates: Mapping[str, list[float]]) -> None:
 
 
 def peak() -> int:
-    """Most bytes that this process has had in memory since ``forget_peak``."""
+    """Return the most bytes that this process has had in memory since ``forget_peak``."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
 
 
 def forget_peak() -> int:
-    """Returns what it has now."""
+    """Reset the peak, and return the bytes in memory now."""
     Path("/proc/self/clear_refs").write_text("5")
     return peak()
 
 
 async def queue_up(kind: str, case: Case, end: End, link: Link, queued: int, sock: socket.socket) -> None:
-    """So many messages at once, into and out of the same pages."""
+    """Move ``queued`` messages at once, into and out of the same pages, and print the memory that they
+    took."""
     before = forget_peak()
     receives = [link.post_receive(tag, end.blocks(tag)) for tag in range(queued)]
     sock.sendall(GO)

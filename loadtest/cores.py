@@ -1,4 +1,4 @@
-"""The processor's cores: which there are for a measurement, and who of it gets which."""
+"""The processor's cores: which ones a measurement may use, and which of its processes gets which."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 
 def available() -> list[int]:
-    """Those that this process, and so what it starts, may use."""
+    """Return the cores that this process, and the processes that it starts, may use."""
     return sorted(os.sched_getaffinity(0))
 
 
 def share_out(cores: Sequence[int]) -> tuple[list[int], list[int]]:
-    """One half for prefill and one for decode; an odd one is left over. Raises SystemExit below two."""
+    """Return one half for prefill and one for decode; an odd core is left over. Raises SystemExit below
+    two."""
     half = len(cores) // 2
     if not half:
         raise SystemExit(f"prefill and decode need a core each, and there is {len(cores)}")

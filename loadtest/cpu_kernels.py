@@ -35,7 +35,7 @@ from baton_kernels.paged import Chunk, PagedBatch
 
 BEYOND_CACHES = 300 << 20
 SHAPES = ((768, 2304), (768, 4096), (2048, 768), (896, 9728), (4864, 896), (896, 151_936))
-"""(inputs, outputs) of the projections of loadtest.shapes' models."""
+"""(inputs, outputs) of the projections of the models of loadtest.shapes."""
 ROWS = (1, 8, 32, 512)
 CONTEXTS = (
     (12, 4, 64, 8, 544),
@@ -44,13 +44,13 @@ CONTEXTS = (
     (14, 2, 64, 32, 544),
     (32, 8, 128, 8, 2048),
 )
-"""(heads, KV heads, head size, sequences, tokens of each)."""
+"""(heads, KV heads, head size, sequences, tokens of each sequence)."""
 CHUNKS = ((12, 4, 64, 256, 2048), (32, 8, 128, 256, 2048), (2, 2, 64, 64, 8000))
 """(heads, KV heads, head size, tokens of the chunk, tokens that its last one sees)."""
 
 
 def timed(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median seconds of each, called in turns."""
+    """Return the median time of each call, in seconds, called in turns."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds + 1):
         for call, own in zip(calls, times, strict=True):
@@ -61,7 +61,7 @@ def timed(calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
 
 
 def read_bandwidth() -> float:
-    """Bytes/s of summing memory."""
+    """Return the bandwidth of summing memory, in bytes/s."""
     memory = torch.ones(BEYOND_CACHES // 8, dtype=torch.int64)
     [seconds] = timed([memory.sum], 7)
     return memory.nbytes / seconds
@@ -69,17 +69,17 @@ def read_bandwidth() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Matmul:
-    """Seconds of one shape."""
+    """The times of one shape, in seconds."""
 
     rows: int
     ours: float
     int8: float
-    """Ours with int8 weights."""
+    """The time of our kernel with int8 weights."""
     library: float
 
 
 def matmuls(inputs: int, outputs: int, dtype: torch.dtype) -> Iterator[Matmul]:
-    """One for each of ``ROWS``."""
+    """Yield the times for each number of ``ROWS``."""
     count = max(1, BEYOND_CACHES // (inputs * outputs * dtype.itemsize))
     weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
     ours = cycle(_there(PackedWeight.of(weight) for weight in weights))
@@ -102,7 +102,7 @@ def _there(weights: Iterable[PackedWeight | None]) -> list[PackedWeight]:
 def decode(
     heads: int, kv_heads: int, dim: int, rows: int, context: int, block_size: int, dtype: torch.dtype
 ) -> float:
-    """Bytes/s of K and V read."""
+    """Return the bandwidth of reading K and V, in bytes/s."""
     layers = 12
     blocks = -(-context // block_size)
     pool = new_pool(
@@ -133,7 +133,7 @@ def decode(
 def prefill(
     heads: int, kv_heads: int, dim: int, length: int, context: int, dtype: torch.dtype
 ) -> list[float]:
-    """Operations/s, and torch's."""
+    """Return our operations/s, and torch's."""
     size = 16
     blocks = -(-context // size)
     pool = new_pool(blocks, kv_heads, 1, size, dim, dtype=dtype, device=torch.device("cpu"))

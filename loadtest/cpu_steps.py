@@ -1,10 +1,10 @@
-"""Where a step's time goes on a CPU: matmuls, attention, and the rest of the engine.
+"""The parts of a step's time on a CPU: matmuls, attention, and the rest of the engine.
 
     python -m loadtest.cpu_steps [--models llama-125m,qwen-0.5b] [--sequences 1,8,32] [--dtype float32]
 
-One engine without a server: prompts of 512 tokens, then 64 tokens of each. Medians over the
-steps in which every sequence decodes; for the prompts, the sum of the steps before. The bytes of a decode
-step are those of the weights but the embedding, and of K and V, each once.
+One engine without a server: prompts of 512 tokens, then 64 tokens of each. Figures are medians over the steps
+in which every sequence decodes; for the prompts, the sum of the steps before. The bytes of a decode step are
+those of the weights but the embedding, and of K and V, each once.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
 from baton.models.config import ModelConfig
-from baton.sampling_params import SamplingParams
 from baton_kernels.cpu.layers import NativeStep
 from baton_kernels.cpu.library import Native, native
 from loadtest.cpu_kernels import read_bandwidth
@@ -41,7 +41,7 @@ BYTES = {"bfloat16": 2, "float32": 4}
 
 @dataclass
 class Clock:
-    """Seconds in the kernels of each kind."""
+    """The time in the kernels of each kind, in seconds."""
 
     spent: dict[str, float] = field(default_factory=lambda: {"matmul": 0.0, "attention": 0.0})
 
@@ -54,7 +54,7 @@ class Clock:
         return call
 
     def timed_layers(self, kernel: Callable[..., None]) -> Callable[..., None]:
-        """The kernel of many tells the seconds of each kind itself."""
+        """Wrap a kernel of many layers, which reports the time of each kind itself."""
 
         def call(kind: int, stack: int, count: int, step: int, threads: int) -> None:
             seconds = (ctypes.c_double * 2)()
@@ -80,7 +80,7 @@ def clocked(kernels: Native) -> Iterator[Clock]:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of one step."""
+    """The time of one step, in seconds."""
 
     step: float
     matmul: float
@@ -92,8 +92,9 @@ class Spent:
 
 
 def steps(engine: Engine, clock: Clock, count: int, input_len: int, output_len: int) -> tuple[Spent, Spent]:
-    """The prompts of ``count`` sequences together, and the median step in which all decode."""
-    params = SamplingParams(max_tokens=output_len, temperature=0, ignore_eos=True)
+    """Return the time of the prompts of ``count`` sequences together, and of the median step in which all
+    decode."""
+    params = ResolvedSampling(max_tokens=output_len, temperature=0, ignore_eos=True)
     rng = random.Random(count)
     prompts = ([rng.randrange(4000) for _ in range(input_len)] for _ in range(count))
     sequences = [Sequence(f"{count}-{i}", 0, prompt, params) for i, prompt in enumerate(prompts)]
@@ -132,7 +133,7 @@ def measure(name: str, path: Path, chosen: argparse.Namespace, bandwidth: float)
     )
     kernels = native()
     assert kernels is not None, "there is nothing to measure without a compiler"
-    numbers = (path / "model.safetensors").stat().st_size // 2  # saved in bfloat16
+    numbers = (path / "model.safetensors").stat().st_size // 2  # the model is saved in bfloat16
     if not config.tie_word_embeddings:
         numbers -= config.vocab_size * config.hidden_size
     of_token = config.num_layers * config.num_kv_heads * config.head_dim * 2

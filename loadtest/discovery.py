@@ -4,9 +4,9 @@
     python -m loadtest.discovery --scripts 24 --factor 1       # on the real clock
 
 Each script is 15 s of changes to pods, up to seven a second, among which the API server fails; the real
-client talks to it over HTTP. Fails (exit status 1) if a pod that is gone, or may not be given requests, is
-given any more than 5 s later, or one that may be is not. With a factor, the clocks of client and server
-run faster by it, and the bound is 5 s of that clock.
+client talks to it over HTTP. Fails (exit status 1) if the client still lists, more than 5 s later, a pod that
+is gone or may not be given requests, or does not list a pod that may. With a factor, the clocks of client and
+server run faster by it, and the bound is 5 s of that clock.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="of each script, by its clock")
     parser.add_argument("--at-once", type=int, default=6)
     options = parser.parse_args()
-    logging.disable(logging.ERROR)  # the scripts make warnings by the thousand, and the fake server complains
+    logging.disable(logging.ERROR)  # the scripts make thousands of warnings, and the fake server complains
     console = Console(stderr=True)
 
     def done(outcome: Outcome) -> None:

@@ -25,23 +25,23 @@ from tests.support.ring import running_ring
 START_S = 600.0
 STOP_S = 30.0
 KV_GIB = "2"
-"""Each server's."""
+"""The size of each server's KV cache, in GiB."""
 HOST = "127.0.0.1"
 NIXL = {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that serves, with OpenAI's API. To be asked only while it is awake."""
+    """An engine that serves, with OpenAI's API. Ask it only while it is awake."""
 
     url: str
     restless: tuple[int, ...] = ()
-    """Process groups that use the cores even when there is nothing to do."""
+    """Process groups that use the cores even when they have nothing to do."""
 
     @contextmanager
     def awake(self) -> Iterator[str]:
-        """Let it run; gives its address. Before and after, what never rests is stopped, so that it takes
-        nothing from others."""
+        """Let the engine run; gives its address. Before and after, the restless processes are stopped, so
+        that they take nothing from others."""
         self._signal(signal.SIGCONT)
         try:
             yield self.url
@@ -55,7 +55,7 @@ class Engine:
 
 @contextmanager
 def baton_both(tmp: Path, model: Path, extra: Sequence[str] = ()) -> Iterator[Engine]:
-    """One worker that does both, with every core and ``extra`` options."""
+    """One worker of role ``both``, with every core and ``extra`` options."""
     options = ("--threads", str(len(cores.available())), "--kv-cache-memory", f"{KV_GIB}GiB", *extra)
     with running_ring(
         tmp,
@@ -104,7 +104,7 @@ def vllm_split(tmp: Path, model: Path, peers: Path, *, apart: bool = True) -> It
     cores; HTTP servers and proxy have all.
 
     NixlConnector moves the thread that sets it up, which computes later, to the last core of the machine. So
-    the workers are pinned again when they are ready, unless ``apart`` is off: both share that core then.
+    the workers are pinned again when they are ready, unless ``apart`` is off: then both share that core.
     """
     prefill_cores, decode_cores = cores.share_out(cores.available())
     with (
@@ -124,7 +124,7 @@ def vllm_split(tmp: Path, model: Path, peers: Path, *, apart: bool = True) -> It
 
 
 def _at_rest(engine: Engine) -> Engine:
-    """The same, for the first time: vLLM's workers spin while they wait for work."""
+    """Stop an engine that was just started, and return it: vLLM's workers spin while they wait for work."""
     with engine.awake():
         return engine
 
@@ -148,12 +148,12 @@ def _vllm(
 
 
 def _nixl(role: str) -> tuple[str, str]:
-    """The option that makes a ``vllm serve`` hand KV blocks on, or take them."""
+    """Return the option that makes a ``vllm serve`` send KV blocks, or receive them."""
     return "--kv-transfer-config", json.dumps({**NIXL, "kv_role": role})
 
 
 def _worker_of(server: _Server) -> int:
-    """The process of a vLLM server that computes."""
+    """Return the process of a vLLM server that computes."""
     below = psutil.Process(server.process.pid).children(recursive=True)
     found = [process.pid for process in below if "VLLM::Worker" in " ".join(process.cmdline())]
     if len(found) != 1:
@@ -171,7 +171,8 @@ class _Server:
     url: str
 
     def wait_healthy(self) -> None:
-        """RuntimeError with the end of its log if it ends, or takes too long."""
+        """Wait until the server is healthy. Raises RuntimeError with the end of its log if it ends, or takes
+        too long."""
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if self.process.poll() is not None:
@@ -191,7 +192,7 @@ class _Server:
 def _running(
     tmp: Path, name: str, command: Sequence[str], environment: Mapping[str, str], port: int
 ) -> Iterator[_Server]:
-    """Start a server, which need not be ready yet; at the end stop it and what it started."""
+    """Start a server, which need not be ready yet; at the end stop it and every process that it started."""
     tmp.mkdir(parents=True, exist_ok=True)
     path = tmp / f"{name}.log"
     with path.open("w") as log:
@@ -205,11 +206,11 @@ def _running(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Its whole session, which is there even when it has ended itself."""
+    """Stop the server's whole session, which may outlive the server."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
-            os.killpg(process.pid, signal.SIGCONT)  # or a stopped one never hears of it
+            os.killpg(process.pid, signal.SIGCONT)  # a stopped process gets no signal before this
             process.wait(STOP_S)
         except ProcessLookupError:
             return

@@ -1,4 +1,4 @@
-"""What batching, the prefix cache and chunked prefill are worth, on the demo model and this machine.
+"""The gain of batching, the prefix cache and chunked prefill, on the demo model and this machine.
 
     python -m loadtest.first_light
 
@@ -37,13 +37,13 @@ def ttft(answer: Answer) -> float:
 
 
 def worst_gap(answer: Answer, since: float) -> float:
-    """Longest wait between two deliveries after ``since``, seconds."""
+    """Return the longest wait between two deliveries after ``since``, in seconds."""
     pairs = zip(answer.arrivals, answer.arrivals[1:], strict=False)
     return max((later - earlier for earlier, later in pairs if later >= since), default=0.0)
 
 
 async def batching(client: RingClient, rng: random.Random, streams: int) -> tuple[float, float]:
-    """Tokens/s of ``streams`` concurrent requests, and of a few of them one at a time."""
+    """Return the tokens/s of ``streams`` concurrent requests, and of a few of them one at a time."""
     prompts = [prompt_of(rng, rng.randint(8, 200)) for _ in range(streams)]
     few = prompts[: max(4, streams // 16)]
     fields = {"max_tokens": NEW_TOKENS, **GREEDY}
@@ -57,7 +57,8 @@ async def batching(client: RingClient, rng: random.Random, streams: int) -> tupl
 
 
 async def shared_prefix(client: RingClient, rng: random.Random) -> tuple[float, float, int]:
-    """TTFT of the second and of the first request with one prefix of 1,500 tokens, and the second's hits."""
+    """Return the TTFT of the second and of the first request with one prefix of 1,500 tokens, and the
+    second's hits."""
     prefix = prompt_of(rng, 1500)
     first = await client.stream([*prefix, *prompt_of(rng, 20)], max_tokens=4, **GREEDY)
     second = await client.stream([*prefix, *prompt_of(rng, 20)], max_tokens=4, **GREEDY)
@@ -65,7 +66,8 @@ async def shared_prefix(client: RingClient, rng: random.Random) -> tuple[float, 
 
 
 async def disturbance(client: RingClient, rng: random.Random) -> float:
-    """Worst gap in 8 running streams while a prompt of 3,000 tokens is prefilled beside them, seconds."""
+    """Return the longest gap in 8 running streams while a prompt of 3,000 tokens is prefilled beside them, in
+    seconds."""
     running = [
         asyncio.create_task(client.stream(prompt_of(rng, 16), max_tokens=400, **GREEDY)) for _ in range(8)
     ]
@@ -78,7 +80,7 @@ async def disturbance(client: RingClient, rng: random.Random) -> float:
 
 @contextmanager
 def rings(tmp: Path) -> Iterator[tuple[Ring, Ring, Ring]]:
-    """1P1D, and role ``both`` with and without chunked prefill."""
+    """Start a ring of 1P1D, and workers of role ``both`` with and without chunked prefill."""
     whole = ("--no-chunked-prefill",)
     with (
         running_ring(tmp / "split", kv_cache_memory=None) as split,
@@ -97,7 +99,7 @@ async def measure(rounds: int, streams: int, seed: int) -> Table:
     )
     with tempfile.TemporaryDirectory() as tmp, rings(Path(tmp)) as (split, chunked, unchunked):
         async with RingClient(split.url, "demo") as client:
-            await batching(client, rng, 4)  # warm
+            await batching(client, rng, 4)  # warms up
             rates = [await batching(client, rng, streams) for _ in range(rounds)]
             prefixes = [await shared_prefix(client, rng) for _ in range(rounds)]
         async with RingClient(chunked.url, "demo") as with_, RingClient(unchunked.url, "demo") as without:

@@ -1,10 +1,10 @@
-"""What guidance costs for each token: one engine, with and without it, in turns.
+"""The cost of guidance for each token: one engine, with and without it, in turns.
 
     python -m loadtest.guidance --model demo --batch 1,16 --tokens 64 --rounds 5
 
-Steps of guided and free sequences are timed in one process, a round of each after the other, and the
-median of all is told: on a CPU it is the CPU time of the engine, with one thread, so that what else runs
-there counts little. Then, for a made-up vocabulary of a large model's size, what a mask itself costs.
+Steps of guided and free sequences are timed in one process, a round of each after the other, and the medians
+of all rounds are printed. On a CPU the time is the engine's CPU time, with one thread, so that other programs
+count little. Then the cost of a mask itself is measured, for a made-up vocabulary of a large model's size.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from baton import hub
+from baton.core.sampling_params import ResolvedSampling
+from baton.core.structured_output import StructuredOutput, choice_text
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.guidance import Guide, GuidedRow, masks_of
 from baton.engine.runner import ModelRunner
+from baton.engine.sampling.guidance import Guide, GuidedRow, masks_of
 from baton.engine.sequence import Sequence
 from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.table import TokenTable
-from baton.sampling_params import SamplingParams
-from baton.structured_output import StructuredOutput, choice_text
 
 ENDLESS = {
     "regex": StructuredOutput("regex", r"([a-z]{1,12}[ ,.]){5000}"),
@@ -53,7 +53,7 @@ ENDLESS = {
         'root ::= row+\nrow ::= field ("," field){3} "\\n"\nfield ::= [a-z]{1,9} | "\\"" [^"]{0,9} "\\""',
     ),
 }
-"""Forms whose texts need not end within a measurement."""
+"""Structured outputs whose texts need not end within a measurement."""
 
 
 def main() -> None:
@@ -81,11 +81,11 @@ def main() -> None:
 
 
 def measure(engine: Engine, batch: int, tokens: int, rounds: int) -> None:
-    """Prints the median time of a step, free and guided, and the difference for each token."""
+    """Print the median time of a step, free and guided, and the difference for each token."""
     forms: dict[str, StructuredOutput | None] = {"free": None, **ENDLESS}
     steps: dict[str, list[float]] = {name: [] for name in forms}
     masks: dict[str, list[float]] = {name: [] for name in forms}
-    for number in range(-1, rounds):  # the first is to warm up
+    for number in range(-1, rounds):  # the first round is to warm up
         for name, output in forms.items():
             before = runner_of(engine).masks.stats
             seconds = round_of(engine, batch, tokens, output)
@@ -109,9 +109,11 @@ def runner_of(engine: Engine) -> ModelRunner:
 
 
 def round_of(engine: Engine, batch: int, tokens: int, output: StructuredOutput | None) -> float:
-    """Seconds for ``tokens`` decode steps of ``batch`` sequences."""
+    """Return the time of ``tokens`` decode steps of ``batch`` sequences, in seconds."""
     clock = time.thread_time if runner_of(engine).device.type == "cpu" else time.perf_counter
-    params = SamplingParams(max_tokens=tokens + 2, ignore_eos=True, temperature=0.8, structured_output=output)
+    params = ResolvedSampling(
+        max_tokens=tokens + 2, ignore_eos=True, temperature=0.8, structured_output=output
+    )
     for i in range(batch):
         engine.add(Sequence(f"{i}", 0, array("I", range(10 + i, 30 + i)), params))
     while any(seq.num_uncomputed != 1 for seq in engine.scheduler.running) or engine.scheduler.waiting:
@@ -126,7 +128,7 @@ def round_of(engine: Engine, batch: int, tokens: int, output: StructuredOutput |
 
 
 def vocabulary(size: int, tokens: int, device: str) -> None:
-    """Prints what masks cost with a vocabulary of ``size`` made-up words."""
+    """Print the cost of masks with a vocabulary of ``size`` made-up words."""
     table = TokenTable(made_up_tokenizer(size), size, [0])
     began = time.perf_counter()
     table.build()
@@ -136,7 +138,9 @@ def vocabulary(size: int, tokens: int, device: str) -> None:
     compiler = GrammarCompiler(lambda: table)
     choose = random.Random(0)
     for name, output in {**ENDLESS, "choice": StructuredOutput("choice", choice_text(["yes", "no"]))}.items():
-        guide = Guide(compiler.compile(output).result(60), SamplingParams(max_tokens=tokens), frozenset({0}))
+        guide = Guide(
+            compiler.compile(output).result(60), ResolvedSampling(max_tokens=tokens), frozenset({0})
+        )
         output_ids: list[int] = []
         times = []
         for _ in range(tokens):
@@ -150,7 +154,9 @@ def vocabulary(size: int, tokens: int, device: str) -> None:
                 break
             output_ids.append(choose.choice(following))
         print(f"  {name:12} a mask takes {statistics.median(times):.1f} us, {max(times):.0f} us at most")
-    guide = Guide(compiler.compile(ENDLESS["regex"]).result(60), SamplingParams(max_tokens=1), frozenset({0}))
+    guide = Guide(
+        compiler.compile(ENDLESS["regex"]).result(60), ResolvedSampling(max_tokens=1), frozenset({0})
+    )
     logits = torch.randn(16, size, device=device)
     masks = masks_of([GuidedRow(at, guide, []) for at in range(16)])
     times = []
@@ -165,7 +171,8 @@ def vocabulary(size: int, tokens: int, device: str) -> None:
 
 
 def made_up_tokenizer(size: int) -> str:
-    """Every byte, and random words of up to 9 letters, some after a space, as a ``tokenizer.json``."""
+    """Return a ``tokenizer.json`` of every byte and of random words of up to 9 letters, some after a
+    space."""
     choose = random.Random(0)
     words = dict.fromkeys(["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet())])
     while len(words) < size:

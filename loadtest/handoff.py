@@ -1,14 +1,14 @@
-"""What handing a prompt on adds to its first token: a ring against one worker, on the same cores.
+"""The time that a handoff adds to a prompt's first token: a ring against one worker, on the same cores.
 
-    python -m loadtest.handoff [--connector tcp,ucx,ucx-tcp,gloo] [--tokens 500,2000,8000] [--repeats 5]
+    python -m loadtest.handoff [--connector tcp,ucx,ucx-tcp,nixl,gloo] [--tokens 500,2000,8000] [--repeats 5]
 
 A ring (one prefill and one decode worker) and a worker of role ``both`` serve the same random model of 126
-million parameters in float32. Prompts that nothing has cached go to the one and the other in turns, each
-alone. The prefill worker and the ``both`` worker have the same cores; decode, the routers and this program
-have the others. Ratios are of medians within one run.
+million parameters in float32. Prompts without cached tokens go to the one and the other in turns, each alone.
+The prefill worker and the ``both`` worker have the same cores; decode, the routers and this program have the
+others. Ratios are of medians within one run.
 
-The second table says where the time goes between prefill's last chunk and decode's first step. It is read
-from the workers' own accounts of each handoff (``--log-level debug``), whose clocks are one on one host.
+The second table shows the time between prefill's last chunk and decode's first step, by stage. It is read
+from the workers' own logs of each handoff (``--log-level debug``), whose clocks are one on one host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.models.config import ModelConfig
-from baton.models.registry import MODEL_CLASSES
+from baton.models.loader import model_class
+from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
 from loadtest import cores
 from tests.support.clients import RingClient
@@ -50,22 +51,23 @@ LLAMA: Mapping[str, object] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 16384,
 }
-"""Its KV takes 32 KiB a token in float32."""
+"""A Llama whose KV takes 32 KiB a token in float32."""
 MODEL = "llama"
 NEW_TOKENS = 3
 CONNECTORS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "tcp": ("tcp", {}),
     "ucx": ("ucx", {}),
     "ucx-tcp": ("ucx", {"UCX_TLS": "tcp"}),
+    "nixl": ("nixl", {}),
     "gloo": ("gloo", {}),
 }
-"""Name here → the workers' ``--connector``, and their environment."""
+"""The workers' ``--connector`` and their environment, by the name used here."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt at the client, in seconds: sent on this host's monotonic clock, and from there its first
-    tokens."""
+    """A prompt at the client: the moment it was sent, in seconds of this host's monotonic clock, and the
+    times from there to its first tokens."""
 
     sent: float
     first: float
@@ -75,7 +77,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Account:
-    """One handoff as the two workers tell it: stage → when."""
+    """The moments of a handoff's stages, as the two workers log them."""
 
     prefill: Mapping[str, float]
     decode: Mapping[str, float]
@@ -106,7 +108,7 @@ AROUND: Mapping[str, Callable[[Account], float]] = {
 def num_parameters(path: Path) -> int:
     config = ModelConfig.from_dir(path)
     with torch.device("meta"):
-        model = MODEL_CLASSES[config.architecture](config, torch.float32, Parallel.alone(config))
+        model = model_class(config)(config, torch.float32, Parallel.alone(config), PLAIN)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -127,13 +129,14 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def rings(tmp: Path, model: Path, connector: str, threads: int, longest: int) -> Iterator[tuple[Ring, Ring]]:
-    """1P1D over ``connector``, and one worker of role ``both``, with the cores shared out."""
+    """Start 1P1D over ``connector``, and one worker of role ``both``, with the cores shared out."""
     all_cores = cores.available()
     computing, others = all_cores[:threads], all_cores[threads:]
     if not others:
         raise SystemExit(f"--threads: {threads} leaves none of the {len(all_cores)} cores to decode")
     flag, variables = CONNECTORS[connector]
-    # Little more than one prompt: each takes the memory of the one before, so that none is new to the system.
+    # The pools hold little more than one prompt: each prompt takes the memory of the one before, so that no
+    # memory is new to the system.
     num_blocks = longest // BLOCK_SIZE + 64
     sizes = ("--block-size", str(BLOCK_SIZE), "--num-blocks", str(num_blocks), "--threads", str(threads))
     options = ("--load-format", "dummy", "--connector", flag, "--log-level", "debug", *sizes)
@@ -160,11 +163,11 @@ async def ask(client: RingClient, rng: random.Random, tokens: int) -> Sample:
 async def in_turns(
     split: Ring, one: Ring, tokens: int, repeats: int, rng: random.Random
 ) -> tuple[list[Sample], list[Sample]]:
-    """The ring's samples and one worker's."""
+    """Return the samples of the ring and of the one worker."""
     samples: tuple[list[Sample], list[Sample]] = ([], [])
     async with RingClient(split.url, MODEL) as to_split, RingClient(one.url, MODEL) as to_one:
         turns = [(to_split, samples[0]), (to_one, samples[1])]
-        for client, _ in turns:  # links and memory are new to the first
+        for client, _ in turns:  # links and memory are new to the first prompts
             await ask(client, rng, tokens)
         for number in range(repeats):
             for client, taken in turns if number % 2 else reversed(turns):
@@ -173,7 +176,7 @@ async def in_turns(
 
 
 def accounts(split: Ring, samples: Sequence[Sample]) -> list[Account]:
-    """The last handoffs, which were those of ``samples``."""
+    """Return the last handoffs, which are those of ``samples``."""
     (prefill,), (decode,) = split.of_role("prefill"), split.of_role("decode")
     sides = zip(prefill.handoffs(), decode.handoffs(), strict=True)
     return [Account(p, d, s) for (p, d), s in zip(list(sides)[-len(samples) :], samples, strict=True)]
@@ -181,7 +184,7 @@ def accounts(split: Ring, samples: Sequence[Sample]) -> list[Account]:
 
 @dataclass(frozen=True)
 class Result:
-    """One connector with prompts of one length."""
+    """The result of one connector with prompts of one length."""
 
     connector: str
     tokens: int
@@ -189,7 +192,7 @@ class Result:
     one_worker: list[Sample]
 
     def medians(self, of: Callable[[Sample], float]) -> tuple[float, float]:
-        """Of the ring and of one worker."""
+        """Return the medians of the ring and of the one worker."""
         through = statistics.median(of(account.client) for account in self.ring)
         return through, statistics.median(map(of, self.one_worker))
 

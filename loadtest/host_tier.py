@@ -1,11 +1,12 @@
-"""What a prompt costs again whose KV blocks the pool has given up: with a host tier and without.
+"""The cost of a prompt that is asked again after the pool evicted its KV blocks: with a host tier and
+without.
 
     python -m loadtest.host_tier [--tokens 500,2000] [--repeats 5] [--threads 1] [--role both|ring]
 
 Two servers of the same random model of 126 million parameters in float32, whose pools hold little more than
-one prompt; one has a host tier. Each prompt is asked for, others push it out, and it is asked for again, at
-the one server and the other in turns, each request alone. Ratios are of medians within one run. How many
-tokens were not computed is told by the server itself, and how many blocks came back by the worker's metrics.
+one prompt; one has a host tier. Each prompt is asked for, others push it out, and it is asked for again, of
+one server and the other in turns, each request alone. Ratios are of medians within one run. The server itself
+reports how many tokens were not computed, and the worker's metrics how many blocks came back.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ ROLES = ("both", "ring")
 
 @dataclass
 class Samples:
-    """One server: seconds to the first token, of new prompts and of those that came again, and how many
-    tokens of the latter were not computed."""
+    """One server's samples: the times to the first token, in seconds, of new prompts and of repeated ones,
+    and the tokens of the repeated ones that were not computed."""
 
     new: list[float] = field(default_factory=list)
     again: list[float] = field(default_factory=list)
@@ -49,7 +50,8 @@ async def ask(client: RingClient, prompt: list[int]) -> tuple[float, int]:
 
 
 async def in_turns(rings: Mapping[str, Ring], tokens: int, repeats: int) -> dict[str, Samples]:
-    """Server → its samples. Every request is a new prompt or, behind it, the one before once more."""
+    """Return the samples by server. Every request is a new prompt or, behind it, the prompt before once
+    more."""
     rng = random.Random(tokens)
     samples = {name: Samples() for name in rings}
     clients = {name: RingClient(ring.url, MODEL) for name, ring in rings.items()}
@@ -62,7 +64,7 @@ async def in_turns(rings: Mapping[str, Ring], tokens: int, repeats: int) -> dict
             if before is None:
                 continue
             again, cached = await ask(client, before)
-            if number > 0:  # the memory of pool and tier is new to the first
+            if number > 0:  # the memory of pool and tier is new to the first prompt
                 samples[name].new.append(new)
                 samples[name].again.append(again)
                 samples[name].cached.append(cached)
@@ -78,7 +80,7 @@ def restored_blocks(ring: Ring) -> int:
 
 
 def measure(tmp: Path, model: Path, tokens: int, repeats: int, threads: int, role: str) -> list[list[str]]:
-    """Rows of the table."""
+    """Return the rows of the table."""
     num_blocks = tokens // BLOCK_SIZE + 4
     sizes = ("--block-size", str(BLOCK_SIZE), "--num-blocks", str(num_blocks), "--threads", str(threads))
     options = ("--load-format", "dummy", *sizes)

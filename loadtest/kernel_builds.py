@@ -1,7 +1,7 @@
-"""Build the Triton kernels for devices that are not there, and read what the assembler says of them.
+"""Build the Triton kernels for devices that are absent, and read what the assembler reports of them.
 
 The kernels' own launching code runs, over tensors in host memory, up to the point where a binary would be
-loaded: so what is built is what a device of that kind would be given, down to the alignment of its arguments.
+loaded: the build is the one that such a device would load, down to the alignment of its arguments.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 from triton.runtime import driver
 
-SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024}
-"""Bytes that one program can have, by compute capability."""
+SHARED_MEMORY = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+"""Most bytes of shared memory of one program, by compute capability."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """One kernel as a device would load it."""
+    """A kernel as a device would load it."""
 
     kernel: str
     arch: int
     registers: int
-    """Of each thread."""
+    """Registers of each thread."""
     spilled: int
-    """Bytes of registers that each thread keeps in memory, stores and loads together."""
+    """Register bytes that each thread spills to memory, stores and loads together."""
     shared: int
-    """Bytes of shared memory."""
+    """Shared memory, in bytes."""
     warps: int
     instructions: frozenset[str]
-    """Which of the tensor core's instructions are in it."""
+    """The tensor core's instructions that the binary contains."""
 
 
 @dataclass
 class AbsentDevice:
-    """Triton's driver, for a device that is not there."""
+    """Triton's driver, for a device that is absent."""
 
     arch: int
 
     def get_current_device(self) -> int:
-        return self.arch  # triton keeps what it built by device
+        return self.arch  # triton caches builds by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -62,17 +62,21 @@ class AbsentDevice:
 class Builder:
     arch: int
     builds: list[Build] = field(default_factory=list)
+    kernels: list[Any] = field(default_factory=list)
+    """What triton compiled, in the order of ``builds``."""
     _seen: set[str] = field(default_factory=set)
 
     def add(self, kernel: Any) -> None:
         if kernel.hash not in self._seen:
             self._seen.add(kernel.hash)
             self.builds.append(assembled(kernel, self.arch))
+            self.kernels.append(kernel)
 
 
 @contextmanager
 def building(arch: int) -> Iterator[Builder]:
-    """Within this, a kernel that is launched is built for compute capability ``arch`` and not run."""
+    """Build each kernel that is launched within this context for compute capability ``arch``, and do not run
+    it."""
     builder = Builder(arch)
     run: Callable[..., Any] = JITFunction.run
 
@@ -88,7 +92,8 @@ def building(arch: int) -> Iterator[Builder]:
 
 
 def assembled(kernel: Any, arch: int) -> Build:
-    """``kernel``: what triton has compiled. Its assembler's log is not kept, so it is asked once more."""
+    """Assemble ``kernel``, which triton has compiled, once more, as triton does not keep the assembler's
+    log."""
     ptx = kernel.asm["ptx"]
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
@@ -107,5 +112,7 @@ def assembled(kernel: Any, arch: int) -> Build:
         spilled=int(spilled[1]) + int(spilled[2]),
         shared=kernel.metadata.shared,
         warps=kernel.metadata.num_warps,
-        instructions=frozenset(re.findall(r"\b(wgmma|mma)\b(?=\.\S*(?:sync|aligned))", ptx)),
+        instructions=frozenset(
+            re.findall(r"\b(wgmma|mma|tcgen05(?=\.mma))\b(?=\.\S*(?:sync|aligned|kind))", ptx)
+        ),
     )

@@ -1,7 +1,7 @@
 """Every Triton kernel against its float64 reference, under triton's interpreter, over shapes that hold every
-pair of values of what a shape is made of.
+pair of values of a shape's parameters.
 
-Import this before anything else imports triton.
+Import this module before any other that imports triton.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.logits import LogitRules, PackedRules, Row, allowed_words
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling.logits import LogitRules, PackedRules, Row, allowed_words
 from baton_kernels.reference import (
     reference_attention,
     reference_turned,
@@ -48,6 +48,7 @@ ATTENTION: Mapping[str, Sequence[object]] = MappingProxyType(
         **HEADS,
         "lengths": ("ones", "short", "edges of blocks", "one long", "any"),
         "rows": ("decode", "prompts", "both"),
+        "queries": (1, 2, 5),
         "window": (None, 1, 17, 64, 1000, 5000),
         "softcap": (None, 0.5, 20.0),
         "processors": (1, 3, 40),
@@ -86,7 +87,7 @@ MASKS: Mapping[str, Sequence[object]] = MappingProxyType(
 )
 VOCABS = (7, 320, 4096, 9001)
 ROUNDS = 2
-"""How often the pairs are gone through, in other company each time."""
+"""The number of passes over the pairs, with other combinations each time."""
 
 
 class WrongError(Exception):
@@ -95,17 +96,18 @@ class WrongError(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """One kernel's shapes."""
+    """The checked shapes of one kernel."""
 
     kernel: str
     cases: int
     worst: float
-    """The largest difference, as a share of what is tolerated."""
+    """The largest difference, as a share of the tolerance."""
     seconds: float
 
 
 def check_all(most: int | None = None) -> Iterator[Checked]:
-    """Checks each kernel on up to ``most`` shapes (None: all). WrongError names the kernel and the shape."""
+    """Check each kernel on up to ``most`` shapes (None: all). Raises WrongError, which names the kernel and
+    the shape."""
     by_kernel: dict[str, tuple[Callable[[Choice, int], float], Mapping[str, Sequence[object]]]] = {
         "attention": (_attention, ATTENTION),
         "rotate, store": (_rotary, ROTARY),
@@ -131,11 +133,12 @@ def check_all(most: int | None = None) -> Iterator[Checked]:
 
 
 def _share(out: Tensor, expected: Tensor, tolerance: float, relative: bool = True) -> float:
-    """The largest difference as a share of ``tolerance`` (if ``relative``, times 1 + the expected value)."""
+    """Return the largest difference as a share of ``tolerance`` (if ``relative``, times 1 + the expected
+    value)."""
     if not out.numel():
         return 0.0
     out, expected = out.double(), expected.double()
-    same = out == expected  # infinities
+    same = out == expected  # covers infinities
     allowed = tolerance * (1 + expected.abs()) if relative else torch.full_like(expected, tolerance)
     shares = torch.where(same, 0.0, (out - expected).abs() / allowed)
     return float(shares.nan_to_num(math.inf).max())
@@ -162,16 +165,19 @@ def _case(choice: Choice, seed: int, longest: int = 4000, window: int | None = N
         chunks = [(longest - 90, 90), *((rng.randint(0, 60), length(40)) for _ in chunks)]
     kv_heads: Any = choice["kv_heads"]
     group: Any = choice["group"]
+    wanted: Any = choice.get("queries", 1)
+    queries = min(wanted, 32 // group)  # the rows that one tile holds, whatever the head size
     return Case(
         heads=group * kv_heads,
         kv_heads=kv_heads,
         head_dim=choice["head_dim"],  # type: ignore[arg-type]
         block_size=block,
         window=window,
-        decode=() if choice["rows"] == "prompts" else tuple(decode),
+        decode=() if choice["rows"] == "prompts" else tuple(max(length, queries) for length in decode),
         chunks=() if choice["rows"] == "decode" else tuple(chunks),
         dtype=choice["dtype"],  # type: ignore[arg-type]
         softcap=choice.get("softcap"),  # type: ignore[arg-type]
+        queries=queries,
     )
 
 
@@ -181,7 +187,7 @@ def _attention(choice: Choice, seed: int) -> float:
     pool, batch = lay_out(case)
     device = shapes.Device(choice["processors"], choice["arch"])  # type: ignore[arg-type]
     q = torch.randn(batch.positions.numel(), case.heads, case.head_dim).to(case.dtype)
-    plan = attention.CudaPlan.build(batch, pool, {window}, device)
+    plan = attention.CudaPlan.build(batch, pool, {window}, case.heads, device)
     how: dict[str, Any] = {"scale": 2 * case.head_dim**-0.5, "window": window, "softcap": case.softcap}
     out = plan.attend(spoil_unused(pool, batch, 1), 1, q, **how)
     expected = reference_attention(pool, 1, q, batch, **how)
@@ -273,7 +279,7 @@ def _adjust(choice: Choice, seed: int) -> float:
     number: Any = {name: choice[name] for name in choice}
     vocab = number["vocab"]
     biased = rng.sample(range(vocab), min(vocab, number["biased"]))
-    params = SamplingParams(
+    params = ResolvedSampling(
         max_tokens=1,
         bad_word_ids=tuple((rng.randrange(vocab),) for _ in range(number["barred"])),
         logit_bias=tuple((token, rng.uniform(-100, 100)) for token in biased),

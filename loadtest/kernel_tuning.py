@@ -1,7 +1,8 @@
-"""Which tile sizes are best on this device: ``python -m loadtest.kernels --tune``.
+"""The best tile sizes on this device: ``python -m loadtest.kernels --tune``.
 
-Each shape is measured with what is chosen without tuning and with every candidate. One counts if its result
-is that of the other tile sizes, and is kept if it is faster by more than measuring errs.
+Each shape is measured with the tile sizes that are chosen without tuning and with every candidate. A
+candidate counts if its result equals that of the other tile sizes, and is kept if it is faster by more than
+the error of measuring.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from baton_kernels.cuda.tuned import Tiling
 from tests.support.paged_steps import Case, lay_out, moved
 
 GAIN = 0.02
-"""A candidate must save this share of the time."""
+"""The share of the time that a candidate must save."""
 HEADS = ((64, 8), (128, 4), (128, 8), (256, 2))
-"""Head size and group of common models. Every one takes a minute or two, most of it the compiler's."""
+"""Head size and group of common models. Each takes a minute or two, most of it compile time."""
 BLOCK_SIZES = (64,)
 
 
@@ -39,24 +40,27 @@ def subjects(arch: int, dtype: torch.dtype) -> Iterator[Subject]:
     for (head_dim, group), block in product(HEADS, BLOCK_SIZES):
         shape = Shape(block, head_dim, dtype, arch)
         case = Case(8 * group, 8, head_dim, block, None, (), (), dtype)
-        chosen = shape.untuned_decode(group)
-        decode = replace(case, decode=(2048,) * 32)
-        yield Subject("decode", shape.name("decode", group, chosen), decode, chosen)
-        for chunks in (((0, 2048),) * 4, ((4000, 4),) * 16):
-            chosen = shape.untuned_prefill(group, chunks[0][1])
-            step = replace(case, chunks=chunks)
-            yield Subject("prefill", shape.name("prefill", group, chosen), step, chosen)
+        for rows in (16, 32, 64):
+            queries = 1 if rows == 16 else rows // group
+            if queries * group > shape.most_rows:
+                continue
+            chosen = shape.untuned_decode(group, queries)
+            decode = replace(case, decode=(2048,) * 32, queries=queries)
+            yield Subject("decode", shape.name("decode", group, chosen), decode, chosen)
+        chosen = shape.untuned_prefill(group)
+        step = replace(case, chunks=((0, 2048),) * 4)
+        yield Subject("prefill", shape.name("prefill", group, chosen), step, chosen)
 
 
 def candidates(subject: Subject) -> Iterator[Tiling]:
-    """Other tile sizes to try. A plan fixes those of decode, so only warps and stages are left there."""
+    """Yield the other tile sizes to try. A plan fixes the tile sizes of decode, so only warps and stages vary
+    there."""
     if subject.kernel == "decode":
         for warps, stages in product((4, 8), (2, 3, 4, 5, 6, 7)):
             yield replace(subject.chosen, warps=warps, stages=stages)
         return
     group = subject.case.heads // subject.case.kv_heads
-    rows = (16, 32) if subject.chosen.rows == 16 else (64, 128)
-    for some_rows, tile, warps, stages in product(rows, (32, 64, 128), (4, 8), (2, 3, 5)):
+    for some_rows, tile, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3, 5)):
         if some_rows >= group:
             yield Tiling(some_rows, tile, warps, stages)
 
@@ -64,8 +68,8 @@ def candidates(subject: Subject) -> Iterator[Tiling]:
 def best(
     chosen: Tiling, others: Iterable[Tiling], seconds: Callable[[Tiling], float | None]
 ) -> Tiling | None:
-    """The fastest of ``others`` if it is faster than ``chosen`` by ``GAIN``. ``seconds`` is None for what
-    does not fit or gives another result."""
+    """Return the fastest of ``others`` if it is faster than ``chosen`` by ``GAIN``. ``seconds`` returns None
+    for tile sizes that do not fit or give another result."""
     limit = seconds(chosen)
     if limit is None:
         raise RuntimeError(f"the tile sizes chosen without tuning do not work: {chosen}")
@@ -81,7 +85,8 @@ def best(
 def tune(
     device: torch.device, dtype: torch.dtype, measure: Callable[[Callable[[], object]], float]
 ) -> Mapping[str, Tiling]:
-    """Shape -> its best tile sizes, of those that are not the chosen ones. ``measure``: seconds of a call."""
+    """Return the best tile sizes by shape, where they are not the chosen ones. ``measure``: the time of a
+    call, in seconds."""
     from baton_kernels.cuda.shapes import Device
 
     found: dict[str, Tiling] = {}
@@ -103,7 +108,7 @@ def _timer(
     case = subject.case
     pool, batch = moved(*lay_out(case, layers=1), device)
     q = torch.randn(batch.positions.numel(), case.heads, case.head_dim, device=device).to(case.dtype)
-    plan = CudaPlan.build(batch, pool, {None})
+    plan = CudaPlan.build(batch, pool, {None}, case.heads)
     expected: list[Tensor] = []
 
     def seconds(tiling: Tiling) -> float | None:

@@ -1,27 +1,29 @@
-"""The Triton kernels: what they are built into, and how near they come to what a device can do.
+"""The Triton kernels: their builds, and how near they come to the device's limits.
 
     python -m loadtest.kernels            # needs a CUDA device
     python -m loadtest.kernels --compile  # needs none
     python -m loadtest.kernels --check    # needs none
 
-The first measures each attention kernel (medians of triton's ``do_bench``, which empties the cache between
-runs), with the bytes it must read or the operations it must do as a share of the bandwidth of a copy and of
-the rate of a large matmul measured just before. torch's ``scaled_dot_product_attention`` stands beside it,
-over the same lengths, contiguous instead of paged.
+Without options, each attention kernel is measured (medians of triton's ``do_bench``, which empties the cache
+between runs), with the bytes it must read or the operations it must do as a share of the bandwidth of a copy
+and of the rate of a large matmul measured just before. torch's ``scaled_dot_product_attention`` stands beside
+it, over the same lengths, contiguous instead of paged.
 
-``--compile`` builds each for compute capability 8.0 and 9.0 and shows registers, shared memory and spills. It
-fails if one spills, or wants more shared memory than there is.
+``--compile`` builds each kernel for compute capability 8.0, 9.0 and 10.0 and shows registers, shared memory
+and spills. It fails if a kernel spills, or wants more shared memory than a device has.
 
 ``--tune`` needs a CUDA device as well. It finds the best tile sizes for common shapes and keeps them where
 the kernels look for them (``baton_kernels.cuda.tuned``).
 
-``--check`` does the same, and beside it runs each kernel under triton's interpreter against its float64
-reference, over shapes that hold every pair of values of what a shape is made of: minutes, on two cores.
+``--check`` does the same as ``--compile``, and beside it runs each kernel under triton's interpreter against
+its float64 reference, over shapes that hold every pair of values of a shape's parameters: minutes, on two
+cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -42,17 +44,20 @@ from tests.support.paged_steps import Case, lay_out, moved
 if TYPE_CHECKING:
     from loadtest.kernel_builds import Build
 
-ARCHS = (80, 90)
+ARCHS = (80, 90, 100)
 BUILT_DTYPES = ("bfloat16", "float32")
 HEAD_DIMS = (64, 96, 128, 256)
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 STEPS: dict[str, Case] = {
     "decode": Case(8, 2, 0, 64, None, (200, 70), ()),
-    "prefill, up to 16 rows": Case(8, 2, 0, 64, None, (), ((100, 4),)),
-    "prefill, up to 64 rows": Case(8, 2, 0, 64, None, (), ((100, 16),)),
+    "verify, 32 rows": Case(8, 2, 0, 64, None, (200, 70), (), queries=5),
+    "verify, 64 rows": Case(8, 2, 0, 64, None, (200, 70), (), queries=9),
+    "chunks, 16 rows": Case(8, 2, 0, 64, None, (), ((100, 4),)),
+    "chunks, 32 rows": Case(8, 2, 0, 64, None, (), ((100, 8),)),
+    "chunks, 64 rows": Case(8, 2, 0, 64, None, (), ((100, 16),)),
     "prefill": Case(8, 2, 0, 64, None, (), ((100, 200),)),
 }
-"""Steps that are computed by one kernel each, but for the merge behind decode."""
+"""Steps that are computed by one kernel each."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Variant:
     head_dim: int
     dtype: str
     all_features: bool
-    """Window, soft-cap and blocks smaller than a tile; or none of these."""
+    """Whether window, soft-cap and blocks smaller than a tile are all on, or all off."""
 
     @property
     def case(self) -> Case:
@@ -76,19 +81,29 @@ def variants(
         for head_dim in head_dims:
             for step in steps:
                 for all_features in features:
-                    yield Variant(step, head_dim, dtype, all_features)
+                    if fits_decode(step, head_dim, dtype):
+                        yield Variant(step, head_dim, dtype, all_features)
+
+
+def fits_decode(step: str, head_dim: int, dtype: str) -> bool:
+    """Whether the rows of a sequence stand in one tile of decode, where the step's name says how many there
+    are."""
+    from baton_kernels.cuda.shapes import Shape
+
+    rows = re.search(r"(\d+) rows", step)
+    return rows is None or int(rows[1]) <= Shape(64, head_dim, DTYPES[dtype], 90).most_rows
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as it is launched, for a line of the table."""
+    """A kernel's launch, for a line of the table."""
 
     kernel: str
     head_dim: str
     dtype: str
     features: str
     run: Callable[[int], object]
-    """For a compute capability."""
+    """The launch, for a compute capability."""
 
     @classmethod
     def attention(cls, variant: Variant) -> Launch:
@@ -99,7 +114,7 @@ class Launch:
             case = variant.case
             pool, batch = lay_out(case)
             q = torch.zeros(batch.positions.numel(), case.heads, case.head_dim, dtype=case.dtype)
-            plan = CudaPlan.build(batch, pool, {case.window}, Device(132, arch))
+            plan = CudaPlan.build(batch, pool, {case.window}, case.heads, Device(132, arch))
             return plan.attend(pool, 0, q, scale=0.1, window=case.window, softcap=case.softcap)
 
         asked = "yes" if variant.all_features else "no"
@@ -107,7 +122,7 @@ class Launch:
 
 
 def head_launches(dtype: str, head_dims: Sequence[int]) -> Iterator[Launch]:
-    """What goes from the projection to the pool."""
+    """Yield the launches of the kernels between the projection and the pool."""
     from baton_kernels.cuda import rotary, rows
 
     for head_dim in head_dims:
@@ -130,12 +145,12 @@ def head_launches(dtype: str, head_dims: Sequence[int]) -> Iterator[Launch]:
 
 
 def anywhere(launch: Callable[[], object]) -> Callable[[int], object]:
-    """The same for every compute capability."""
+    """Wrap a launch that is the same for every compute capability."""
     return lambda _: launch()
 
 
 def row_launches(dtype: str) -> Iterator[Launch]:
-    """What goes through the rows of an 8B Llama, and its blocks."""
+    """Yield the launches over the rows of an 8B Llama, and over its blocks."""
     from baton_kernels.cuda import blocks, logits, rows, sampling
 
     wide = torch.zeros(2, 28672, dtype=DTYPES[dtype])
@@ -151,7 +166,7 @@ def row_launches(dtype: str) -> Iterator[Launch]:
         "SiLU, mul": partial(rows.silu_mul, wide),
         "block copy": partial(blocks.copy_blocks, pool, ids, pool, ids),
     }
-    if dtype == "bfloat16":  # these see no type but their own
+    if dtype == "bfloat16":  # built once: these depend on no dtype
         named |= {
             "mask": partial(logits.bar_tokens, scores, ids, words),
             "rules": partial(logits.adjust, scores, *rules),
@@ -162,7 +177,7 @@ def row_launches(dtype: str) -> Iterator[Launch]:
 
 
 def build(wanted: Sequence[Launch]) -> bool:
-    """Prints the table; whether every kernel fits its device."""
+    """Print the table; return whether every kernel fits its device."""
     from loadtest.kernel_builds import SHARED_MEMORY, building
 
     table = Table(title="registers a thread / bytes of shared memory / bytes spilled, by compute capability")
@@ -179,33 +194,38 @@ def build(wanted: Sequence[Launch]) -> bool:
         for number, of_each in enumerate(zip(*by_arch, strict=True)):
             name = launch.kernel if not number else f"{launch.kernel}: {of_each[0].kernel}"
             table.add_row(name, launch.head_dim, launch.dtype, launch.features, *map(_cell, of_each))
-    Console(width=130).print(table)
+    Console(width=150).print(table)
     return fits
 
 
 def _cell(built: Build) -> str:
-    core = "".join(built.instructions)
+    core = ", ".join(sorted(built.instructions))
     return f"{built.registers} / {built.shared} / {built.spilled}{f' ({core})' if core else ''}"
 
 
 def everything() -> list[Launch]:
-    """All kernels in the shipped configurations."""
+    """Return all kernels in the shipped configurations."""
     found = [Launch.attention(v) for v in variants(BUILT_DTYPES, list(STEPS), [False, True], HEAD_DIMS)]
+    found += map(Launch.attention, variants(BUILT_DTYPES, ["decode", "prefill"], [False, True], (48,)))
     for dtype in BUILT_DTYPES:
         found += [*head_launches(dtype, HEAD_DIMS), *row_launches(dtype)]
     return found
 
 
 def the_largest() -> list[Launch]:
-    """Those that are most likely not to fit, and one of each other kernel."""
-    largest = variants(["bfloat16"], ["decode", "prefill"], [True], (64, 128, 256))
+    """Return the launches that are most likely not to fit, and one of each other kernel."""
+    largest = [
+        *variants(["bfloat16"], ["decode", "prefill"], [True], (64, 128, 256)),
+        *variants(["bfloat16"], ["verify, 64 rows"], [True], (128,)),
+        *variants(["float32"], ["prefill"], [True], (48,)),
+    ]
     return [*map(Launch.attention, largest), *head_launches("bfloat16", (256,)), *row_launches("bfloat16")]
 
 
 def check() -> bool:
-    """Builds all kernels in a process of its own and meanwhile checks them in this one; whether both are
-    well."""
-    import loadtest.kernel_checks as checks  # before anything else imports triton
+    """Build all kernels in a process of its own, and check them in this process meanwhile; return whether
+    both succeed."""
+    import loadtest.kernel_checks as checks  # must come before any other import of triton
 
     command = [sys.executable, "-m", "loadtest.kernels", "--compile"]
     table = Table("kernel", "shapes", "largest difference, of what is tolerated", "seconds")
@@ -227,7 +247,7 @@ def check() -> bool:
 
 @dataclass(frozen=True)
 class Roof:
-    """What the device does at best."""
+    """The device's best rates."""
 
     bytes_per_s: float
     flops: float
@@ -263,7 +283,8 @@ BENCHES: dict[str, Case] = {
 
 
 def work(case: Case) -> tuple[int, int]:
-    """Bytes of K and V that must be read at least, and operations: two products over what each query sees."""
+    """Return the fewest bytes of K and V that must be read, and the operations: two products over the tokens
+    that each query sees."""
     window = case.window or sys.maxsize
     rows = [(context - 1, 1) for context in case.decode] + list(case.chunks)
     read = sum(min(cached + length, window + length) for cached, length in rows)
@@ -273,7 +294,7 @@ def work(case: Case) -> tuple[int, int]:
 
 
 def contiguous(case: Case, device: torch.device) -> Callable[[], Tensor] | None:
-    """torch's attention over the same lengths without pages; None where it would need a mask."""
+    """Return torch's attention over the same lengths without pages; None where it would need a mask."""
     lengths = {(n - 1, 1) for n in case.decode} | set(case.chunks)
     if len(lengths) != 1 or case.window is not None:
         return None
@@ -299,7 +320,7 @@ def measure(dtype: torch.dtype) -> None:
         bytes_read, operations = work(case)
         pool, batch = moved(*lay_out(case, layers=1), torch.device("cuda"))
         q = torch.randn(batch.positions.numel(), case.heads, case.head_dim, device="cuda").to(dtype)
-        plan = AttentionPlan.build(batch, pool, {case.window})
+        plan = AttentionPlan.build(batch, pool, {case.window}, case.heads)
         taken = seconds(
             partial(paged_attention, pool, 0, q, plan, scale=case.head_dim**-0.5, window=case.window)
         )
@@ -317,7 +338,7 @@ def measure(dtype: torch.dtype) -> None:
 
 
 def keep_tuned(dtype: torch.dtype) -> None:
-    """Tunes the attention kernels on this device, and keeps what is better than the defaults."""
+    """Tune the attention kernels on this device, and keep tile sizes that are better than the defaults."""
     from baton_kernels.cuda import tuned
     from loadtest.kernel_tuning import tune
 

@@ -2,14 +2,14 @@
 
     python -m loadtest.limits [--only window|faults]
 
-First more is asked than the limit lets through, for longer than a minute: in every minute what the routers
-together admitted is compared with the limit. Then less is asked than the limit, while Redis is stopped
-(SIGSTOP), slow, flushed, filled up, killed and failed over to a replica; while its password changes, the file
-of it cannot be read and its user lacks a right; and while its certificate is not trusted. For each fault is
-printed how many requests failed (none may), the longest wait, how many waited for Redis for longer than 50 ms
-(none may), after how many seconds limits were shared again (5 at most), and what the metrics call it. Exit
-status 1 unless all of that is so. The worker is simulated: a real one would keep the routers from
-running, and that is not Redis's doing.
+First more is asked than the limit lets through, for longer than a minute: in every minute the admissions of
+both routers together are compared with the limit. Then less is asked than the limit, while Redis is stopped
+(SIGSTOP), slow, flushed, filled up, killed and failed over to a replica; while its password changes, the
+password's file cannot be read and its user lacks a right; and while its certificate is not trusted. A line
+for each fault gives how many requests failed (none may), the longest wait, how many waited for Redis for
+longer than 50 ms (none may), after how many seconds limits were shared again (5 at most), and the metrics'
+name for the fault. Exit status 1 unless every bound holds. The worker is simulated: a real one would take the
+routers' CPU, and the measurement is of Redis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ALLOWED = 0.03
 
 
 def in_minutes(admitted_at: list[float]) -> list[int]:
-    """How many were admitted in the minute that begins with each of them, of the whole minutes."""
+    """Return, for each admission, how many requests were admitted in the minute that begins with it; whole
+    minutes only."""
     times = sorted(admitted_at)
     return [
         sum(begin <= at < begin + MINUTE_S for at in times)

@@ -1,11 +1,11 @@
 """Workers are killed (SIGKILL) and drained (SIGTERM) under requests of all kinds: two prefill and two decode
-workers of the demo model and a router, as real processes; who ends is started again.
+workers of the demo model and a router, as real processes; a worker that ends is started again.
 
     python -m loadtest.lost_streams --events 200 --seed 1 --json streams.json
 
-Fails (exit status 1) unless every answer is complete and the same, token for token, as undisturbed: nothing
-twice, nothing lost, no error. Reports what an interruption added between two tokens. ``--json`` adds the run
-to those that the file has, and the table is of all of them.
+Fails (exit status 1) unless every answer is complete and the same, token for token, as undisturbed, with no
+token twice or lost, and no error. Reports what an interruption added between two tokens. ``--json`` adds the
+run to the runs that the file has, and the table is of all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.chaos.streams import EVENTS, Plan, Report, run
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """How many, and their median, 99th percentile and most."""
+    """Return the number of values, and their median, 99th percentile and maximum."""
     if not seconds:
         return "0"
     ordered = sorted(seconds)
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="add the figures to those in this file")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stop the workers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the workers
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-streams-"))
     plan = Plan(
         seed=options.seed,
@@ -99,7 +99,7 @@ def main() -> None:
         clients=options.clients,
         questions=options.questions,
         longest=options.longest,
-        most_s=options.seconds,
+        max_s=options.seconds,
     )
     report = run(logs, plan)
     known = json.loads(options.json.read_text()) if options.json and options.json.exists() else []

@@ -1,11 +1,11 @@
-"""Everything that Baton shows of itself, with data in it.
+"""Every metric, panel and rule of Baton, with data in it.
 
     python -m loadtest.observed
 
 Starts a ring of simulated workers with tenants, limits and more requests than it lets in, a real ring of the
 demo model with a planner, and a Prometheus that scrapes all of them with the rules that Baton comes with.
-Kills a worker meanwhile. Then asks for every panel of every dashboard and for what every rule looks at. Exit
-status 1 if a panel stayed empty that has no excuse, a rule cannot be evaluated, or a target does not answer.
+Kills a worker meanwhile. Then asks for every panel of every dashboard and for the metrics of every rule. Exit
+status 1 if a panel without an excuse stayed empty, a rule cannot be evaluated, or a target does not answer.
 Needs Debian's prometheus; with redis-server routers share their limits.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from baton.ready import WorkerReady
+from baton.process.ready import WorkerReady
 from baton.router.security.keys import entry_line, new_key
 from loadtest.conditions import conditions
 from tests.support.planner_process import running_planner
@@ -54,10 +54,10 @@ TARGETS = ("--slo-ttft", "0.3", "--slo-itl", "0.05")
 
 @dataclass
 class Seen:
-    """What gave data at any time so far, and how many answers there were."""
+    """The expressions that gave data at any time so far, and the number of answers."""
 
     empty: dict[Panel, str] = field(default_factory=dict)
-    """Panels that never had all of theirs, with an expression that gave nothing."""
+    """Panels that never had all their data, with an expression that gave nothing."""
     looked: bool = False
 
     def look(self, server: Server) -> None:
@@ -67,7 +67,7 @@ class Seen:
 
 
 def free_port() -> int:
-    """A worker that comes back is to be where it was scraped."""
+    """Return a free port, so that a worker that comes back is where it was scraped."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
@@ -84,7 +84,7 @@ def keys(tmp: Path) -> tuple[Path, list[str]]:
 
 @contextmanager
 def simulated_ring(tmp: Path, redis: str | None) -> Iterator[tuple[Ring, list[str]]]:
-    """Two prefill and three decode workers behind a router that lets few in."""
+    """Start two prefill and three decode workers behind a router that lets few requests in."""
     profile = tmp / "profile.json"
     profile.write_text(json.dumps(PROFILE))
     options = (*NAME, "--profile", str(profile))
@@ -102,7 +102,7 @@ def simulated_ring(tmp: Path, redis: str | None) -> Iterator[tuple[Ring, list[st
 
 
 def addresses(rings: Sequence[Ring]) -> list[str]:
-    """Where metrics are."""
+    """Return the addresses of metrics."""
     found = [ring.url.removeprefix("http://") for ring in rings]
     for ring in rings:
         for service in ring.workers:

@@ -2,10 +2,10 @@
 
     python -m loadtest.overload
 
-First the rate is raised up to and beyond what the (simulated) workers can do: the best goodput, answers a
-second that begin and end in time, is the peak. Then five times that is asked, by three tenants alike, whose
-weights are 1, 2 and 1. Fails (exit status 1) if goodput falls below 0.9 of the peak, if a refusal takes 50 ms
-or more, or if what a tenant gets is off its share by more than a tenth. Refusals are timed from the client's
+First the rate is raised up to and beyond the (simulated) workers' capacity: the best goodput, in answers a
+second that begin and end in time, is the peak. Then five times the peak is asked, by three equal tenants with
+weights of 1, 2 and 1. Fails (exit status 1) if goodput falls below 0.9 of the peak, if a refusal takes 50 ms
+or more, or if a tenant's part is off its share by more than a tenth. Refusals are timed from the client's
 write to the head of the answer; client and workers have a core of their own beside the router's.
 """
 
@@ -37,15 +37,16 @@ SEATS = 16
 PROMPT_TOKENS = 64
 MAX_TOKENS = 64
 FIRST_S = 2.0
-"""An answer begins in time if it does within this."""
+"""The time within which an answer must begin, in seconds."""
 WHOLE_S = 5.0
 MAX_QUEUE_WAIT = "1"
-"""Of those 2 s: a part of them is waited on the workers, and an estimate is one."""
-LEAST_GOODPUT = 0.9
-MOST_REFUSAL_S = 0.05
-MOST_OFF = 0.1
+"""The longest wait in the router's queue, in seconds, out of FIRST_S: a part of these is spent waiting on the
+workers, and the router's estimate may be wrong."""
+MIN_GOODPUT = 0.9
+MAX_REFUSAL_S = 0.05
+MAX_OFF = 0.1
 SETTLE_S = 5.0
-"""Until the load is what it will be: what was sent in the first seconds does not count."""
+"""The time until the load is steady, in seconds; earlier requests do not count."""
 
 
 def keys_file(tmp: Path) -> tuple[Path, list[Tenant]]:
@@ -86,7 +87,7 @@ def summary(outcomes: Sequence[Outcome], seconds: float) -> list[str]:
 
 
 def shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """What each tenant got of all tokens, over what it should have: 1 is right."""
+    """Return each tenant's part of all tokens, over the part that it should have: 1 is right."""
     got: Counter[str] = Counter()
     for outcome in outcomes:
         got[outcome.tenant] += outcome.tokens
@@ -114,7 +115,7 @@ def measure(url: str, tenants: Sequence[Tenant], chosen: argparse.Namespace, con
     shown = Table("", "")
     kept = goodput(outcomes, seconds) / peak
     refused = [outcome.head_s for outcome in outcomes if outcome.status in (429, 503)]
-    late = sum(took >= MOST_REFUSAL_S for took in refused)
+    late = sum(took >= MAX_REFUSAL_S for took in refused)
     of = shares(outcomes)
     shown.add_row(f"goodput at {chosen.times:g}x, of its peak of {peak:.1f}/s", f"{kept:.2f} (at least 0.9)")
     took = (percentile(refused, 50), percentile(refused, 99), max(refused))
@@ -123,8 +124,8 @@ def measure(url: str, tenants: Sequence[Tenant], chosen: argparse.Namespace, con
     shown.add_row("refusals of 50 ms or more, of", f"{late}, {len(refused)}")
     shown.add_row("what tenants got, of their shares", ", ".join(f"{n} {s:.3f}" for n, s in of.items()))
     others = {outcome.status for outcome in outcomes} - {200, 429, 503}
-    fair = all(abs(share - 1) <= MOST_OFF for share in of.values())
-    fine = kept >= LEAST_GOODPUT and not late and fair and not others
+    fair = all(abs(share - 1) <= MAX_OFF for share in of.values())
+    fine = kept >= MIN_GOODPUT and not late and fair and not others
     shown.add_row("VERDICT", "ok" if fine else "FAILED")
     console.print(shown)
     return fine

@@ -27,11 +27,11 @@ from baton.bench.target import COMPLETIONS
 
 MODELS = "/v1/models"
 OF_THE_WHOLE_ANSWER = ("stream", "stream_options", "min_tokens", "return_token_ids")
-"""Fields of a request that prefill's one token does not have."""
+"""The fields of a request that are left out of the one that asks prefill for one token."""
 
 
 def prefill_body(fields: dict[str, object]) -> bytes:
-    """The request to prefill for a client's request."""
+    """Return the request to prefill for a client's request."""
     kept = {name: value for name, value in fields.items() if name not in OF_THE_WHOLE_ANSWER}
     return orjson.dumps({**kept, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}})
 
@@ -60,8 +60,9 @@ class Proxy:
             return Response(await _whole(answer), answer.status, media_type="application/json")
 
     async def complete(self, request: Request) -> Response:
-        """A refusal of either server goes to the client as it is. A first answer that names no blocks is an
-        error: decode would compute the prompt itself, and something else would be measured."""
+        """Answer a client's request. A refusal of either server goes to the client as it is. A first answer
+        that names no blocks is an error: decode would compute the prompt itself, and the measurement would be
+        of something else."""
         fields = orjson.loads(await request.body())
         async with self._prefill.request("POST", COMPLETIONS, prefill_body(fields)) as answer:
             status, body = answer.status, await _whole(answer)
@@ -74,7 +75,7 @@ class Proxy:
         return await self._hand_on(orjson.dumps({**fields, "kv_transfer_params": transfer}))
 
     async def _hand_on(self, body: bytes) -> Response:
-        """Decode's answer, piece by piece. A client that leaves closes the connection to decode."""
+        """Stream decode's answer, piece by piece. A client that leaves closes the connection to decode."""
         async with AsyncExitStack() as stack:
             answer = await stack.enter_async_context(self._decode.request("POST", COMPLETIONS, body))
             open_still = stack.pop_all()

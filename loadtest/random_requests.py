@@ -2,8 +2,9 @@
 
     python -m loadtest.random_requests [--requests 10000] [--at-once 24] [--seed 1] [--drafts ngram]
 
-Fails (exit status 1) on any answer that is not one, on an error in a log of the ring, and on blocks that are
-held when all is over. A deadline that a client gave may pass, and clients may leave: both are drawn, too.
+Fails (exit status 1) on a malformed answer, on an error in a log of the ring, and on blocks that are held
+when all requests are over. A deadline that a client gave may pass, and clients may leave: both are drawn,
+too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to Redis while routers keep limits by it, and what became of the requests meanwhile."""
+"""Faults of Redis while routers keep limits by it, and the outcome of the requests meanwhile."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.ring import Ring, Service, running_routers, scrape
 
 FAULT_S = 4.0
 TOGETHER_S = 5.0
-"""Limits must be shared again within this after Redis is well."""
+"""The time after Redis is well within which limits must be shared again, in seconds."""
 PATIENCE_S = 15.0
 PER_SECOND = 20.0
 LOOK_S = 0.05
 USER, FIRST, SECOND = "baton", "the first password", "the second password"
 NOISE = ("Traceback", "never retrieved", "backward compatibility")
-"""What must not be in a router's log: a failure of Redis is one line of ours."""
+"""Texts that must not be in a router's log: a failure of Redis is one line of ours."""
 
 
 @dataclass
 class Asked:
-    """What became of the requests."""
+    """The outcome of the requests."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     admitted_at: list[float] = field(default_factory=list)
@@ -41,18 +41,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that befalls Redis, until it is put right. Both calls may block."""
+    """A fault of Redis, until it is put right. Both calls may block."""
 
     name: str
     begin: Callable[[], object]
     end: Callable[[], object]
     seen_as: str
-    """What the metrics must say of it: a cause of `baton.router.shared.failures`, or ``forgotten``."""
+    """The name by which the metrics must report the fault: a cause of `baton.router.shared.failures`, or
+    ``forgotten``."""
 
 
 class Way:
-    """What a name, a Service or a proxy is: connections lead to a server, and stay where they lead when it is
-    another one. It may delay what goes back."""
+    """A TCP proxy that stands for a name, a Service or a proxy: connections lead to a server, and stay with
+    it when the target changes. It may delay the bytes that come back."""
 
     def __init__(self, to: RedisServer) -> None:
         self.to = to
@@ -112,8 +113,8 @@ async def ask(client: httpx.AsyncClient, url: str, asked: Asked) -> None:
 
 
 async def load(urls: list[str], per_second: float, until: Callable[[float], bool]) -> Asked:
-    """Ask the routers in turn at an even rate, whether or not they have answered, until that is said after so
-    many seconds."""
+    """Ask the routers in turn at an even rate, whether or not they have answered, until ``until`` returns
+    true for the seconds since the start."""
     asked = Asked()
     tasks: set[asyncio.Task[None]] = set()
     async with httpx.AsyncClient(timeout=30) as client:
@@ -129,7 +130,8 @@ async def load(urls: list[str], per_second: float, until: Callable[[float], bool
 
 
 async def try_each(faults: Sequence[Fault], rings: list[Ring], shown: Table) -> bool:
-    """One after the other. Whether all requests were answered, and all else is as it must be."""
+    """Try one fault after the other. Return whether all requests were answered and every other bound
+    holds."""
     fine = [await _try(fault, rings, shown) for fault in faults]
     noisy = sorted({text for ring in rings for text in NOISE if text in ring.router.log.read_text()})
     if noisy:
@@ -163,7 +165,8 @@ async def _try(fault: Fault, rings: list[Ring], shown: Table) -> bool:
 
 
 async def _together(rings: list[Ring]) -> float:
-    """Seconds until Redis has answered each router's sign of life, and limits are shared."""
+    """Return the time until Redis has answered each router's sign of life and limits are shared, in
+    seconds."""
     began, told = time.monotonic(), await _pages(rings)
     heard = 'baton_shared_state_calls_total{call="beat",result="ok"}'
     while (waited := time.monotonic() - began) < PATIENCE_S:
@@ -182,7 +185,7 @@ async def _pages(rings: list[Ring]) -> list[dict[str, float]]:
 
 
 def _causes(before: dict[str, float], after: dict[str, float]) -> Iterator[str]:
-    """What the counters that grew tell of a fault."""
+    """Yield the causes of a fault, as the counters that grew name them."""
     for name, value in after.items():
         if value <= before.get(name, 0.0):
             continue
@@ -193,17 +196,17 @@ def _causes(before: dict[str, float], after: dict[str, float]) -> Iterator[str]:
 
 
 def _late(pages: list[dict[str, float]]) -> float:
-    """How many admissions took longer than 50 ms."""
+    """Return how many admissions took longer than 50 ms."""
     name = "baton_shared_state_delay_seconds"
     return sum(page[f"{name}_count"] - page[name + '_bucket{le="0.05"}'] for page in pages)
 
 
-# --- the servers, and what befalls them
+# --- the servers, and their faults
 
 
 @contextmanager
 def _routers(tmp: Path, both: Service, name: str, flags: Sequence[str]) -> Iterator[list[Ring]]:
-    # So high a limit that none is refused, whoever counts.
+    # The limit is so high that no request is refused, by Redis or by a router.
     flags = (*flags, "--limit-requests-per-minute", "1000000")
     with running_routers(tmp, "demo", {f"{name}-a": [both], f"{name}-b": [both]}, flags) as rings:
         yield list(rings.values())
@@ -221,7 +224,7 @@ def _started(*servers: RedisServer) -> Iterator[None]:
 
 
 async def behind_a_name(tmp: Path, both: Service, shown: Table) -> bool:
-    """Two servers, of which the name leads to one."""
+    """Run faults with two servers behind one name."""
     old, new = RedisServer(tmp), RedisServer(tmp)
     way = Way(old)
 
@@ -261,7 +264,7 @@ async def _in_turn(
 
 
 async def with_a_user(tmp: Path, both: Service, shown: Table) -> bool:
-    """A user of Redis's that may do what docs/limits.md says, with a password in a file."""
+    """Run faults with a Redis user that has the rights of docs/limits.md, and a password in a file."""
     server, file = RedisServer(tmp), tmp / "redis-password"
     file.write_text(FIRST)
 
@@ -291,7 +294,7 @@ async def with_a_user(tmp: Path, both: Service, shown: Table) -> bool:
 
 
 async def with_tls(tmp: Path, both: Service, shown: Table) -> bool:
-    """A certificate of an authority of one's own."""
+    """Run faults with a certificate of a private authority."""
     authority, stranger = Authority.new(tmp / "tls"), Authority.new(tmp / "stranger")
     server = RedisServer(tmp, tls=authority)
     trusted = tmp / "trusted.crt"
@@ -320,7 +323,8 @@ async def _with_routers(
     flags: Sequence[str],
     run: Callable[[list[Ring]], Awaitable[bool]],
 ) -> bool:
-    """Routers are started and ended on a thread: the way to Redis is on this loop."""
+    """Run with routers that are started and ended on a thread: the connection to Redis is served by this
+    loop."""
     routers = _routers(tmp, both, name, flags)
     rings = await asyncio.to_thread(routers.__enter__)
     try:

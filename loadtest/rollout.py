@@ -75,7 +75,7 @@ def lines(report: Report) -> list[str]:
 
 
 def simulated(options: argparse.Namespace, logs: Path, console: Console) -> list[str]:
-    """What was wrong."""
+    """Roll out revisions of simulated workers; return the violations."""
     plan = Plan(
         scenarios=options.scenario or tuple(SCENARIOS),
         seed=options.seed,
@@ -98,7 +98,7 @@ def _figures(report: Report) -> dict[str, object]:
 
 
 def real(options: argparse.Namespace, logs: Path, console: Console) -> list[str]:
-    """Likewise, of real workers."""
+    """Restart real workers one at a time; return the violations."""
     plan = streams.Plan(
         seed=options.seed,
         events=options.drains * len(streams.DRAINS),
@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="write the figures there")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stop what was started
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops what was started
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-rollout-"))
     logs.mkdir(parents=True, exist_ok=True)
     console, began = Console(width=160), time.monotonic()

@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from baton.models.config import ModelConfig
-from baton.models.registry import MODEL_CLASSES
+from baton.models.loader import model_class
+from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
-from tests.support.tiny_models import SPECIALS, save_byte_tokenizer
 
 NUM_BYTES = 256
 _LLAMA_125M: Mapping[str, object] = MappingProxyType(
@@ -35,7 +35,18 @@ _LLAMA_125M: Mapping[str, object] = MappingProxyType(
         "tie_word_embeddings": False,
     }
 )
-"""125 million parameters."""
+"""A Llama of 125 million parameters."""
+_LLAMA_SMALL: Mapping[str, object] = MappingProxyType(
+    {
+        **_LLAMA_125M,
+        "vocab_size": 4096,
+        "hidden_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    }
+)
+"""A Llama of 42 million parameters with the heads of an 8B one."""
 _QWEN_05B: Mapping[str, object] = MappingProxyType(
     {
         "architectures": ["Qwen2ForCausalLM"],
@@ -52,7 +63,7 @@ _QWEN_05B: Mapping[str, object] = MappingProxyType(
         "tie_word_embeddings": True,
     }
 )
-"""494 million parameters: Qwen2.5-0.5B."""
+"""Qwen2.5-0.5B: 494 million parameters."""
 _LLAMA_8B: Mapping[str, object] = MappingProxyType(
     {
         "architectures": ["LlamaForCausalLM"],
@@ -69,7 +80,7 @@ _LLAMA_8B: Mapping[str, object] = MappingProxyType(
         "tie_word_embeddings": False,
     }
 )
-"""8.03 billion parameters: Llama 3.1 8B."""
+"""Llama 3.1 8B: 8.03 billion parameters."""
 _LLAMA_TINY: Mapping[str, object] = MappingProxyType(
     {
         **_LLAMA_125M,
@@ -81,36 +92,50 @@ _LLAMA_TINY: Mapping[str, object] = MappingProxyType(
         "num_key_value_heads": 2,
     }
 )
-"""To see a measurement run where there is nothing to measure."""
+"""A model so small that a measurement can be tried out on any machine."""
 SHAPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "llama-125m": _LLAMA_125M,
         "qwen-0.5b": _QWEN_05B,
         "llama-8b": _LLAMA_8B,
+        "llama-small": _LLAMA_SMALL,
         "llama-tiny": _LLAMA_TINY,
     }
 )
 
 
-def save_unfilled(path: Path, shape: Mapping[str, object]) -> Path:
-    """Config and tokenizer of a model of this shape in ``path`` (created): ``--load-format dummy`` draws its
-    weights."""
+def save_config(path: Path, shape: Mapping[str, object]) -> Path:
+    """Write the config of a model of this shape to ``path`` (created): an engine needs no more, with
+    ``--load-format dummy``."""
     path.mkdir(parents=True, exist_ok=True)
     config = {"torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, **shape}
     (path / "config.json").write_text(json.dumps(config, indent=2))
+    return path
+
+
+def save_unfilled(path: Path, shape: Mapping[str, object]) -> Path:
+    """Write config and tokenizer of a model of this shape to ``path`` (created): ``--load-format dummy``
+    draws its weights."""
+    from tests.support.tiny_models import SPECIALS, save_byte_tokenizer  # transformers: seconds
+
+    save_config(path, shape)
     save_byte_tokenizer(path, words=ModelConfig.from_dir(path).vocab_size - NUM_BYTES - len(SPECIALS))
     return path
 
 
 def save_random(path: Path, shape: Mapping[str, object], seed: int = 0) -> Path:
-    """A model of this shape in bfloat16 in ``path`` (created, unless it is there): norms at 1, biases at 0,
-    matrices scaled so that activations neither fade nor blow up."""
+    """Write a model of this shape in bfloat16 to ``path`` (created, unless it exists)."""
     if (path / "model.safetensors").is_file():
         return path
-    save_unfilled(path, shape)
+    return save_weights(save_unfilled(path, shape), seed)
+
+
+def save_weights(path: Path, seed: int = 0) -> Path:
+    """Write random weights in bfloat16 beside the config in ``path``: norms at 1, biases at 0, matrices
+    scaled so that activations neither fade nor blow up."""
     read = ModelConfig.from_dir(path)
     with torch.device("meta"):
-        model = MODEL_CLASSES[read.architecture](read, torch.bfloat16, Parallel.alone(read))
+        model = model_class(read)(read, torch.bfloat16, Parallel.alone(read), PLAIN)
         places = {name: place.tensor for name, place in model.checkpoint_tensors().items()}
     generator = torch.Generator().manual_seed(seed)
     tensors = {}

@@ -1,10 +1,10 @@
-"""Hours in small: steady load on two routers while workers die, hang, drain and freeze and Redis stumbles.
+"""A short soak test: steady load on two routers while workers die, hang, drain and freeze and Redis stumbles.
 
     python -m loadtest.soak --minutes 30
 
 The workers are simulated, and every stream that is read to its end must have the tokens that an undisturbed
-one would have. At the end nothing may be left: no stream, block, reservation or task; and the routers' memory
-may have grown by no more than 5 % since the load had settled. Fails (exit status 1) otherwise.
+one would have. At the end no stream, block, reservation or task may be left, and the routers' memory may have
+grown by no more than 5 % since the load had settled. Fails (exit status 1) otherwise.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tests.support.simulated import simulated_answer
 
 GROWTH = 0.05
 SETTLE_S = 180.0
-"""After which the routers' memory is what it should stay."""
+"""The time after which the routers' memory must stay as it is, in seconds."""
 SAMPLE_S = 5.0
 VOCABULARY = 4096
-"""Ids that prompts are made of are below; it is no more than the demo model's."""
+"""The bound of prompts' token ids, no larger than the demo model's vocabulary."""
 PROFILE = {"step_base_ms": 12, "step_row_ms": 0.1, "context_ms_per_1k": 0.1, "prefill_ms_per_1k": 30}
 OPEN = (
     "baton_requests_in_flight",
@@ -47,25 +47,25 @@ OPEN = (
     "baton_worker_sequences_waiting",
     "baton_worker_handoffs_open",
 )
-"""Metrics of routers that are 0 when nothing is under way."""
+"""Metrics of routers that are 0 when no request is under way."""
 FAULTS = ("hang_mean_s=120", "hang_s=4", "slow_mean_s=60", "slow_s=5")
 
 
 @dataclass
 class Account:
-    """What became of the streams, and of everybody's memory."""
+    """The outcome of the streams, and the routers' memory."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     memory: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    """By router: when, and bytes."""
+    """Samples by router: the moment, and the memory in bytes."""
     tokens: int = 0
 
 
 @dataclass
 class Soak:
-    """One run."""
+    """A run of the soak test."""
 
     rings: Sequence[Ring]
     redis: RedisServer
@@ -86,7 +86,7 @@ class Soak:
             ]
             await asyncio.sleep(seconds)
             others[0].cancel()
-            await asyncio.sleep(15)  # the last faults are mended
+            await asyncio.sleep(15)  # lets the last faults be mended
             self.over = True
             await asyncio.gather(*streams)
             for task in others[1:]:
@@ -109,7 +109,7 @@ class Soak:
             await asyncio.sleep(rng.expovariate(2.0))
 
     async def _ask(self, http: httpx.AsyncClient, rng: random.Random) -> str:
-        """One stream; some are left in the middle, and some are read slowly."""
+        """Ask for one stream; some are left in the middle, and some are read slowly."""
         prompt = [rng.randrange(VOCABULARY) for _ in range(rng.choice((8, 60, 400, 1500)))]
         length = rng.randint(5, 200)
         leave_after = rng.randint(1, length) if rng.random() < 0.1 else None
@@ -150,7 +150,7 @@ class Soak:
     # --- faults
 
     async def _disturb(self, rng: random.Random) -> None:
-        """One fault after the other; workers fail by themselves besides."""
+        """Cause one fault after the other; workers fail by themselves besides."""
         faults: dict[str, Callable[[random.Random], object]] = {
             "kill -9": lambda r: self._worker(r).process.kill(),
             "drain": lambda r: self._worker(r).process.terminate(),
@@ -165,7 +165,7 @@ class Soak:
             await asyncio.to_thread(faults[name], rng)
 
     def _worker(self, rng: random.Random) -> Service:
-        """One that runs, or any if none does."""
+        """Return a worker that runs, or any if none does."""
         workers = self.rings[0].workers
         return rng.choice([w for w in workers if w.process.poll() is None] or workers)
 
@@ -181,7 +181,7 @@ class Soak:
         self.redis.thaw()
 
     async def _mend(self) -> None:
-        """Start again whoever has ended."""
+        """Start the processes again that have ended."""
         while True:
             await asyncio.sleep(0.5)
             for worker in self.rings[0].workers:
@@ -200,7 +200,7 @@ class Soak:
     # --- the end
 
     def left_over(self, tasks_before: dict[str, float]) -> list[str]:
-        """What should not be there any more, some seconds after the load has ended."""
+        """Return what should be gone some seconds after the load has ended."""
         problems: list[str] = []
         deadline = time.monotonic() + 30
         while True:
@@ -232,7 +232,7 @@ class Soak:
 
 
 def growth(samples: Sequence[tuple[float, int]]) -> float:
-    """The memory of the last part over that of the part after it had settled, less 1; medians of 60 s."""
+    """Return the memory at the end over the memory after it had settled, less 1; both are medians of 60 s."""
     end = samples[-1][0]
     settled = min(SETTLE_S, end / 3)
     before = [size for at, size in samples if settled <= at < settled + 60]

@@ -1,14 +1,14 @@
-"""What drafts gain: tokens per second without and with each method, in turns, in one process.
+"""The gain of drafts: tokens per second without and with each method, in turns, in one process.
 
     python -m loadtest.speculation [--model demo] [--methods ngram,draft=PATH] [--batch 1,8]
                                    [--num-speculative-tokens 4] [--max-tokens 96] [--repeats 5]
 
-Two workloads, greedy: *copy* asks in a second turn what the first has answered, so that the answer is in the
+Two workloads, greedy: *copy* asks in a second turn for the answer of the first, so that the answer is in the
 prompt; *new* asks for the first time. Each method runs next to an engine without drafts, in turns, and the
 ratio is that of the medians. On a CPU, seconds are those of the one thread that computes. Drafting per step
 is wall time. Answers are compared token by token. With ``ngram``, one draft is timed by itself as well.
-``draft=PATH`` names the small model, as do ``medusa=PATH`` and ``eagle=PATH``; without a path, those in the
-model's own directory are taken.
+``draft=PATH`` names the small model, as do ``medusa=PATH`` and ``eagle=PATH``; without a path, the one in the
+model's own directory is taken.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from baton import LLM, SamplingParams
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.outputs import RequestOutput
 from baton.engine.runner import ModelRunner
 from baton.engine.sequence import Sequence
-from baton.sampling_params import SamplingParams as EngineParams
 from baton.speculation.config import Method
 from baton.speculation.ngram import NgramDrafter
-from baton.telemetry.worker import SpeculationStats
+from baton.speculation.stats import SpeculationStats
 
 QUESTIONS = (
     "What is a KV cache?",
@@ -44,13 +44,13 @@ QUESTIONS = (
     "What is speculative decoding?",
 )
 REPEATED = QUESTIONS[:2]
-"""Those whose answers the demo model gives again, word by word, when it has given them before."""
+"""Questions that the demo model answers again word by word when it has answered them before."""
 Chat = list[dict[str, str]]
 
 
 @dataclass
 class Samples:
-    """One engine's runs of one workload."""
+    """An engine's runs of one workload."""
 
     rates: list[float] = field(default_factory=list)
     """Tokens per second."""
@@ -89,15 +89,15 @@ class Contender:
         return self.llm.chat(chats, params, progress=False)
 
     def run(self, chats: Items[Chat], params: SamplingParams, samples: Samples) -> None:
-        before, steps = self.llm.engine.load().speculation, self._steps
-        # On a CPU with one thread, others that want it do not count.
+        before, steps = self.llm.engine.stats().speculation, self._steps
+        # On a CPU, the time of one thread does not count others that compete for the core.
         runner = self.llm.engine.runner
         assert isinstance(runner, ModelRunner)
         clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
         began = clock()
         answers = [output.outputs[0].token_ids for output in self.answer(chats, params)]
         seconds = clock() - began
-        after = self.llm.engine.load().speculation
+        after = self.llm.engine.stats().speculation
         samples.answers = answers
         samples.rates.append(sum(map(len, answers)) / seconds)
         samples.steps += self._steps - steps
@@ -121,7 +121,7 @@ def compare(
     plain: Contender, drafting: Contender, chats: Items[Chat], params: SamplingParams, repeats: int
 ) -> tuple[Samples, Samples]:
     for contender in (plain, drafting):
-        contender.run(chats, params, Samples())  # what is new to it is not counted
+        contender.run(chats, params, Samples())  # the first run's costs are not counted
     without, with_drafts = Samples(), Samples()
     for number in range(repeats):
         order = [(plain, without), (drafting, with_drafts)]
@@ -147,11 +147,13 @@ def row(title: Items[str], without: Samples, with_drafts: Samples) -> list[str]:
 
 
 def lookup_times() -> Table:
-    """One draft by n-gram, of tokens drawn from a vocabulary of 4,096."""
+    """Return the time of one draft by n-gram, of tokens drawn from a vocabulary of 4,096."""
     table = Table("tokens of context", "one draft, us", title="n-gram lookup, median of 2,001")
     drafter, rng = NgramDrafter(2, 4), random.Random(0)
     for length in (1_000, 8_000, 32_768, 131_072):
-        sequence = Sequence("r", 0, [rng.randrange(4096) for _ in range(length)], EngineParams(max_tokens=16))
+        sequence = Sequence(
+            "r", 0, [rng.randrange(4096) for _ in range(length)], ResolvedSampling(max_tokens=16)
+        )
         times = []
         for _ in range(2001):
             began = time.perf_counter()

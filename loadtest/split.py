@@ -39,7 +39,7 @@ from loadtest.turns import Load, Round, ask_one, closed_loops, table, take_turns
 VLLM, BURSTS = "vllm", "bursts"
 RING = "Baton 1P1D"
 AGAINST = {VLLM: "vLLM 1P1D", BURSTS: "Baton both"}
-"""Part → what the ring is compared with."""
+"""The system that the ring is compared with, by part."""
 WARM_UP = Bursts(settle=0.5, count=1, every=6.0, prompts=1)
 
 Engines: TypeAlias = Mapping[str, Engine]
@@ -84,7 +84,7 @@ def run(part: str, tmp: Path, model: Path, chosen: argparse.Namespace, console: 
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; what is wrong with one ends the program with a line about it."""
+    """Parse the options; a wrong one ends the program with a line about it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--peers", type=Path, default=Path(".peers"), help="what scripts/peers installed")
     parser.add_argument("--parts", default=",".join(AGAINST), help="some of " + ", ".join(AGAINST))

@@ -3,10 +3,10 @@ of the demo model and a router, as real processes.
 
     python -m loadtest.switches --switches 40 --seed 1
 
-Fails (exit status 1) unless every answer is complete and the same, token for token, as undisturbed: nothing
-twice, nothing lost, no error; and unless every switch went through. A quarter of the switches are given less
-time than answers under way take, and cut them off. Reports how long switches took, what they added between
-two tokens of a stream, and how long a fresh start of the same worker takes beside them.
+Fails (exit status 1) unless every answer is complete and the same, token for token, as undisturbed, with no
+token twice or lost, and no error; and unless every switch went through. A quarter of the switches are given
+less time than answers under way take, and break these off. Reports how long switches took, what they added
+between two tokens of a stream, and how long a fresh start of the same worker takes beside them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and stop the workers
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stops the workers
     logs = options.logs or Path(tempfile.mkdtemp(prefix="baton-switches-"))
     plan = Plan(
         seed=options.seed,
@@ -68,7 +68,7 @@ def main() -> None:
         clients=options.clients,
         questions=options.questions,
         longest=options.longest,
-        most_s=options.seconds,
+        max_s=options.seconds,
     )
     report, done = run(logs, plan)
     Console(width=160).print(table(report, done))

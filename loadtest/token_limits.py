@@ -2,12 +2,12 @@
 
     python -m loadtest.token_limits
 
-Ten tenants, one for each n of 1, 2, 8, 64 and 128 with max_tokens and without, ask chats as fast as they
-may, by turns of both routers, for longer than two minutes. Printed is what was used in the worst minute
-that begins with an admitted request, beside the limit; requests that could never fit must be refused as
-such. Then Redis is killed: each router keeps its half of the limits by itself, and over two minutes no more
-may be used than two limits and what one request of each router owes. Fails (exit status 1) if more than 3 %
-over that is used. The worker is simulated, and instant.
+Ten tenants, one for each n of 1, 2, 8, 64 and 128 with max_tokens and without, ask chats as fast as they may,
+of both routers in turns, for longer than two minutes. Printed is the use in the worst minute that begins with
+an admitted request, beside the limit; requests that could never fit must be refused as such. Then Redis is
+killed: each router keeps its half of the limits by itself, and over two minutes the use may be no more than
+two limits and the debt of one request for each router. Fails (exit status 1) if the use is more than 3 % over
+that. The worker is simulated, and instant.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ ALONE_MINUTES = 2
 
 @dataclass
 class Asker:
-    """One tenant, which asks the same again and again."""
+    """A tenant that asks the same again and again."""
 
     n: int
     max_tokens: int | None
     used: list[tuple[float, int]] = field(default_factory=list)
-    """When requests were admitted, and how many tokens each has used."""
+    """The moments of the admissions, and the tokens that each request has used."""
     answers: Counter[str] = field(default_factory=Counter)
-    """By status, or the error's code."""
+    """The number of answers by status or error code."""
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Asker:
             self.answers[document["error"]["code"]] += 1
 
     async def run(self, client: httpx.AsyncClient, urls: Sequence[str], limit: int, seconds: float) -> None:
-        await self.ask(client, urls[0], limit)  # which never fits
+        await self.ask(client, urls[0], limit)  # this request never fits
         end, number = time.monotonic() + seconds, 0
         while time.monotonic() < end:
             await self.ask(client, urls[number % len(urls)], self.max_tokens)
@@ -77,7 +77,7 @@ class Asker:
             await asyncio.sleep(PAUSE_S)
 
     def worst(self, minutes: int = 1) -> int:
-        """Tokens of the worst time of so many minutes."""
+        """Return the most tokens used in ``minutes`` minutes that begin with an admission."""
         return max(
             (
                 sum(tokens for at, tokens in self.used if begin <= at < begin + minutes * MINUTE_S)
@@ -92,7 +92,7 @@ def askers(limit: int) -> list[Asker]:
 
 
 def keys_file(path: Path, limit: int) -> Path:
-    """Each tenant's key is its name: nobody but this measurement reaches the routers."""
+    """Write the file of keys. Each tenant's key is its name: only this measurement reaches the routers."""
     names = [each.name for each in askers(limit)]
     document = {
         "tenants": {name: {"tokens_per_minute": limit} for name in names},
@@ -111,7 +111,7 @@ async def load(rings: Sequence[Ring], limit: int, seconds: float) -> list[Asker]
 
 
 def tell(asking: Sequence[Asker], limit: int, minutes: int, most: float, title: str) -> bool:
-    """Print what tenants have used. ``most``: limits that may be used in so many minutes."""
+    """Print the tenants' use. ``most``: the limits that may be used in ``minutes`` minutes."""
     shown = Table("n", "max_tokens", "admitted", "refused", "never fits", f"used / limit, {title}")
     fine = True
     for each in asking:
@@ -127,7 +127,7 @@ def tell(asking: Sequence[Asker], limit: int, minutes: int, most: float, title: 
 
 
 def decisions(rings: Sequence[Ring]) -> Counter[str]:
-    """How many were made by Redis, and by a router alone."""
+    """Return how many decisions were made by Redis, and how many by a router alone."""
     made: Counter[str] = Counter()
     for ring in rings:
         for name, value in scrape(f"{ring.url}/metrics").items():
@@ -144,7 +144,7 @@ def measure(redis: RedisServer, rings: Sequence[Ring], limit: int, seconds: floa
     most = ALLOWED if not made["local"] else ALLOWED + len(rings) - 1
     fine = tell(together, limit, 1, most, "worst minute")
     redis.kill()
-    time.sleep(MINUTE_S + 1)  # what was admitted together has left the window
+    time.sleep(MINUTE_S + 1)  # lets requests that were admitted together leave the window
     alone = asyncio.run(load(rings, limit, ALONE_MINUTES * MINUTE_S + 10))
     most = ALONE_MINUTES * ALLOWED + len(rings) - 1
     return tell(alone, limit, ALONE_MINUTES, most, f"worst {ALONE_MINUTES} minutes without Redis") and fine

@@ -10,12 +10,12 @@ HERE = Path(__file__).resolve().parents[1]
 
 
 def python_path(tree: Path) -> str:
-    """Of processes whose Baton is that tree's."""
+    """Return the PYTHONPATH of processes that run the Baton of that tree."""
     return os.pathsep.join(str(tree / part) for part in ("services", "kernels"))
 
 
 def tree(text: str) -> Path:
-    """An option's value. Raises argparse.ArgumentTypeError for a folder that is no source tree."""
+    """Parse an option's value. Raises argparse.ArgumentTypeError for a folder that is no source tree."""
     path = Path(text).resolve()
     if not (path / "services" / "baton").is_dir():
         raise argparse.ArgumentTypeError(f"{path} has no services/baton")

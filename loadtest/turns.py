@@ -15,21 +15,22 @@ from pathlib import Path
 
 from rich.table import Table
 
-from baton.bench.config import ServeConfig, WorkloadConfig
+from baton.bench.config import ServeConfig
 from baton.bench.serve import serve
 from baton.bench.spread import Spread
 from baton.bench.summary import Summary
+from baton.bench.workload.config import WorkloadConfig
 from loadtest.engines import Engine
 
 Figures = Mapping[str, float]
-"""Name with its unit → value."""
+"""Figures by name, with the unit in the name."""
 Ask = Callable[[str, int], Figures]
-"""Asks the engine at an address, with the prompts of a seed."""
+"""A function that asks the engine at an address, with the prompts of a seed."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked for in a closed loop, and how many at once."""
+    """A closed loop: the lengths of its requests, and how many run at once."""
 
     input_len: int
     output_len: int
@@ -42,17 +43,18 @@ class Load:
 
 @dataclass(frozen=True)
 class Round:
-    """One case, asked of one engine after the other."""
+    """A case, asked of one engine after the other."""
 
     case: str
     figures: Mapping[str, Figures]
-    """Engine → its figures."""
+    """The figures by engine."""
 
 
 def take_turns(
     case: str, engines: Mapping[str, Engine], ask: Ask, repeats: int, seeds: Iterator[int]
 ) -> Iterator[Round]:
-    """``repeats`` rounds; a seed for each, so that what a prefix cache knows is of no use to the next."""
+    """Yield ``repeats`` rounds, each with a seed of its own, so that no prompt is in a prefix cache
+    already."""
     names = list(engines)
     for repeat in range(repeats):
         order = names[repeat % len(names) :] + names[: repeat % len(names)]
@@ -61,13 +63,14 @@ def take_turns(
 
 
 def ask_one(engine: Engine, ask: Ask, seed: int) -> Figures:
-    """While it is awake."""
+    """Ask the engine while it is awake."""
     with engine.awake() as url:
         return ask(url, seed)
 
 
 def ask_loop(model: Path, load: Load, url: str, seed: int) -> Figures:
-    """One closed loop. RuntimeError if a request fails: figures of a part would be no comparison."""
+    """Run one closed loop. Raises RuntimeError if a request fails: figures of a part would be no
+    comparison."""
     config = ServeConfig(
         workload=WorkloadConfig(
             num_prompts=load.requests, input_len=load.input_len, output_len=load.output_len, seed=seed
@@ -83,7 +86,7 @@ def ask_loop(model: Path, load: Load, url: str, seed: int) -> Figures:
 
 
 def figures_of(summary: Summary) -> Figures:
-    """Of a loop in which every request was answered."""
+    """Return the figures of a loop in which every request was answered."""
     return {
         "output tokens/s": summary.output_tokens_per_s,
         "TTFT median, ms": found(summary.ttft).median * 1e3,
@@ -93,7 +96,7 @@ def figures_of(summary: Summary) -> Figures:
 
 
 def found(spread: Spread | None) -> Spread:
-    """What there is a value of."""
+    """Return ``spread``, which must have values."""
     assert spread is not None
     return spread
 
@@ -101,7 +104,7 @@ def found(spread: Spread | None) -> Spread:
 def closed_loops(
     engines: Mapping[str, Engine], model: Path, load: Load, repeats: int, seeds: Iterator[int]
 ) -> Iterator[Round]:
-    """Rounds of one load, after each engine has answered a few tokens of it."""
+    """Yield rounds of one load, after each engine has answered a few tokens of it."""
     few = Load(load.input_len, 4, load.concurrency, load.concurrency)
     seed = next(seeds)
     for engine in engines.values():
@@ -110,7 +113,7 @@ def closed_loops(
 
 
 def table(title: str, rounds: Sequence[Round], ours: str, theirs: str) -> Table:
-    """A row for each case and figure; the ratio is that of ``ours`` to ``theirs``."""
+    """Return a table with a row for each case and figure; the ratio is that of ``ours`` to ``theirs``."""
     shown = Table(title=title, title_justify="left")
     for column in ("case", "figure", ours, theirs, "ratio", "ratios of the rounds"):
         shown.add_column(column, justify="right")
@@ -120,7 +123,7 @@ def table(title: str, rounds: Sequence[Round], ours: str, theirs: str) -> Table:
 
 
 def rows(rounds: Sequence[Round], ours: str, theirs: str) -> list[tuple[str, ...]]:
-    """The table's cells."""
+    """Return the table's cells."""
     found: list[tuple[str, ...]] = []
     for case in dict.fromkeys(one.case for one in rounds):
         of_case = [one.figures for one in rounds if one.case == case]

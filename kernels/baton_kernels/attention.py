@@ -1,7 +1,7 @@
 """Attention over the paged KV pool: Triton kernels on CUDA tensors, plain torch on all others.
 
-The choice is the pool's device alone, and made when a step is planned. What the kernels cannot do is an error
-then, never a slower way.
+The pool's device alone decides, when a step is planned. What the kernels cannot do is an error then, never a
+slower way.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,53 +18,31 @@ from baton_kernels.cpu.library import advise_large_pages, native
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
+from baton_kernels.step_attention import StepAttention
 
 log = logging.getLogger(__name__)
 
 
-class StepAttention(Protocol):
-    """One step's reads and writes of the pool, the same for all layers."""
-
-    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None: ...
-
-    def rotate_and_store(
-        self,
-        pool: Tensor,
-        layer: int,
-        qkv: Tensor,
-        *,
-        cos: Tensor,
-        sin: Tensor,
-        norm: HeadNorm | None,
-    ) -> Tensor: ...
-
-    def attend(
-        self,
-        pool: Tensor,
-        layer: int,
-        q: Tensor,
-        *,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-    ) -> Tensor: ...
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What is the same in every layer (which slots to read and write, the shares of the programs, masks),
-    worked out once per step."""
+    """The parts of a step that are the same in every layer (which slots to read and write, the shares of the
+    programs, masks), worked out once per step."""
 
     step: StepAttention
 
     @classmethod
-    def build(cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> AttentionPlan:
-        """``windows``: the distinct sliding windows of the model's layers (None: no window)."""
+    def build(
+        cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None], heads: int
+    ) -> AttentionPlan:
+        """Plans a step. ``windows``: the distinct sliding windows of the model's layers (None: no window).
+        ``heads``: the query heads of each layer."""
+        if batch.planner is not None:
+            return cls(batch.planner(batch, pool, windows, heads))
         if pool.device.type == "cpu":
             return cls(CpuPlan.build(batch, pool) or PlainPlan.build(batch, pool, windows))
         from baton_kernels.cuda.attention import CudaPlan  # triton is only there where CUDA is
 
-        return cls(CudaPlan.build(batch, pool, windows))
+        return cls(CudaPlan.build(batch, pool, windows, heads))
 
 
 def new_pool(
@@ -78,8 +55,8 @@ def new_pool(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A pool in the layout of ``baton_kernels.paged``, zeroed: plain torch multiplies masked slots by 0. Says
-    in the log if the CPU's kernels are there and do not take its heads."""
+    """A pool in the layout of ``baton_kernels.paged``, zeroed: plain torch multiplies masked slots by 0. Logs
+    a warning if the CPU's kernels exist and do not take its heads."""
     pool = torch.empty((num_blocks, kv_heads, layers, 2, block_size, head_dim), dtype=dtype, device=device)
     if device.type == "cpu":
         advise_large_pages(pool)
@@ -91,7 +68,7 @@ def new_pool(
 
 
 def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, plan: AttentionPlan) -> None:
-    """Store the step's k and v, both [T, kv_heads, head_dim], in the slots their tokens were given."""
+    """Store the step's k and v, both [T, kv_heads, head_dim], in the slots of their tokens."""
     plan.step.write_kv(pool, layer, k, v)
 
 
@@ -123,10 +100,11 @@ def paged_attention(
     window: int | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """q [T, heads, head_dim] -> [T, heads, head_dim]: softmax(scale q k) v over what each row may see.
+    """q [T, heads, head_dim] -> [T, heads, head_dim]: softmax(scale q k) v over the tokens that each row may
+    see.
 
-    Query head h reads kv head ``h // (heads / kv_heads)``. ``window`` is one of those the plan was built for.
-    With a ``softcap``, each scaled score s becomes ``softcap * tanh(s / softcap)``.
-    The K and V of the step's own tokens must already be in the pool.
+    Query head h reads kv head ``h // (heads / kv_heads)``. ``window`` is one of the windows that the plan was
+    built for. With a ``softcap``, each scaled score s becomes ``softcap * tanh(s / softcap)``. The K and V of
+    the step's own tokens must already be in the pool.
     """
     return plan.step.attend(pool, layer, q, scale=scale, window=window, softcap=softcap)

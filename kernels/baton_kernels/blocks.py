@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 def copy_blocks(target: Tensor, target_ids: Tensor, source: Tensor, source_ids: Tensor) -> None:
-    """Makes block ``target_ids[i]`` of ``target`` what ``source_ids[i]`` of ``source`` is, for all i.
+    """Copies block ``source_ids[i]`` of ``source`` to block ``target_ids[i]`` of ``target``, for all i.
 
-    Both are [num_blocks, ...], contiguous, with blocks of one shape; ids are [C] int64, and no block that is
-    written is read as well. On CUDA either may lie in pinned host memory, which the kernel reaches over the
-    bus; the ids are on the device then.
+    Both tensors are [num_blocks, ...], contiguous, with blocks of one shape; ids are [C] int64, and no block
+    that is written is read as well. On CUDA either tensor may lie in pinned host memory, which the kernel
+    reaches over the bus; the ids are on the device then.
     """
     if target.shape[1:] != source.shape[1:] or target.dtype != source.dtype:
         raise ValueError(

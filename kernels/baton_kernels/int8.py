@@ -18,12 +18,13 @@ class Int8Weight(NamedTuple):
     values: Tensor
     """int8 [rows, inputs], -127 to 127."""
     scales: Tensor
-    """float32 [rows]"""
+    """float32 [rows]: a scale for each row."""
 
 
 def quantize(weight: Tensor) -> Int8Weight:
-    """Symmetric, each row by itself: its largest magnitude becomes 127, and each element is rounded to the
-    nearest step (ties to even), so no element is off by more than half a scale. A row of zeros stays one."""
+    """Rounds a weight symmetrically, each row by itself: its largest magnitude becomes 127, and each element
+    is rounded to the nearest step (ties to even), so no element is off by more than half a scale. A row of
+    zeros stays zeros."""
     values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scales = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     at_once = max(1, _AT_ONCE // max(1, weight.shape[1]))

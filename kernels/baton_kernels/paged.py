@@ -8,9 +8,13 @@ message on the wire::
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch import Tensor
+
+from baton_kernels.step_attention import StepAttention
 
 LAYOUT = "block,kv_head,layer,kv,slot,dim"
 
@@ -23,15 +27,15 @@ class Chunk:
     """Row of the step's tokens where the chunk begins."""
     length: int
     context: int
-    """Tokens the last row of the chunk sees, itself included: those cached before plus ``length``."""
+    """Tokens the last row of the chunk sees, itself included: the tokens cached before plus ``length``."""
     table: Tensor
     """[ceil(context / block_size)] int64: the block ids that hold those tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The rows of a step that something is made of, where that is not every row. The rest of a prompt only
-    leaves its K and V, so a model's last layer has nothing to do for it behind them."""
+class WantedRows:
+    """The rows of a step whose results are needed, where not all are. The rest of a prompt only leaves its K
+    and V, so a model's last layer computes nothing for it behind them."""
 
     rows: Tensor
     """[R] int64, indices of the step's tokens."""
@@ -41,7 +45,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PagedBatch:
-    """The T tokens of one step: first one row for each decoding sequence, then the prefill chunks."""
+    """The T tokens of one step: first the rows of each decoding sequence, then the prefill chunks.
+
+    A decoding sequence has ``decode_queries`` rows, which follow each other: its last token, and behind it
+    the drafts to be verified. A sequence of fewer has padding among its rows.
+    """
 
     positions: Tensor
     """[T] int64: index of each token in its sequence."""
@@ -50,19 +58,35 @@ class PagedBatch:
     slot_offsets: Tensor
     """[T] int64: slot within that block."""
     num_decode: int
+    """Rows of the decoding sequences."""
     decode_tables: Tensor
-    """[num_decode, max_blocks] int64, padded with block 0."""
+    """[num_decode / decode_queries, max_blocks] int64, padded with block 0."""
     decode_contexts: Tensor
-    """[num_decode] int64: tokens each decode row sees, itself included."""
+    """[num_decode] int64: tokens each decode row sees, itself included; 0: the row is padding."""
     chunks: tuple[Chunk, ...]
     lengths: Tensor | None = None
     """[T] int64: the sequence length that each token's rotary angles are for, the longer of its prompt and
     its position + 1. Only for models whose angles depend on it (dynamic NTK); None otherwise."""
-    wanted: Wanted | None = None
-    """None: every row."""
+    wanted: WantedRows | None = None
+    """The rows whose results are needed; None: every row."""
+    decode_queries: int = 1
+    """Rows of each decoding sequence."""
+    planner: Planner | None = None
+    """What plans this step's attention, of the batch, the pool, the distinct windows and the query heads;
+    None: ``AttentionPlan.build`` itself."""
 
-    def narrowed(self, wanted: Wanted) -> PagedBatch:
-        """These rows alone, each as one that decodes: what they attend to is in the pool."""
+    @property
+    def row_tables(self) -> Tensor:
+        """[num_decode, max_blocks] int64, contiguous: the block table of each decode row."""
+        if self.decode_queries == 1:
+            return self.decode_tables
+        rows = self.decode_tables[:, None].expand(-1, self.decode_queries, -1)
+        # The tables of a single sequence would be flattened to a view, of one row again and again.
+        return rows.flatten(0, 1).contiguous()
+
+    def narrowed(self, wanted: WantedRows) -> PagedBatch:
+        """The batch of the wanted rows alone, each as a decoding row: the tokens they attend to are in the
+        pool."""
         positions = self.positions[wanted.rows]
         return PagedBatch(
             positions=positions,
@@ -73,3 +97,6 @@ class PagedBatch:
             decode_contexts=positions + 1,
             chunks=(),
         )
+
+
+Planner: TypeAlias = Callable[[PagedBatch, Tensor, Collection[int | None], int], StepAttention]

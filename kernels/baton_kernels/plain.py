@@ -1,15 +1,16 @@
 """Attention over the paged KV pool in plain torch, for any device and float type.
 
-Decoding rows go through a few batched sets of operations, prompt chunks one by one. What is the same in every
-layer (which pool rows to read and write, the masks) is worked out once per step, in ``PlainPlan``.
+Decoding rows go through a few batched sets of operations, prompt chunks one by one. The parts that are the
+same in every layer (which pool rows to read and write, the masks) are worked out once per step, in
+``PlainPlan``.
 
 The pool is only ever addressed through flat views, because gathering whole contiguous rows is a row copy,
 while indexing the six dimensions is not (14 times slower on CPU):
 
 - as [rows, block_size * head_dim], one row is the K or the V of a (block, kv_head, layer);
-- as [rows * block_size, head_dim], one row is a slot of these.
+- as [rows * block_size, head_dim], one row is a slot of such a row.
 
-In both, the rows of layer l lie ``l * 2`` rows (times block_size slots) after those of layer 0.
+In both views, the rows of layer l lie ``l * 2`` rows (times block_size slots) after the rows of layer 0.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.rotary import HeadNorm, normed_and_rotated
 
 ROWS_PER_GROUP = 8
-MOST_GROUPS = 4
-"""A group of decoding rows is padded to its longest context. On a CPU, where every byte gathered counts, they
-are sorted by context into this many groups at most, of this many rows at least."""
+MAX_GROUPS = 4
+"""Most groups of decoding rows. A group is padded to its longest context. On a CPU, where every byte gathered
+counts, the rows are sorted by context into this many groups at most, of at least ``ROWS_PER_GROUP`` rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeView:
-    """What S decoding rows of similar contexts read, under one window."""
+    """The reads of S decoding rows of similar contexts, under one window."""
 
     members: Tensor | None
-    """[S] int64: which of the step's decoding rows these are; None: all of them, in order."""
+    """[S] int64: the rows' indices among the step's decoding rows; None: all of them, in order."""
     rows: Tensor
     """[2, S, kv_heads, blocks] int64: rows of layer 0's K, then V."""
     mask: Tensor
@@ -44,7 +45,7 @@ class DecodeView:
 
 @dataclass(frozen=True, slots=True)
 class ChunkView:
-    """What one chunk reads, under one window."""
+    """The reads of one chunk, under one window."""
 
     start: int
     length: int
@@ -62,13 +63,13 @@ class PlainPlan:
     """[T * kv_heads] int64: the slot of layer 0's K of each (token, kv_head)."""
     num_decode: int
     decode: Mapping[int | None, tuple[DecodeView, ...]]
-    """By window; empty without decoding rows."""
+    """The views of the decoding rows by window; empty without decoding rows."""
     chunks: Mapping[int | None, tuple[ChunkView, ...]]
-    """By window."""
+    """The views of the chunks by window."""
 
     @classmethod
     def build(cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> PlainPlan:
-        """``windows``: the distinct sliding windows of the model's layers (None: no window)."""
+        """Plans a step. ``windows``: the distinct sliding windows of the model's layers (None: no window)."""
         _, kv_heads, layers, _, block_size, _ = pool.shape
         head_rows = torch.arange(kv_heads, device=pool.device) * (layers * 2)
         block_rows = kv_heads * layers * 2
@@ -114,11 +115,13 @@ class PlainPlan:
         scale: float,
         window: int | None,
         softcap: float | None,
+        out: Tensor | None = None,
     ) -> Tensor:
         tokens, heads, head_dim = q.shape
         kv_heads = pool.shape[1]
         groups = q.reshape(tokens, kv_heads, heads // kv_heads, head_dim)
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if out is None:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
         scores = Scores(scale, softcap)
         for view in self.decode[window]:
             members = slice(self.num_decode) if view.members is None else view.members
@@ -131,7 +134,7 @@ class PlainPlan:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Decoding rows that are computed together: the batch's tables and contexts, cut to what they need."""
+    """Decoding rows that are computed together, with their part of the batch's tables and contexts."""
 
     members: Tensor | None
     tables: Tensor
@@ -139,9 +142,9 @@ class _DecodeGroup:
 
 
 def _groups(batch: PagedBatch, block_size: int) -> tuple[_DecodeGroup, ...]:
-    """The decoding rows by context, shortest first; one group on a device, where a cut would need a sync."""
-    tables, contexts = batch.decode_tables, batch.decode_contexts
-    count = min(MOST_GROUPS, batch.num_decode // ROWS_PER_GROUP)
+    """The decoding rows by context, shortest first; one group on a device, where more would need a sync."""
+    tables, contexts = batch.row_tables, batch.decode_contexts
+    count = min(MAX_GROUPS, batch.num_decode // ROWS_PER_GROUP)
     if count < 2 or tables.device.type != "cpu":
         return (_DecodeGroup(None, tables, contexts),)
     groups = []
@@ -198,7 +201,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How scores are made of queries and keys."""
+    """The parameters that turn queries and keys into scores."""
 
     scale: float
     softcap: float | None

@@ -1,4 +1,5 @@
-"""What the kernels must compute, written to be read: float64, one token, one head, one row at a time."""
+"""Reference implementations of the kernels, written to be read: float64, one token, one head, one row at a
+time."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def reference_attention(
     window: int | None,
     softcap: float | None = None,
 ) -> Tensor:
-    """q [T, heads, head_dim] -> [T, heads, head_dim] float64; rows of no sequence stay 0."""
+    """q [T, heads, head_dim] -> [T, heads, head_dim] float64; rows of no sequence, and padding, stay
+    0."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     for row, (table, context) in _rows(batch).items():
         first = 0 if window is None else max(0, context - window)
@@ -55,8 +57,9 @@ def reference_attention(
 def _rows(batch: PagedBatch) -> dict[int, tuple[list[int], int]]:
     """Row of the step -> the block table of its sequence and the number of tokens it sees."""
     rows = {
-        row: (batch.decode_tables[row].tolist(), int(batch.decode_contexts[row]))
+        row: (batch.decode_tables[row // batch.decode_queries].tolist(), int(batch.decode_contexts[row]))
         for row in range(batch.num_decode)
+        if batch.decode_contexts[row]
     }
     for chunk in batch.chunks:
         for index in range(chunk.length):
@@ -81,12 +84,12 @@ def reference_draw(
     times: Tensor,
     bucket: int,
 ) -> tuple[int, float]:
-    """The token of a row of ``logits`` [V] that is left by the filters and wins the race.
+    """The token of a row of ``logits`` [V] that the filters leave and that wins the race.
 
-    ``times`` are exponential numbers: of the tokens of a bucket, [bucket], and then of all buckets.
+    ``times`` are exponential numbers: for the tokens of a bucket, [bucket], and then for all buckets.
 
-    Also how sure that is: the least relative change of a sum, of a weight against ``min_p``, or of a
-    competitor's speed, that would make it another.
+    Also returns the margin of that choice: the least relative change of a sum, of a weight against ``min_p``,
+    or of a competitor's speed, that would change the token.
     """
     weights = torch.exp((logits.double() - logits.double().max()) / temperature)
     ordered = weights.sort(descending=True).values[: top_k or None]
@@ -97,7 +100,7 @@ def reference_draw(
         least = float(ordered[int((mass < top_p * mass[-1]).sum())])
         margins.append(float((mass / mass[-1] - top_p).abs().min()))
     if min_p > 0:
-        # The likeliest is always kept.
+        # The likeliest token is always kept.
         margins.append(float((weights / min_p - 1).abs().masked_fill(weights == 1, math.inf).min()))
     kept = torch.where(weights >= max(least, min_p), weights, 0.0)
     masses = torch.stack([kept[at : at + bucket].sum() for at in range(0, len(kept), bucket)])
@@ -119,7 +122,7 @@ def reference_adjust(
     frequency: float,
     presence: float,
 ) -> list[float]:
-    """A row of logits after the rules about single tokens. ``outputs``: how often each was output."""
+    """A row of logits after the rules about single tokens. ``outputs``: how often each token was output."""
     result = [-math.inf if token in barred else value for token, value in enumerate(logits)]
     for token, value in bias.items():
         result[token] += value

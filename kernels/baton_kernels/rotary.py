@@ -1,4 +1,4 @@
-"""What queries and keys go through between their projection and the pool."""
+"""The operations on queries and keys between their projection and the pool."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class HeadNorm:
     """An RMS norm over each head of the queries and of the keys."""
 
     q: Tensor
-    """[head_dim]: the weight."""
+    """[head_dim]: the weight for queries."""
     k: Tensor
-    """[head_dim]"""
+    """[head_dim]: the weight for keys."""
     eps: float
 
 

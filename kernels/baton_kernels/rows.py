@@ -1,4 +1,8 @@
-"""What is computed row by row: by the kernels of the tensors' device, by plain torch where there are none."""
+"""Operations on rows: by the kernels of the tensors' device, by plain torch where there are none.
+
+A CUDA device must be the calling thread's current one (``torch.cuda.set_device``): kernels are launched
+there.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if gate_up.device.type == "cuda":
         from baton_kernels.cuda import rows  # triton is only there where CUDA is
 
-        with torch.cuda.device(gate_up.get_device()):  # triton launches on the current device
-            return rows.silu_mul(gate_up)
+        return rows.silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -28,8 +31,7 @@ def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float)
     if residual.device.type == "cuda" and x is not None:
         from baton_kernels.cuda import rows
 
-        with torch.cuda.device(x.get_device()):
-            return rows.add_rms_norm(x, residual, weight, eps)
+        return rows.add_rms_norm(x, residual, weight, eps)
     if residual.device.type == "cpu":
         normed = cpu_rows.add_rms_norm(x, residual, weight, eps)
         if normed is not None:
@@ -40,18 +42,17 @@ def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float)
 
 
 def bar_tokens(logits: Tensor, rows: Tensor, words: Tensor) -> None:
-    """Sets what masks do not allow to -inf in ``logits`` [R, V] float32, in place.
+    """Sets the tokens that masks do not allow to -inf in ``logits`` [R, V] float32, in place.
 
-    ``words`` [r, W] int32: a bit for each token, those of 32 tokens in a word, the lowest first. The i-th
-    mask is for row ``rows[i]``, [r] int64.
+    ``words`` [r, W] int32: a bit for each token, 32 tokens in a word, the lowest bit first. The i-th mask is
+    for row ``rows[i]``, [r] int64.
     """
     if 32 * words.shape[1] < logits.shape[1]:
         raise ValueError(f"masks of {32 * words.shape[1]} tokens for logits of {logits.shape[1]}")
     if logits.device.type == "cuda":
         from baton_kernels.cuda import logits as kernels
 
-        with torch.cuda.device(logits.get_device()):
-            kernels.bar_tokens(logits, rows, words)
+        kernels.bar_tokens(logits, rows, words)
         return
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
     barred = (words.view(torch.uint8)[:, :, None] >> bits & 1 == 0).flatten(1)[:, : logits.shape[1]]

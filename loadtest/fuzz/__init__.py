@@ -1,1 +1,1 @@
-"""What strangers may send: a real ring under schemathesis and under random gRPC frames."""
+"""A real ring under schemathesis and under random gRPC frames: inputs that strangers may send."""

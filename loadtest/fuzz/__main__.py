@@ -19,20 +19,20 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from baton.ready import WorkerReady
+from baton.process.ready import WorkerReady
 from loadtest.fuzz.account import Account
 from loadtest.fuzz.frames import fuzz_router, fuzz_worker
 from loadtest.fuzz.http import fuzz_http
 from tests.support.ring import Ring, running_ring
 
 GONE = "ExecuteBatchError raised in core"
-"""grpcio's own words on a client that had gone when it was told how its call ended."""
+"""grpcio's own message about a client that was gone when its call's status was sent."""
 CONTEXT = 256
-"""Tokens: whatever is asked for, an answer is short."""
+"""The context in tokens: it keeps every answer short."""
 
 
 def plain(ring: Ring) -> str:
-    """The answer to a plain request."""
+    """Return the answer to a plain request."""
     body = {"prompt": "Paged attention is", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
     answer = httpx.post(f"{ring.url}/v1/completions", json=body, timeout=60)
     answer.raise_for_status()
@@ -41,7 +41,7 @@ def plain(ring: Ring) -> str:
 
 
 def after(ring: Ring, account: Account, expected: str) -> Account:
-    """``account``, with what the ring has suffered."""
+    """Return ``account`` with the ring's violations added."""
     for service in (ring.router, *ring.workers):
         if service.process.poll() is not None:
             account.blame(f"{service.name} ended with {service.process.returncode}")
@@ -77,7 +77,7 @@ def table_of(accounts: list[Account]) -> Table:
 
 
 def tracebacks(ring: Ring) -> Account:
-    """What the processes wrote of errors that nobody expected."""
+    """Return the unexpected errors in the processes' logs."""
     account = Account("logs")
     for service in (ring.router, *ring.workers):
         lines = service.log.read_text().splitlines()

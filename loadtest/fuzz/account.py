@@ -1,4 +1,4 @@
-"""What became of what was sent."""
+"""The account of a fuzz run: the requests sent, their answers and the violations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Account:
-    """Of one target."""
+    """The account of one target."""
 
     target: str
     sent: int = 0
@@ -20,5 +20,5 @@ class Account:
         self.outcomes[outcome] += 1
 
     def blame(self, violation: str) -> None:
-        """Something that must not happen, with what it takes to see it again."""
+        """Record a violation, with the input that reproduces it."""
         self.violations.append(violation)

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from baton.connector.identity import PROTOCOL
+from baton.handoff.identity import PROTOCOL
 from baton.hub import resolve_model
 from baton.v1 import handoff_pb2, inference_pb2, worker_pb2
 from baton_kernels.paged import LAYOUT
@@ -27,15 +27,15 @@ NAME = "fuzz"
 HELLO = worker_pb2.RouterMessage(hello=worker_pb2.RouterHello(router_id=NAME)).SerializeToString()
 TIMEOUT_S = 20.0
 STREAM_S = 0.5
-"""How long a stream is listened to: a worker's never ends by itself."""
+"""The time that a stream is listened to, in seconds: a worker's never ends by itself."""
 BUGS = frozenset({grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DATA_LOSS})
-"""What HTTP has as 500."""
+"""The statuses that correspond to HTTP's 500."""
 UNDECODABLE = "Exception deserializing request!"
 """grpcio's own answer to bytes that are no message: INTERNAL, before any handler sees them."""
 
 
 def fuzz_router(address: str, examples: int) -> Iterator[Account]:
-    """The API for clients."""
+    """Fuzz the API for clients."""
     for method, descriptor in (
         ("Generate", inference_pb2.GenerateRequest.DESCRIPTOR),
         ("ListModels", inference_pb2.ListModelsRequest.DESCRIPTOR),
@@ -45,7 +45,7 @@ def fuzz_router(address: str, examples: int) -> Iterator[Account]:
 
 
 def fuzz_worker(name: str, address: str, examples: int) -> Iterator[Account]:
-    """The streams for routers and for other workers, begun as they should be and not."""
+    """Fuzz the streams for routers and for other workers, with a right beginning and without."""
     open_ = handoff_pb2.PrefillMessage(open=link_open(address)).SerializeToString()
     for path, first, descriptor in (
         (CONNECT, HELLO, worker_pb2.RouterMessage.DESCRIPTOR),
@@ -56,7 +56,7 @@ def fuzz_worker(name: str, address: str, examples: int) -> Iterator[Account]:
 
 
 def hello_of(address: str) -> worker_pb2.WorkerHello:
-    """What the worker at ``address`` tells a router of itself."""
+    """Return the hello that the worker at ``address`` sends to a router."""
     opening = Opening(CONNECT, CLUSTER_KEY.encode(), NAME, HELLO)
     with grpc.insecure_channel(address) as channel:
         for answer in channel.stream_stream(CONNECT, _as_it_is, _as_it_is)(
@@ -70,7 +70,7 @@ def hello_of(address: str) -> worker_pb2.WorkerHello:
 
 
 def link_open(address: str) -> handoff_pb2.LinkOpen:
-    """What a decode worker with the demo model in float32 at ``address`` agrees to."""
+    """Return the LinkOpen that a decode worker with the demo model in float32 at ``address`` accepts."""
     told = hello_of(address)
     config = json.loads((resolve_model("demo") / "config.json").read_text())
     heads = config["num_attention_heads"]
@@ -102,7 +102,7 @@ def _fuzzed(
     examples: int,
     timeout_s: float,
 ) -> Account:
-    """``first``: what follows a greeting; None: there is none."""
+    """``first``: the message that follows a greeting; None: the method has no greeting."""
     account = Account(target)
 
     @settings(
@@ -127,7 +127,8 @@ def _fuzzed(
 
 
 def _nearer(message: Message) -> Message:
-    """``message`` with a prompt and a length that are taken, so that the rest of it is tried."""
+    """Return ``message`` with a prompt and a length that are accepted, so that its other fields are
+    tested."""
     if isinstance(message, inference_pb2.GenerateRequest):
         message.model = ""
         message.text = message.text or "Paged attention is"
@@ -140,9 +141,9 @@ def _nearer(message: Message) -> Message:
 
 
 def _told(call: StreamCall, sent: Sequence[bytes], timeout_s: float, opening: Opening | None) -> str:
-    """The status of a call, and what it says."""
+    """Return a call's status and details."""
     try:
-        # A stream is kept open until it has been listened to: its end would end what it asked for.
+        # A stream is kept open until it has been listened to: its end would end its requests.
         requests = _then_wait(sent, timeout_s) if timeout_s == STREAM_S else iter(sent)
         if opening is not None:
             requests = opening.requests(sent, timeout_s)

@@ -1,4 +1,4 @@
-"""Requests that schemathesis makes from the OpenAPI document, valid ones and others."""
+"""Requests that schemathesis makes from the OpenAPI document, valid and invalid."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from loadtest.fuzz.account import Account
 
 TIMEOUT_S = 60.0
 DOCUMENTED = frozenset({503, 529})
-"""Nobody is there for the request now; in Anthropic's shape 529."""
+"""Statuses for a ring without a worker for the request; 529 is Anthropic's."""
 
 
 def fuzz_http(url: str, examples: int) -> Iterator[Account]:
-    """``examples`` requests for each operation, half of them by the schema."""
+    """Send ``examples`` requests for each operation, half of them by the schema."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     for found in schema.get_all_operations():
         if not isinstance(found, Ok):
@@ -33,7 +33,7 @@ def fuzz_http(url: str, examples: int) -> Iterator[Account]:
                 cases = _nearer(cases)
             try:
                 _send_all(cases, account, -(-examples // 2))
-            except Unsatisfiable:  # what takes no input has no wrong input
+            except Unsatisfiable:  # an operation without input has no wrong input
                 account.outcomes[f"no {mode.value} case"] += 1
         if not account.sent or (operation.body and account.sent < examples):
             account.blame(f"only {account.sent} of {examples} requests could be made")
@@ -47,8 +47,8 @@ AnyCase: TypeAlias = "Case[Any]"
 
 @st.composite
 def _nearer(draw: st.DrawFn, cases: st.SearchStrategy[AnyCase]) -> AnyCase:
-    """A case with fewer fields, for the model that there is and few tokens: the more there is to refuse, the
-    less is tried."""
+    """Draw a case with fewer fields, for the served model and few tokens: a case with more to refuse tests
+    less."""
     case = draw(cases)
     if not isinstance(case.body, dict):
         return case

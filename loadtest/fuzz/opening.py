@@ -1,4 +1,5 @@
-"""How a stream to a worker begins, over gRPC's blocking API and as bytes: what follows may be no message."""
+"""The beginning of a stream to a worker, over gRPC's blocking API and as bytes: the rest may be no
+message."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ PATIENCE_S = 10.0
 
 
 class Opening:
-    """Of one stream, with the cluster key: greeting, proof, and the message that the stream begins with."""
+    """The opening of one stream, with the cluster key: greeting, proof, and the first message."""
 
     def __init__(self, path: str, cluster_key: bytes, name: str, first: bytes) -> None:
         kind: Kind = "router" if path == CONNECT else "prefill"
@@ -25,7 +26,8 @@ class Opening:
         self._heard: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def requests(self, sent: Sequence[bytes], hold_s: float = 0.0) -> Iterator[bytes]:
-        """The opening, what is ``sent``, and ``hold_s`` seconds before the end, which ends what was asked."""
+        """Yield the opening and ``sent``, then wait ``hold_s`` seconds before the stream's end, which ends
+        its requests."""
         yield self._sends(greeting=self._caller.greeting).SerializeToString()
         answer = self._hears.FromString(self._heard.get(timeout=PATIENCE_S))
         yield self._sends(proof=self._caller.prove(answer.challenge)).SerializeToString()
@@ -34,5 +36,5 @@ class Opening:
         time.sleep(hold_s)
 
     def hear(self, answer: bytes) -> None:
-        """Everything that the worker says."""
+        """Take a message of the worker."""
         self._heard.put(answer)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 DEEPEST = 5
 ADDRESSES = ("", "x", "127.0.0.1:1", "127.0.0.1:99999", "[::1]:1", "127.0.0.1:0")
-"""For every field of that name: a fuzzer must not make workers call anybody else."""
+"""The values of every field with an address: a fuzzer must not make workers connect to anything else."""
 
 
 def _ints(bits: int, *, signed: bool) -> st.SearchStrategy[int]:
@@ -49,7 +49,7 @@ def _value(field: FieldDescriptor, depth: int) -> st.SearchStrategy[object]:
 
 @st.composite
 def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message:
-    """Any message of this type, some fields of it set."""
+    """Draw any message of this type, with some of its fields set."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
         if (depth >= DEEPEST and field.message_type is not None) or not draw(st.booleans()):
@@ -72,7 +72,8 @@ def messages(draw: st.DrawFn, descriptor: Descriptor, depth: int = 0) -> Message
 
 @st.composite
 def frames(draw: st.DrawFn, descriptor: Descriptor, of: Callable[[Message], Message] | None = None) -> bytes:
-    """The bytes of a message, whole or spoiled, or no message at all. ``of`` changes half of the messages."""
+    """Draw the bytes of a message, whole or spoiled, or of no message at all. ``of`` changes half of the
+    messages."""
     if draw(st.integers(0, 5)) == 0:
         return draw(st.binary(max_size=60))
     message = draw(messages(descriptor))

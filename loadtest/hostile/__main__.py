@@ -1,5 +1,5 @@
-"""Everything that a stranger, a tenant, a web page or a failing part did to a router, on rings of real
-processes with two honest tenants that stream all the time.
+"""Attacks by a stranger, a tenant, a web page or a failing part on a router, on rings of real processes with
+two honest tenants that stream all the time.
 
     python -m loadtest.hostile                                        # all attacks: a quarter of an hour
     python -m loadtest.hostile --attack head-long --attack grpc-no-key
@@ -7,10 +7,10 @@ processes with two honest tenants that stream all the time.
 
 Attacks are bounded in count and time and go to loopback only, from addresses of their own (127.0.0.2 and on).
 Each has a ring of its own: a router with keys, tenants and limits before a simulated prefill and decode
-worker, from the source tree ``--tree``. After a calm phase comes the attack, then recovery. A row tells what
-the router took, how long it was silent, what honest tenants felt, what the attacker got, and whether the
-attack reached its aim. Fails (exit status 1) if one does or a bound does not hold; with ``--expect-broken``
-if one of those that were findings does not reach it.
+worker, from the source tree ``--tree``. After a calm phase comes the attack, then recovery. A row gives the
+router's memory, its longest silence, the latencies of honest tenants, the attacker's answers, and whether the
+attack reached its aim. Fails (exit status 1) if an attack does or a bound does not hold; with
+``--expect-broken`` if an attack that shows a finding does not reach its aim.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from loadtest.trees import HERE, tree
 
 
 def tried(name: str, tree: Path, tmp: Path) -> Row:
-    """One attack or trial. A ring that does not start is one that did not hold."""
+    """Run one attack or trial. A ring that does not start counts as one that did not hold."""
     attack, trial = ATTACKS.get(name), TRIALS.get(name)
     try:
         if attack is not None:

@@ -1,4 +1,4 @@
-"""Bodies of requests: that do not end, or are 8 MiB of one thing again and again."""
+"""Bodies of requests that do not end, or are 8 MiB of one element again and again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from loadtest.hostile.vocabulary import MIB, Attack, Felt, Found, Target, Watche
 from loadtest.hostile.wire import ask, call, push, request
 
 LARGEST = 8 * MIB - 4096
-"""As large as a body may be, about."""
+"""The size of the largest bodies in bytes, a little below the limit."""
 HELD = 60
 LONGER_S = 12.0
 PATIENCE_S = 12.0
 LONG_TURN_S = 0.5
-"""As a probe feels it; calm, it is some milliseconds."""
+"""The silence that a probe must see, in seconds; in the calm it is some milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Repeated:
     after: str
     between: str = ","
     most: int = LARGEST
-    """Bytes, where fewer elements than fit are allowed."""
+    """Most bytes, where fewer elements than fit are allowed."""
 
     def body(self, size: int = LARGEST) -> bytes:
         count = (min(size, self.most) - len(self.before) - len(self.after)) // (
@@ -76,7 +76,8 @@ LONG_PROMPTS = Repeated(
     ',""]}',
     most=250 * 16 * 1024,
 )
-"""So many as there may be, which fit the context; the last is wrong, so that none is computed."""
+"""The most prompts that are allowed, each fitting the context; the last one is wrong, so that none is
+computed."""
 
 CHATS = (
     Repeated("messages", _CHAT, '{"messages":[', _USER, _END),
@@ -205,7 +206,7 @@ EVERY = (
 
 
 def _sending(bodies: Sequence[Repeated]) -> Callable[[Target, Found], Awaitable[None]]:
-    """One after the other, each when the one before is answered."""
+    """Send the bodies one after the other, each when the one before is answered."""
 
     async def run(target: Target, found: Found) -> None:
         found.figures["unsent"] = len(bodies)
@@ -232,12 +233,12 @@ def _repeated(name: str, *bodies: Repeated) -> Attack:
         aim="the event loop stands still for 0.5 s",
         run=_sending(bodies),
         reached=_stood_still,
-        most_s=30 if len(bodies) > 1 else PATIENCE_S + 2,
+        max_s=30 if len(bodies) > 1 else PATIENCE_S + 2,
     )
 
 
 async def held(target: Target, found: Found) -> None:
-    """Each a byte short of its end."""
+    """Hold bodies that are each a byte short of their end."""
     sent = request("/v1/completions", b" " * (LARGEST - 1), key=target.keys.get("evil"), length=LARGEST)
     lines = []
     for _ in range(HELD):
@@ -250,7 +251,7 @@ async def held(target: Target, found: Found) -> None:
 
 
 async def endless(target: Target, found: Found) -> None:
-    """A byte a second, in chunks, of bodies that do not say how long they are."""
+    """Send a byte a second, in chunks, of bodies without a length."""
     head = request("/v1/completions", key=target.keys.get("evil")).replace(b"GET", b"POST", 1)
     more = b"transfer-encoding: chunked\r\ncontent-type: application/json\r\n\r\n"
     lines = []
@@ -282,7 +283,7 @@ ATTACKS = (
         aim="60 unfinished bodies hold 200 MiB",
         run=held,
         reached=_held,
-        most_s=40,
+        max_s=40,
     ),
     Attack(
         name="body-endless",
@@ -290,7 +291,7 @@ ATTACKS = (
         aim="30 bodies of a byte a second are open after 18 s",
         run=endless,
         reached=_endless,
-        most_s=40,
+        max_s=40,
     ),
     _repeated("body-developer", DEVELOPER),
     _repeated("body-calls", CALLS),

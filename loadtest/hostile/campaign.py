@@ -26,11 +26,11 @@ WARM_S = 1.5
 CALM_S = 3.0
 RECOVERY_S = 2.5
 LATE_S = 5.0
-"""An attacker that does not end by itself is killed."""
+"""The time beyond an attack's ``max_s`` after which the attacker is killed, in seconds."""
 
 
 def run(attack: Attack, tree: Path, tmp: Path, calm_s: float = CALM_S) -> Row:
-    """Raises RuntimeError or TimeoutError when the ring does not start."""
+    """Run one attack. Raises RuntimeError or TimeoutError when the ring does not start."""
     with ring.running(tmp, tree, attack.setup) as attacked:
         record = tmp / "record.json"
         honest = _start("honest", tree, str(record), *HONEST)
@@ -43,7 +43,7 @@ def run(attack: Attack, tree: Path, tmp: Path, calm_s: float = CALM_S) -> Row:
 
 @dataclass(frozen=True)
 class Clients:
-    """The process of the honest ones."""
+    """The process of the honest clients."""
 
     process: subprocess.Popen[bytes]
     record: Path
@@ -54,7 +54,7 @@ class Clients:
         self.process.stdin.flush()
 
     def end(self) -> Recorded:
-        """RuntimeError if they do not end well."""
+        """End the clients, and return their record. Raises RuntimeError if they fail."""
         self.process.communicate(b"over\n", timeout=ENDING_S + 30)
         if self.process.returncode:
             raise RuntimeError(f"the honest clients ended with {self.process.returncode}")
@@ -74,7 +74,7 @@ def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm
         found = _attack(attack, tree, target)
         time.sleep(RECOVERY_S)
         phases = Phases(calm, began, time.monotonic())
-    turns = verdict.longest_turns(before, _page(attacked))
+    turns = verdict.max_turns(before, _page(attacked))
     felt = verdict.felt(honest.end(), phases, turns)
     return Row(
         name=attack.name,
@@ -89,7 +89,7 @@ def _under(attack: Attack, tree: Path, attacked: Attacked, honest: Clients, calm
 
 
 def _start(module: str, tree: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """A process of this harness, which speaks the protocol of the tree under attack."""
+    """Start a process of this harness, which speaks the protocol of the tree under attack."""
     return subprocess.Popen(
         [sys.executable, "-m", f"loadtest.hostile.{module}", *arguments],
         cwd=HERE,
@@ -100,28 +100,28 @@ def _start(module: str, tree: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _attack(attack: Attack, tree: Path, target: bytes) -> Found:
-    """Carried out by a process of its own. RuntimeError if that does not end as it should."""
-    process = _start("attacker", tree, attack.name, str(attack.most_s))
+    """Have a process of its own carry out the attack. Raises RuntimeError if it fails."""
+    process = _start("attacker", tree, attack.name, str(attack.max_s))
     try:
-        said, _ = process.communicate(target, timeout=attack.most_s + LATE_S)
+        said, _ = process.communicate(target, timeout=attack.max_s + LATE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return Found(said=f"the attacker was killed after {attack.most_s + LATE_S:g} s")
+        return Found(said=f"the attacker was killed after {attack.max_s + LATE_S:g} s")
     if process.returncode:
         raise RuntimeError(f"the attacker of {attack.name} ended with {process.returncode}")
     return msgspec.json.decode(said, type=Found)
 
 
 def _page(attacked: Attacked) -> Mapping[str, float]:
-    """The router's metrics; none where it does not answer."""
+    """Return the router's metrics; none where it does not answer."""
     with suppress(OSError):
         return scrape(f"http://{attacked.target.http}/metrics")
     return {}
 
 
 def attempt(trial: Trial, tree: Path, tmp: Path) -> Row:
-    """What needs no ring."""
+    """Run a trial, which needs no ring."""
     if trial.needs and shutil.which(trial.needs) is None:
         why = f"{trial.needs} is not installed"
         row = Row(name=trial.name, finding=trial.finding, aim=trial.aim, worked=False, found=Found())

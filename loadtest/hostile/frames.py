@@ -24,7 +24,7 @@ class Frame:
 
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    """One frame. ``payload`` is shorter than 16 MiB."""
+    """Return one frame. ``payload`` is shorter than 16 MiB."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
@@ -46,7 +46,7 @@ def window_update(stream: int, more: int) -> bytes:
 
 
 def headers(stream: int, block: bytes, *, whole: bool = True, end: bool = False) -> bytes:
-    """``whole``: no CONTINUATION follows. ``end``: nor does a body."""
+    """Return a HEADERS frame. ``whole``: no CONTINUATION follows. ``end``: no body follows."""
     return frame(HEADERS, (END_HEADERS if whole else 0) | (END_STREAM if end else 0), stream, block)
 
 
@@ -59,7 +59,7 @@ def data(stream: int, payload: bytes, *, end: bool = False) -> bytes:
 
 
 def hpack_integer(value: int, prefix_bits: int, first: int = 0) -> bytes:
-    """RFC 7541, 5.1. ``first``: the bits before the prefix."""
+    """Encode an integer as RFC 7541, 5.1, does. ``first``: the bits before the prefix."""
     most = (1 << prefix_bits) - 1
     if value < most:
         return bytes([first | value])
@@ -71,7 +71,7 @@ def hpack_integer(value: int, prefix_bits: int, first: int = 0) -> bytes:
 
 
 def field(name: str, value: str) -> bytes:
-    """A header field, literal, which nobody is to keep in a table, without Huffman's code."""
+    """Return a literal header field, without indexing and without Huffman coding."""
     texts = (name.encode(), value.encode())
     return b"\x00" + b"".join(hpack_integer(len(text), 7) + text for text in texts)
 
@@ -81,7 +81,7 @@ def block(fields: Iterable[tuple[str, str]]) -> bytes:
 
 
 def grpc_head(path: str, authority: str = "127.0.0.1", more: Iterable[tuple[str, str]] = ()) -> bytes:
-    """The header block of a call."""
+    """Return the header block of a call."""
     return block(
         [
             (":method", "POST"),
@@ -100,7 +100,7 @@ def grpc_message(payload: bytes) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """As in protobuf."""
+    """Encode an integer as protobuf does."""
     out = bytearray()
     while value >= 128:
         out.append(value & 127 | 128)
@@ -109,13 +109,13 @@ def varint(value: int) -> bytes:
 
 
 def part(number: int, payload: bytes) -> bytes:
-    """A protobuf field of bytes, text or a message."""
+    """Return a protobuf field of bytes, text or a message."""
     return varint(number << 3 | 2) + varint(len(payload)) + payload
 
 
 def parts(message: bytes) -> dict[int, bytes]:
-    """The fields of bytes, text and messages of a protobuf message that has no others: number → the last one.
-    ValueError for what is none."""
+    """Return the fields of a protobuf message that has only bytes, text and messages: the last one by number.
+    Raises ValueError for other bytes."""
     found: dict[int, bytes] = {}
     rest = message
     while rest:
@@ -137,13 +137,13 @@ def _read_varint(data: bytes) -> tuple[int, bytes]:
 
 
 class Parser:
-    """Takes what comes apart into frames."""
+    """Splits received bytes into frames."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole by now."""
+        """Yield the frames that are complete by now."""
         self._rest += data
         while len(self._rest) >= HEAD_BYTES:
             size = int.from_bytes(self._rest[:3], "big")

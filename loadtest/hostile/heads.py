@@ -9,11 +9,11 @@ from loadtest.hostile.vocabulary import MIB, Attack, Felt, Found, Setup, Target,
 from loadtest.hostile.wire import PIECE, Line, call, push
 
 START = b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-MOST_BYTES = 64 * MIB
+MAX_BYTES = 64 * MIB
 LONGER_S = 12.0
-"""Than a head may take."""
+"""A time longer than a head may take, in seconds."""
 SWALLOWED_MIB = 16.0
-"""More than all buffers on the way hold."""
+"""More MiB than all buffers on the way hold."""
 
 
 async def _endless(target: Target, found: Found, begin: bytes, piece: bytes, most: int) -> None:
@@ -26,16 +26,16 @@ async def _endless(target: Target, found: Found, begin: bytes, piece: bytes, mos
 
 
 async def one_header(target: Target, found: Found) -> None:
-    await _endless(target, found, START + b"x-long: ", b"a" * PIECE, MOST_BYTES)
+    await _endless(target, found, START + b"x-long: ", b"a" * PIECE, MAX_BYTES)
 
 
 async def many_lines(target: Target, found: Found) -> None:
-    """11 MiB."""
+    """Send 11 MiB of header lines."""
     await _endless(target, found, START, b"a: b\r\n" * 40_000, 11 * MIB)
 
 
 async def long_path(target: Target, found: Found) -> None:
-    await _endless(target, found, b"GET /", b"a" * PIECE, MOST_BYTES)
+    await _endless(target, found, b"GET /", b"a" * PIECE, MAX_BYTES)
 
 
 def _swallowed(found: Found, watched: Watched, felt: Felt) -> bool:
@@ -47,7 +47,7 @@ def _kept_lines(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def _open(target: Target, found: Found, count: int, sources: int = 1) -> list[Line]:
-    """So many connections, from so many addresses in turns."""
+    """Open ``count`` connections, from ``sources`` addresses in turns."""
     lines = []
     for number in range(count):
         try:
@@ -59,7 +59,7 @@ async def _open(target: Target, found: Found, count: int, sources: int = 1) -> l
 
 
 async def _keep(lines: list[Line], found: Found, seconds: float, piece: bytes = b"") -> None:
-    """Say a little each second on each of them, and count those that stay."""
+    """Send ``piece`` each second on each connection, and count the connections that stay."""
     for _ in range(int(seconds)):
         await asyncio.sleep(1.0)
         for line in lines:
@@ -71,7 +71,7 @@ async def _keep(lines: list[Line], found: Found, seconds: float, piece: bytes = 
 
 
 async def slow(target: Target, found: Found) -> None:
-    """Slowloris."""
+    """Run Slowloris."""
     lines = await _open(target, found, 200)
     for line in lines:
         line.writer.write(START)
@@ -122,7 +122,7 @@ ATTACKS = (
         aim="100 unfinished heads are open after 12 s",
         run=slow,
         reached=_stay,
-        most_s=30,
+        max_s=30,
     ),
     Attack(
         name="silent-256",
@@ -131,7 +131,7 @@ ATTACKS = (
         run=silent_256,
         reached=_locked_out,
         setup=Setup(descriptors=256),
-        most_s=30,
+        max_s=30,
     ),
     Attack(
         name="silent-1024",
@@ -140,6 +140,6 @@ ATTACKS = (
         run=silent_1024,
         reached=_locked_out,
         setup=Setup(descriptors=1024),
-        most_s=40,
+        max_s=40,
     ),
 )

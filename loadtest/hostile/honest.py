@@ -1,10 +1,10 @@
-"""Honest tenants that stream all the time, and probes: what they felt.
+"""Honest tenants that stream all the time, and probes: the latencies and failures that they see.
 
     python -m loadtest.hostile.honest RECORD TENANT... < target.json
 
-It goes on until its standard input says a line, lets what is open end, and writes down what became of it all.
-Each stream of a tenant asks at a fixed rate, on a connection that it keeps, as clients do; each tenant has
-one over gRPC.
+It runs until its standard input has another line, lets open streams end, and writes the outcome of all
+requests. Each stream of a tenant asks at a fixed rate, on a connection that it keeps, as clients do; each
+tenant has one over gRPC.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from loadtest.hostile.vocabulary import Target
 from loadtest.hostile.wire import Line
 
 STREAMS = 4
-"""Of each tenant, over HTTP."""
+"""Streams of each tenant over HTTP."""
 PERIOD_S = 2.8
 MAX_TOKENS = 120
-"""So many that the one gap of a handoff is not what the 99th percentile of all gaps tells."""
+"""Tokens of a stream: so many that the one gap of a handoff does not set the 99th percentile of all gaps."""
 PROBE_S = 0.02
 FRESH_S = 0.5
-"""Between probes that each take a connection of their own."""
+"""The time between probes that each take a connection of their own, in seconds."""
 PROBE_PATIENCE_S = 5.0
 PATIENCE_S = 10.0
-"""Without anything, a request has failed."""
+"""The time without any answer after which a request has failed, in seconds."""
 ENDING_S = 12.0
 WORDS = 40
 
@@ -48,10 +48,10 @@ class Request(msgspec.Struct, kw_only=True):
     tenant: str
     sent_at: float
     times: list[float] = []
-    """When pieces of the stream came."""
+    """The moments at which pieces of the stream came."""
     ended_at: float | None = None
     failed: str = ""
-    """Why; empty: it was answered whole."""
+    """Why the request failed; empty: it was answered whole."""
 
 
 class Probe(msgspec.Struct, kw_only=True):
@@ -60,12 +60,12 @@ class Probe(msgspec.Struct, kw_only=True):
     sent_at: float
     took_s: float
     fresh: bool
-    """On a connection of its own."""
+    """Whether the probe had a connection of its own."""
     failed: bool = False
 
 
 class Recorded(msgspec.Struct, kw_only=True):
-    """All that honest clients have seen."""
+    """The record of all honest clients."""
 
     requests: list[Request] = []
     probes: list[Probe] = []
@@ -81,7 +81,7 @@ class Honest:
         self.recorded = Recorded()
 
     async def run(self) -> Recorded:
-        """Until ``stop``, and until what is open has ended."""
+        """Run until ``stop``, and until open streams have ended."""
         streams = [
             asyncio.create_task(each)
             for tenant in self._tenants
@@ -104,7 +104,7 @@ class Honest:
     # --- streams
 
     async def _turns(self, number: int) -> AsyncIterator[int]:
-        """At a fixed rate, or later if what was asked before takes longer."""
+        """Yield turns at a fixed rate, or later if the request before takes longer."""
         asked = 0
         at = time.monotonic() + PERIOD_S * number / STREAMS
         while not self._over.is_set():
@@ -176,7 +176,7 @@ class Honest:
     # --- probes
 
     async def _probe(self) -> None:
-        """On one connection that stays open."""
+        """Probe on one connection that stays open."""
         line: Line | None = None
         while True:
             began = time.monotonic()
@@ -220,7 +220,7 @@ def _prompt(tenant: str, number: int, asked: int) -> str:
 
 
 async def _stream(line: Line, request: Request) -> None:
-    """Read one stream to its end. ValueError for an answer that is none."""
+    """Read one stream to its end. Raises ValueError for a malformed answer."""
     async with asyncio.timeout(PATIENCE_S):
         head = await line.reader.readuntil(b"\r\n\r\n")
     status = head[9:12].decode("ascii", "replace")
@@ -257,7 +257,7 @@ async def _main(target: Target, tenants: tuple[str, ...]) -> Recorded:
 
 def main() -> None:
     target = msgspec.json.decode(sys.stdin.buffer.readline(), type=Target)
-    gc.disable()  # a look at all that was kept would be in the times
+    gc.disable()  # a collection over all records would be in the times
     record, *tenants = sys.argv[1:]
     recorded = uvloop.run(_main(target, tuple(tenants)))
     Path(record).write_bytes(msgspec.json.encode(recorded))

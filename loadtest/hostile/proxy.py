@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback, which may be led elsewhere and writes down what its first caller says."""
+"""A TCP proxy on loopback, which may be led elsewhere and records what its first caller sends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from loadtest.hostile.wire import loopback
 
 LOOK_S = 0.1
 PIECE = 1 << 16
-MOST_RECORDED = 4 << 20
+MAX_RECORDED = 4 << 20
 
 
 class Proxy:
-    """Passes connections on to where it leads when they come."""
+    """Passes each connection on to the target at the moment it comes."""
 
     def __init__(self, to: str, record: Path | None = None) -> None:
-        """``to``: raises ValueError unless it is on loopback."""
+        """``to``: the target. Raises ValueError unless it is on loopback."""
         self._to = loopback(to)
         self._record = record
         self._over = threading.Event()
@@ -31,7 +31,7 @@ class Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def lead_to(self, to: str) -> None:
-        """Connections that are open stay where they are."""
+        """Change the target. Open connections stay where they are."""
         self._to = loopback(to)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class Proxy:
             thread.join()
 
     def _pass_on(self, caller: socket.socket, record: Path | None) -> None:
-        """Both ways, until one side closes."""
+        """Copy both ways, until one side closes."""
         recorded = 0
         with (
             caller,
@@ -69,7 +69,7 @@ class Proxy:
                     data = source.recv(PIECE)
                     if not data:
                         return
-                    if source is caller and record is not None and recorded < MOST_RECORDED:
+                    if source is caller and record is not None and recorded < MAX_RECORDED:
                         recorded += len(data)
                         with record.open("ab") as out:
                             out.write(data)
@@ -78,7 +78,7 @@ class Proxy:
 
 @contextmanager
 def proxied(to: str, record: Path | None = None) -> Iterator[Proxy]:
-    """A proxy that is closed at the end, and with it all that goes through it."""
+    """A proxy that is closed at the end, and with it every connection through it."""
     proxy = Proxy(to, record)
     try:
         yield proxy

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton import ready
+from baton.process import ready
 from baton.router.security.keys import entry_line, new_key
 from loadtest.hostile.proxy import proxied
 from loadtest.hostile.vocabulary import Place, Setup, Target
@@ -39,13 +39,13 @@ TENANTS = {
     "mean": "{weight: 1, requests_per_minute: 1, concurrent_requests: 1}",
     "small": "{weight: 1, tokens_per_minute: 1000}",
 }
-"""The honest ones, one that attacks, and two that attack and have limits."""
+"""Two honest tenants, a tenant that attacks, and two tenants that attack and have limits."""
 HONEST = ("acme", "bolt")
 _LIMITED = 'ulimit -n "$1" && shift && exec "$@"'
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """Of a process whose Baton is that of a source tree."""
+    """Return the environment of a process that runs the Baton of a source tree."""
     return {**os.environ, "PYTHONPATH": python_path(tree)}
 
 
@@ -55,9 +55,9 @@ class TreeService(Service):
 
     tree: Path = HERE
     cluster_key: str | None = None
-    """None: it is told of none."""
+    """The cluster key; None: the process gets none."""
     descriptors: int | None = None
-    """As many as it may have open, and may never have more."""
+    """The limit of open file descriptors, soft and hard."""
 
     def start(self) -> None:
         given = {**environment(self.tree), **self.environment}
@@ -80,7 +80,8 @@ class TreeService(Service):
             )
 
     def wait_ready(self) -> None:
-        """RuntimeError if it ends instead, or takes longer than ``START_S``."""
+        """Wait until the process is ready. Raises RuntimeError if it ends instead, or takes longer than
+        ``START_S``."""
         timer = threading.Timer(START_S, self.process.kill)
         timer.start()
         try:
@@ -89,7 +90,7 @@ class TreeService(Service):
             timer.cancel()
 
     def stop(self) -> None:
-        """At once: what an attack has made of it need not end well."""
+        """Kill the process: after an attack it need not end well."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             with suppress(subprocess.TimeoutExpired):
@@ -100,7 +101,7 @@ class TreeService(Service):
 
 @dataclass
 class Attacked:
-    """A ring that runs, and what attackers are told of it."""
+    """A running ring, and the target that attackers are told of."""
 
     router: TreeService
     workers: list[TreeService]
@@ -108,7 +109,8 @@ class Attacked:
 
 
 def keys_file(tmp: Path) -> tuple[Path, dict[str, str]]:
-    """The file of all tenants, and their keys. The honest ones' may see everything of their own only."""
+    """Write the file of all tenants; return it and the keys. The honest tenants' keys see everything of their
+    own only."""
     keys = {name: new_key() for name in TENANTS}
     lines = ["tenants:", *(f"  {name}: {limits}" for name, limits in TENANTS.items())]
     lines += ["keys:", *(entry_line(key, name, name) for name, key in keys.items())]
@@ -120,7 +122,7 @@ def keys_file(tmp: Path) -> tuple[Path, dict[str, str]]:
 def simulated(
     tmp: Path, name: str, role: str, tree: Path, cluster_key: str | None, *options: str
 ) -> TreeService:
-    """A worker without a model, not started."""
+    """Return a worker without a model, not started."""
     profile = tmp / "profile.json"
     profile.write_text(json.dumps(PROFILE))
     argv: tuple[str, ...] = (
@@ -174,7 +176,7 @@ def running(tmp: Path, tree: Path, setup: Setup) -> Iterator[Attacked]:
 
 
 def _workers(tmp: Path, tree: Path, setup: Setup, cluster_key: str) -> tuple[list[TreeService], list[int]]:
-    """Not started, and the ports of their data."""
+    """Return the workers, not started, and the ports of their data."""
     named: list[tuple[str, str, tuple[str, ...]]] = [("prefill", "prefill", ()), ("decode", "decode", ())]
     if setup.stranger:
         named.append(("stranger", "both", ("--served-model-name", "another", "--revision", "another")))
@@ -187,7 +189,7 @@ def _workers(tmp: Path, tree: Path, setup: Setup, cluster_key: str) -> tuple[lis
 
 
 def _wait_workers(url: str, count: int) -> None:
-    """Until the router has so many. TimeoutError if it does not find them."""
+    """Wait until the router has ``count`` workers. Raises TimeoutError if it does not find them."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         page = scrape(f"{url}/metrics")

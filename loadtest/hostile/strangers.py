@@ -1,4 +1,4 @@
-"""Whoever reaches a worker's ports without being of the ring: gRPC, KV data, metrics."""
+"""Strangers that reach a worker's ports: gRPC, KV data, metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELLO, GREETING, PROOF = 1, 40, 41
 """Fields of RouterMessage: not every tree has them all. The answer to a greeting has the same number."""
 LET_IN = "let in"
 OF_A_ROUTER = (b"\x0a", b"\x12")
-"""How the messages of a worker begin that are for routers only, hello and frame, behind gRPC's five bytes."""
+"""The first bytes, behind gRPC's five, of a worker's messages that are for routers only: hello and frame."""
 NAMES_MIB = (25, 6)
 NAMES = 6
 SILENT = 400
@@ -34,7 +34,7 @@ REPLAYS = 6
 REPLAY_S = 2.0
 FIRST_MESSAGES = 6
 DOORS = 200
-MOST_REFUSALS = 20
+MAX_REFUSALS = 20
 LINKS = 20
 OPTIONS = (("grpc.max_send_message_length", 64 * MIB), ("grpc.use_local_subchannel_pool", 1))
 
@@ -47,8 +47,8 @@ Linked: TypeAlias = "grpc.aio.StreamStreamCall[handoff_pb2.PrefillMessage, hando
 async def connected(
     place: Place, name: str = "stranger"
 ) -> AsyncIterator[tuple[Connected, worker_pb2.WorkerHello | None]]:
-    """A router's stream of somebody who is none, and the worker's greeting; None if it does not say who it
-    is."""
+    """A router's stream opened by a stranger, and the worker's hello; None if the worker does not send
+    one."""
     loopback(place.grpc)
     async with grpc.aio.insecure_channel(place.grpc, OPTIONS) as channel:
         stream = worker_pb2_grpc.WorkerStub(channel).Connect(None)
@@ -66,7 +66,7 @@ async def connected(
 
 
 async def _status(stream: Connected, found: Found) -> None:
-    """How it ended, if it did."""
+    """Count the stream's status, or that it is open."""
     try:
         async with asyncio.timeout(1.0):
             found.count((await stream.code()).name)
@@ -76,7 +76,7 @@ async def _status(stream: Connected, found: Found) -> None:
 
 
 async def submits(target: Target, found: Found) -> None:
-    """A request without key or handle."""
+    """Send a request without key or handle."""
     for place in target.workers[:2]:
         async with connected(place) as (stream, hello):
             if hello is None:
@@ -103,7 +103,7 @@ async def _tokens(stream: Connected, name: str, found: Found) -> None:
 
 
 async def feed(target: Target, found: Found) -> None:
-    """The digests of what tenants asked."""
+    """Count the digests of tenants' prompts that the worker sends."""
     for place in target.workers[:2]:
         async with connected(place) as (stream, hello):
             if hello is not None:
@@ -133,7 +133,7 @@ async def peers(target: Target, found: Found) -> None:
 
 
 async def as_router(target: Target, found: Found) -> None:
-    """In the name of the router that is there, which its worker's log tells."""
+    """Connect in the name of the present router, which its worker's log shows."""
     place = target.of_role("decode")
     told = await asyncio.to_thread(_routers_told, Path(place.log))
     if not told:
@@ -152,14 +152,15 @@ def _routers_told(log: Path) -> list[str]:
 
 
 async def _resumes(target: Target) -> float:
-    """Of the router, so far, whatever for."""
+    """Return the router's resumes so far, for any reason."""
     page = await ask(target.http, request("/metrics"))
     lines = page.body.decode().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("baton_resumes_total"))
 
 
 async def links(target: Target, found: Found) -> None:
-    """In the name of the prefill worker that is linked, with what refusals tell field by field."""
+    """Open links in the name of the linked prefill worker, with the layout that refusals reveal field by
+    field."""
     names: dict[str, str] = {}
     for place in target.workers[:2]:
         async with connected(place) as (_, hello):
@@ -172,7 +173,7 @@ async def links(target: Target, found: Found) -> None:
     )
     opened.compatibility.block_size = 16
     before, accepted = await _resumes(target), 0
-    for _ in range(MOST_REFUSALS + LINKS):
+    for _ in range(MAX_REFUSALS + LINKS):
         said = await _open_link(target.of_role("decode"), opened, found)
         if said is None or accepted >= LINKS:
             break
@@ -185,7 +186,7 @@ async def links(target: Target, found: Found) -> None:
 
 
 def _learn(opened: handoff_pb2.LinkOpen, refuse: handoff_pb2.LinkRefuse) -> bool:
-    """From "layout differs: prefill x, decode y" what to say next time."""
+    """Set a field of the next LinkOpen from a refusal such as "layout differs: prefill x, decode y"."""
     told = re.search(r", decode (.*)$", refuse.reason)
     known = handoff_pb2.Compatibility.DESCRIPTOR.fields_by_name
     if told is None or refuse.field not in known:
@@ -223,7 +224,7 @@ def loopback_of(place: Place) -> str:
 
 
 async def names(target: Target, found: Found) -> None:
-    """Long ones, in LinkOpen and RouterHello."""
+    """Send long names, in LinkOpen and RouterHello."""
     place = target.of_role("decode")
     for number in range(NAMES):
         long = "x" * (NAMES_MIB[number % len(NAMES_MIB)] * MIB)
@@ -236,7 +237,7 @@ async def names(target: Target, found: Found) -> None:
 
 
 async def replayed(target: Target, found: Found) -> None:
-    """What the router said to its worker, byte for byte, on connections of a stranger's: all of it, and its
+    """Repeat the router's bytes to its worker on connections of a stranger's: all of them, and their
     beginning alone. (The router, whose stream is ended by that, calls again and ends the stranger's.)"""
     said = await asyncio.to_thread(Path(target.recorded).read_bytes)
     for number in range(REPLAYS):
@@ -244,7 +245,7 @@ async def replayed(target: Target, found: Found) -> None:
 
 
 def _beginning(said: bytes) -> bytes:
-    """The first messages of a recorded connection."""
+    """Return the first messages of a recorded connection."""
     kept, messages = bytearray(frames.PREFACE), 0
     for frame in Parser().feed(said[len(frames.PREFACE) :]):
         kept += frames.frame(frame.kind, frame.flags, frame.stream, frame.payload)
@@ -255,7 +256,7 @@ def _beginning(said: bytes) -> bytes:
 
 
 async def _replay(place: Place, said: bytes) -> str:
-    """Whether the worker says what is for routers only."""
+    """Return whether the worker sends messages that are for routers only."""
     line = await call(place.grpc)
     line.writer.write(said)
     parser, let_in = Parser(), False
@@ -271,7 +272,7 @@ async def _replay(place: Place, said: bytes) -> str:
 
 
 async def _acknowledge(line: Line) -> None:
-    """Let as much come as likes to."""
+    """Keep the windows open for everything that comes."""
     while not line.writer.transport.is_closing():
         line.writer.write(frames.settings(ack=True) + frames.window_update(0, 1 << 20))
         await asyncio.sleep(0.5)
@@ -282,7 +283,8 @@ def _greeting(name: str, nonce: bytes) -> bytes:
 
 
 async def _challenged(stream: Raw, greeting: bytes) -> dict[int, bytes]:
-    """What the worker says to a greeting: its nonce (2) and its own proof (3); nothing if it says none."""
+    """Return the worker's answer to a greeting: its nonce (2) and its own proof (3); empty if it sends
+    none."""
     with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError, ValueError):
         await stream.write(greeting)
         async with asyncio.timeout(GREETING_S):
@@ -293,8 +295,8 @@ async def _challenged(stream: Raw, greeting: bytes) -> dict[int, bytes]:
 
 
 async def reflected(target: Target, found: Found) -> None:
-    """Greet, and give back as a proof the worker's own: of this stream, or of another one, on which it was
-    made to prove itself over the nonce that it gave here."""
+    """Greet, and return the worker's own proof as ours: the proof of this stream, or of another one, on which
+    the worker was made to prove itself over the nonce that it gave here."""
     for place in target.workers[:2]:
         async with grpc.aio.insecure_channel(loopback_of(place), OPTIONS) as channel:
             connect = channel.stream_stream(CONNECT, None, None)
@@ -309,7 +311,7 @@ async def reflected(target: Target, found: Found) -> None:
 
 
 async def _proved(stream: Raw, proof: bytes) -> str:
-    """What the worker makes of it: its status, or that it lets a router in."""
+    """Return the worker's response to the proof: its status, or that it lets a router in."""
     try:
         await stream.write(frames.part(PROOF, frames.part(1, proof)))
         await stream.write(frames.part(HELLO, frames.part(1, b"stranger")))
@@ -323,7 +325,7 @@ async def _proved(stream: Raw, proof: bytes) -> str:
 
 
 async def data_port(target: Target, found: Found) -> None:
-    """Connections that say nothing, or nothing that is true."""
+    """Open connections that send nothing, or nothing valid."""
     lines = []
     for number in range(DOORS):
         try:
@@ -340,7 +342,7 @@ async def data_port(target: Target, found: Found) -> None:
 
 
 async def metrics_port(target: Target, found: Found) -> None:
-    """400 connections that say nothing."""
+    """Open 400 connections that send nothing."""
     place = target.of_role("decode")
     lines: list[Line] = []
 
@@ -351,7 +353,7 @@ async def metrics_port(target: Target, found: Found) -> None:
         except (OSError, TimeoutError):
             found.count("refused connection")
 
-    for _ in range(SILENT // AT_ONCE):  # few may wait to be accepted
+    for _ in range(SILENT // AT_ONCE):  # the accept queue is short
         await asyncio.gather(*(begin() for _ in range(AT_ONCE)))
         await asyncio.sleep(0.05)
     await asyncio.sleep(8.0)
@@ -454,6 +456,6 @@ ATTACKS = (
         aim="300 silent connections stay open, or have 300 threads",
         run=metrics_port,
         reached=_threads,
-        most_s=40,
+        max_s=40,
     ),
 )

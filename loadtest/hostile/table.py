@@ -1,4 +1,4 @@
-"""Rows as people read them."""
+"""Rows as text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADS = (
 
 
 def line(row: Row) -> str:
-    """One row, as soon as it is there."""
+    """Return one row as a line, printed as soon as it exists."""
     worked = "worked" if row.worked else "failed"
     bounds = "; ".join(row.broken) or "bounds hold"
     if row.skipped:
@@ -35,7 +35,7 @@ def line(row: Row) -> str:
 
 
 def of(rows: Sequence[Row]) -> Table:
-    """All of them."""
+    """Return the table of all rows."""
     shown = Table(*HEADS)
     for row in rows:
         got = ", ".join(f"{count} x {ending}" for ending, count in row.found.got.items())
@@ -54,8 +54,8 @@ def of(rows: Sequence[Row]) -> Table:
 
 
 def _figures(row: Row) -> list[str]:
-    """RSS of the router and of its children; the longest turn, and its own part, or in brackets how long a
-    probe waited for its answer; the others calm and under attack."""
+    """Return the figures: RSS of the router and of its children; the longest turn, and its own part, or in
+    brackets how long a probe waited for its answer; the others calm and under attack."""
     watched, felt = row.watched, row.felt
     if watched is None or felt is None:
         return ["-"] * 5

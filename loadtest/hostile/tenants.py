@@ -1,4 +1,4 @@
-"""What a tenant with a key does to the others: texts, grammars, limits, connections."""
+"""The harm that a tenant with a key does to the others: texts, grammars, limits, connections."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.hostile_grammars import HOSTILE
 
 TEXT_MIB = 7.9
 PLAIN = [character for character in map(chr, range(33, 127)) if character not in '"\\']
-"""Which JSON needs no more than a byte for."""
+"""Printable characters that JSON encodes in one byte."""
 QUEUED = 6
 QUEUED_MIB = 1.3
 BOMBS = 40
 TRIED = b"this worker cannot guide outputs"
-"""What a simulated worker says of a grammar, once the router has tried it."""
+"""A simulated worker's message about a grammar, once the router has tried it."""
 LIMIT = 1000
 """Tokens a minute of the tenant ``small``."""
 ANSWERS = 64
@@ -31,7 +31,7 @@ REQUESTS = 400
 
 
 def _noise(mib: float) -> str:
-    """Text that is a token for nearly each of its characters."""
+    """Return text that is a token for nearly each of its characters."""
     rng = random.Random(21)
     piece = "".join(rng.choices(PLAIN, k=1 << 16))
     return piece * int(mib * MIB / len(piece))
@@ -46,7 +46,8 @@ async def one_text(target: Target, found: Found) -> None:
 
 
 async def many_texts(target: Target, found: Found) -> None:
-    """At once, of a tenant that may ask once a minute; and what an honest long prompt waits meanwhile."""
+    """Send texts at once, from a tenant that may ask once a minute; and time an honest long prompt
+    meanwhile."""
     waited = asyncio.create_task(_honest_long(target, found))
     await _texts(target, found, QUEUED, QUEUED_MIB, "mean")
     await waited
@@ -67,7 +68,7 @@ async def _honest_long(target: Target, found: Found) -> None:
     )
     answer = await ask(target.http, sent, wait_s=30, source=None)
     found.figures["honest_long_s"] = round(answer.seconds, 3)
-    if answer.ending not in ("200", "400"):  # its context may be too short for it
+    if answer.ending not in ("200", "400"):  # the context may be too short for the prompt
         found.figures["honest_failed"] = 1
 
 
@@ -96,7 +97,7 @@ def _big_or_uncounted(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def grammars(target: Target, found: Found) -> None:
-    """Bombs, each another one; and a small schema of somebody else's behind them."""
+    """Send bombs, each different; and another tenant's small schema behind them."""
     bomb = HOSTILE["exponential regex"].text
 
     async def send(number: int) -> None:
@@ -126,7 +127,7 @@ def _denied(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def tokens_a_minute(target: Target, found: Found) -> None:
-    """First as many answers as there may be, then what there is left."""
+    """Ask for as many answers at once as are allowed, then for the rest of the limit."""
     used = 0
     for answers in (ANSWERS, *([1] * 20)):
         document = {
@@ -150,7 +151,7 @@ def _over_limit(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def pipelined(target: Target, found: Found) -> None:
-    """Ask for long answers, then for something else behind each, and leave."""
+    """Ask for long answers, then for another resource behind each, and leave."""
     document = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
     sent = _posted("/v1/completions", document, target.keys.get("evil")) + request("/version")
     lines = [await call(target.http) for _ in range(LEAVING)]
@@ -165,7 +166,7 @@ async def pipelined(target: Target, found: Found) -> None:
 
 
 async def _running(target: Target) -> float:
-    """Answers under way in the ring, by the router's metrics."""
+    """Return the answers under way in the ring, by the router's metrics."""
     answer = await ask(target.http, request("/metrics"))
     lines = answer.body.decode().splitlines()
     return sum(
@@ -193,7 +194,8 @@ def _server_error(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def web_page(target: Target, found: Found) -> None:
-    """What a page on the operator's machine can send: a simple request, and one after DNS was rebound."""
+    """Send the requests that a page on the operator's machine can send: a simple one, and one after DNS was
+    rebound."""
     document = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
     tried = {
         "plain text": {"content-type": "text/plain", "origin": "http://evil.example"},
@@ -217,7 +219,7 @@ def _answered(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def filling_logs(target: Target, found: Found) -> None:
-    """Requests that are none, and upgrades to what there is not."""
+    """Send malformed requests, and upgrades to unknown protocols."""
     for number in range(REQUESTS):
         sent = request("/version", headers={"connection": "upgrade", "upgrade": "h3"})
         if number % 2:
@@ -231,7 +233,7 @@ def _filled(found: Found, watched: Watched, felt: Felt) -> bool:
 
 
 async def audited(target: Target, found: Found) -> None:
-    """Only ask, where the disk under the audit log is full; the prompt is looked for in the router's log."""
+    """Ask only, where the disk under the audit log is full; the prompt is looked for in the router's log."""
     secret = "confidential words of a prompt"
     document = {"prompt": secret, "max_tokens": 1}
     for _ in range(5):
@@ -271,7 +273,7 @@ def _foreign(found: Found, watched: Watched, felt: Felt) -> bool:
 
 ATTACKS = (
     Attack(
-        name="text-noise", finding="S16", aim="one text takes 400 MiB", run=one_text, reached=_big, most_s=40
+        name="text-noise", finding="S16", aim="one text takes 400 MiB", run=one_text, reached=_big, max_s=40
     ),
     Attack(
         name="text-queue",
@@ -279,7 +281,7 @@ ATTACKS = (
         aim="a tenant that may ask once a minute is answered more often",
         run=many_texts,
         reached=_uncounted,
-        most_s=40,
+        max_s=40,
     ),
     Attack(
         name="text-counted",
@@ -287,7 +289,7 @@ ATTACKS = (
         aim="one text takes 400 MiB, or a limit is passed",
         run=counted_text,
         reached=_big_or_uncounted,
-        most_s=45,
+        max_s=45,
     ),
     Attack(
         name="grammar-bombs",
@@ -302,7 +304,7 @@ ATTACKS = (
         aim="1.5 times the limit is used in one minute",
         run=tokens_a_minute,
         reached=_over_limit,
-        most_s=30,
+        max_s=30,
     ),
     Attack(
         name="pipelining",

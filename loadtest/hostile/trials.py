@@ -1,4 +1,4 @@
-"""What is tried on processes of its own, without honest clients: starts, nodes that join, failing Redis."""
+"""Trials on processes of their own, without honest clients: starts, nodes that join, failing Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from baton import ready
+from baton.process import ready
 from loadtest.hostile import ring
 from loadtest.hostile.proxy import Proxy, proxied
 from loadtest.hostile.ring import TreeService, environment
@@ -29,13 +29,13 @@ NODES = 3
 JOIN_S = 30.0
 FAULT_S = 3.0
 TOGETHER_S = 5.0
-"""Within which limits are kept together again after Redis has recovered."""
+"""The time after Redis has recovered within which limits must be shared again, in seconds."""
 RATE_S = 0.05
 UP = "baton_shared_state_up"
 STRANGERS = 30
 
 
-# --- how services start
+# --- starts of services
 
 
 def _started(worker: TreeService, found: Found) -> bool:
@@ -61,7 +61,8 @@ def on_ipv6(tree: Path, tmp: Path) -> Found:
 
 
 def without_key(tree: Path, tmp: Path) -> Found:
-    """A worker that listens for everybody and was given no cluster key; then an order signed with none."""
+    """Start a worker that listens on all addresses without a cluster key; then send an order signed with no
+    key."""
     found = Found()
     places = ("--host", "0.0.0.0", "--advertise", "127.0.0.1")
     worker = ring.simulated(tmp, "worker", "decode", tree, None, *places)
@@ -88,7 +89,7 @@ def without_key(tree: Path, tmp: Path) -> Found:
 
 
 def node_port(tree: Path, tmp: Path) -> Found:
-    """A node joins, and leaves; then strangers say what it said, what the leader said, or nothing of use."""
+    """Have a node join, and leave; then strangers repeat the node's bytes, or the leader's, or send noise."""
     found, cluster_key = Found(), secrets.token_hex(32)
     port = free_port()
     argv: tuple[str, ...] = ("decode", "--model", "demo", "--port", "0", "--threads", "1")
@@ -159,7 +160,7 @@ def _node(tree: Path, tmp: Path, port: int, cluster_key: str) -> Iterator[None]:
 
 
 def _told(port: int, first: bytes, then: Callable[[bytes], bytes]) -> int:
-    """Say something, and something more that may depend on the answer. Returns how many bytes came."""
+    """Send ``first``, then what ``then`` makes of the answer. Returns how many bytes came."""
     with socket.create_connection(("127.0.0.1", port), 5) as sock:
         sock.settimeout(2.0)
         came = 0
@@ -183,7 +184,7 @@ def _replay(port: int, said: bytes, found: Found) -> None:
 
 
 def _reflect(port: int, said: bytes, found: Found) -> None:
-    """The leader's own proof, and behind it what the node said after its own."""
+    """Send the leader's own proof, and behind it the node's bytes after its own proof."""
     proof = 32
     came = _told(port, said[:GREETING], lambda answer: answer[-proof:] + said[GREETING + proof :])
     found.figures["bytes_for_reflection"] = came
@@ -191,7 +192,7 @@ def _reflect(port: int, said: bytes, found: Found) -> None:
 
 
 def _strangers(port: int, found: Found) -> None:
-    """Some say nothing, others nothing of use."""
+    """Open connections of strangers, of which half send nothing and half send noise."""
     with ExitStack() as stack:
         for number in range(STRANGERS):
             with suppress(OSError):
@@ -233,7 +234,7 @@ def _metric(router: TreeService, name: str) -> float:
 
 
 def _load(router: TreeService, found: Found, seconds: float) -> None:
-    """Requests one after the other."""
+    """Send requests one after the other."""
     assert isinstance(router.ready, ready.RouterReady)
     url = f"http://{router.ready.http}/v1/completions"
     body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 1}).encode()
@@ -253,7 +254,7 @@ def _load(router: TreeService, found: Found, seconds: float) -> None:
 
 
 def _recovered(router: TreeService, found: Found) -> None:
-    """How long until limits are kept together again."""
+    """Measure the time until limits are shared again."""
     began = time.monotonic()
     while _metric(router, UP) != 1 and time.monotonic() - began < TOGETHER_S:
         _load(router, found, 0.2)
@@ -262,7 +263,7 @@ def _recovered(router: TreeService, found: Found) -> None:
 
 
 def redis_password(tree: Path, tmp: Path) -> Found:
-    """The file of the password holds bytes that are no text for a while, and every connection ends."""
+    """Fill the password's file with bytes that are no text for a while, and end every connection."""
     found, file = Found(), tmp / "password"
     file.write_text("right")
     server = RedisServer(tmp, "right")
@@ -283,7 +284,7 @@ def redis_password(tree: Path, tmp: Path) -> Found:
 
 
 def redis_failover(tree: Path, tmp: Path) -> Found:
-    """The primary becomes the replica of the other, whom the name leads to from then on."""
+    """Make the primary the replica of the other server, which the name leads to from then on."""
     found = Found()
     with ExitStack() as stack:
         servers = [RedisServer(_folder(tmp, name)) for name in ("one", "two")]

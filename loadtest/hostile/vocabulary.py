@@ -1,4 +1,4 @@
-"""What attacks, those who carry them out and the judge say to each other."""
+"""The types that attacks, attackers and the judge exchange."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ class Target(msgspec.Struct, kw_only=True):
     http: str
     grpc: str
     keys: dict[str, str]
-    """Tenant → API key; empty: the ring asks for none."""
+    """The API keys by tenant; empty: the ring has no keys."""
     workers: list[Place]
     router_log: str
     recorded: str = ""
-    """The file of what the router said to the first worker, from the beginning of the connection on."""
+    """The file of what the router sent to the first worker, from the beginning of the connection on."""
 
     def of_role(self, role: str) -> Place:
         return next(place for place in self.workers if place.role == role)
 
 
 class Found(msgspec.Struct, kw_only=True):
-    """What an attacker got."""
+    """The result of an attacker."""
 
     got: dict[str, int] = {}
-    """Statuses and ends of connections → how often."""
+    """The number of answers, by status or end of the connection."""
     figures: dict[str, float] = {}
-    """What the aim is read from; names end in the unit."""
+    """The figures that the aim is read from; names end in the unit."""
     said: str = ""
 
     def count(self, ending: str | int) -> None:
         self.got[str(ending)] = self.got.get(str(ending), 0) + 1
 
     def figure(self, name: str) -> float:
-        """0 where the attacker did not get so far."""
+        """Return a figure, or 0 where the attacker did not get so far."""
         return self.figures.get(name, 0.0)
 
 
 class Watched(msgspec.Struct, kw_only=True):
-    """What the processes under attack used, as the system counts it. Sizes are MiB."""
+    """The resources that the processes under attack used, as the system counts them. Sizes are MiB."""
 
     rss_before: float = 0.0
     rss_peak: float = 0.0
-    """Of the router's own process."""
+    """The peak of the router's own process."""
     children_peak: float = 0.0
-    """Of the processes that it has started, together, at one moment."""
+    """The peak of the processes that the router has started, together, at one moment."""
     whole_peak: float = 0.0
-    """Of both, at one moment."""
+    """The peak of the router and its children, at one moment."""
     descriptors_peak: int = 0
     router_cpu_s: float = 0.0
     worker_grew: float = 0.0
-    """Of the worker that grew most."""
+    """The growth of the worker that grew most."""
     worker_threads_grew: int = 0
     router_log_bytes: int = 0
-    """Written while the attack went on."""
+    """The bytes that the router logged during the attack."""
     ended: list[str] = []
     """Processes that ended."""
 
@@ -83,28 +83,29 @@ class Watched(msgspec.Struct, kw_only=True):
 
 
 class Felt(msgspec.Struct, kw_only=True):
-    """What honest clients and probes felt. Times are seconds; NaN: there was nothing to measure."""
+    """The harm to honest clients and probes. Times are seconds; NaN: there was nothing to measure."""
 
     itl_calm: float
-    """Between two tokens of a stream: the 99th percentile before the attack."""
+    """The time between two tokens of a stream: the 99th percentile before the attack."""
     itl: float
-    """Likewise from its beginning until everything had recovered."""
+    """The time between two tokens of a stream: the 99th percentile from the attack's beginning until the
+    recovery's end."""
     itl_most: float
     ttft_calm: float
     ttft: float
     requests: int
     failed: dict[str, int] = {}
-    """Why → how many requests failed."""
+    """The number of failed requests by reason."""
     silence_calm: float
-    """Longest wait for the answer to a probe on a connection that stays open."""
+    """The longest wait for the answer to a probe on a connection that stays open, before the attack."""
     silence: float
     probes_failed: int
     """Probes on a connection of their own that got no answer in time."""
     turn: float
     """The longest turn of the event loop by the router's own metric; NaN: it has none."""
     own_turn: float
-    """Without what the router waited for a processor, which attackers, honest clients and workers use too;
-    NaN: there is no such metric."""
+    """The longest turn without the router's waits for a processor, which attackers, honest clients and
+    workers use too; NaN: there is no such metric."""
 
     @property
     def ratio(self) -> float:
@@ -113,54 +114,54 @@ class Felt(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The ring that an attack needs beside the usual one of a prefill and a decode worker."""
+    """An attack's changes to the usual ring of a prefill and a decode worker."""
 
     keys: bool = True
     descriptors: int | None = None
-    """That the router may have; None: what everybody may."""
+    """Most file descriptors of the router; None: the system's limit."""
     router: tuple[str, ...] = ()
-    """More options, in which ``{tmp}`` is a folder of the ring's own."""
+    """More options of the router, in which ``{tmp}`` is a folder of the ring's own."""
     files: tuple[tuple[str, bytes], ...] = ()
-    """To be in that folder."""
+    """Files in that folder, by name."""
     stranger: bool = False
-    """There is a third worker, which serves another model."""
+    """Whether there is a third worker, which serves another model."""
     recorded: bool = False
-    """The router calls the first worker through a proxy that writes down what it says."""
+    """Whether the router calls the first worker through a proxy that records what it sends."""
 
 
 Run: TypeAlias = Callable[[Target, Found], Awaitable[None]]
-"""What was found is written down as it is: an attack may be ended at any time."""
+"""An attack's function. It writes its findings as they come: an attack may be ended at any time."""
 Reached: TypeAlias = Callable[[Found, Watched, Felt], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """Something that is done to a running ring."""
+    """An attack on a running ring."""
 
     name: str
     finding: str
-    """Of the review: S1 to S19; empty: there was none."""
+    """The finding of the review that it shows, S1 to S19; empty: there was none."""
     aim: str
-    """What it is to have reached to have worked."""
+    """The aim that the attack must reach to have worked."""
     run: Run
     reached: Reached
     setup: Setup = field(default_factory=Setup)
-    most_s: float = 20.0
-    """It is ended then."""
+    max_s: float = 20.0
+    """The time after which it is ended, in seconds."""
 
     @property
     def shown(self) -> bool:
-        """Whether it worked before it was found."""
+        """Whether the attack worked before the finding was fixed."""
         return bool(self.finding)
 
 
 Trying: TypeAlias = Callable[[Path, Path], Found]
-"""With the source tree and a folder for files."""
+"""A trial's function, called with the source tree and a folder for files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Something that is tried on processes of its own, without honest clients."""
+    """A trial on processes of its own, without honest clients."""
 
     name: str
     finding: str
@@ -168,9 +169,9 @@ class Trial:
     run: Trying
     reached: Callable[[Found], bool]
     needs: str = ""
-    """A program that must be there."""
+    """A program that must be installed."""
 
     @property
     def shown(self) -> bool:
-        """As of an attack."""
+        """Whether the trial reached its aim before the finding was fixed."""
         return bool(self.finding)

@@ -1,4 +1,4 @@
-"""What processes use, as the system counts it."""
+"""The memory, processor time and files of processes, as the system counts them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from loadtest.hostile.vocabulary import MIB, Watched
 
 LOOK_S = 0.05
 CHILDREN_S = 0.3
-"""Between looks at which processes there are: that is dearer."""
+"""The time between looks for new processes, in seconds: these looks cost more."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def rss_of(pid: int) -> float:
-    """In MiB; 0 of a process that has gone."""
+    """Return the resident memory in MiB; 0 for a process that has gone."""
     with suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / MIB
     return 0.0
@@ -55,7 +55,8 @@ def _threads_of(pid: int) -> int:
 
 
 class Watch:
-    """Looks at a router and its workers again and again, as a context manager; ``seen`` is whole after it."""
+    """A context manager that looks at a router and its workers again and again; ``seen`` is complete after
+    it."""
 
     def __init__(self, router: int, workers: Mapping[str, int], log: Path) -> None:
         self._router = router

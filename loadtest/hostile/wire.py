@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from baton.options import parse_address
+from baton.process.options import parse_address
 
 SOURCE = "127.0.0.2"
-"""Where attackers call from: a bound for each address is not to hit the honest."""
+"""The address that attackers call from, so that a bound for each address does not hit the honest clients."""
 ANSWER_S = 15.0
 PIECE = 1 << 18
 
 
 def loopback(address: str) -> tuple[str, int]:
-    """Host and port. Raises ValueError for any address that is not this machine's alone."""
+    """Return host and port. Raises ValueError for any address that is not this machine's alone."""
     host, port = parse_address(address)
     if not ipaddress.ip_address(host).is_loopback:
         raise ValueError(f"{address} is not on loopback: nothing else is attacked")
@@ -28,7 +28,7 @@ def loopback(address: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. ``ending`` is the status, or how the connection ended without one."""
+    """The answer to a request. ``ending`` is the status, or how the connection ended without one."""
 
     ending: str
     seconds: float
@@ -46,7 +46,7 @@ class Line:
         self.writer.transport.abort()
 
     async def is_open(self, wait_s: float = 0.0) -> bool:
-        """Whether the other side has kept it open, after so long."""
+        """Return whether the other side has kept the connection open, after ``wait_s`` seconds."""
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(max(wait_s, 0.001)):
                 while await self.reader.read(PIECE):
@@ -56,15 +56,15 @@ class Line:
 
 
 async def call(address: str, *, source: str | None = SOURCE) -> Line:
-    """Raises OSError, and ValueError for an address that is not to be attacked."""
+    """Connect. Raises OSError, and ValueError for an address that is not to be attacked."""
     host, port = loopback(address)
     local = (source, 0) if source is not None and ":" not in host else None
     return Line(*await asyncio.open_connection(host, port, local_addr=local))
 
 
 async def push(line: Line, data: bytes, times: int = 1, *, until: float | None = None) -> int:
-    """Send something again and again. Returns how many bytes were taken before the other side closed, said
-    something, or the time (of the monotonic clock) was over."""
+    """Send ``data`` again and again. Returns how many bytes were taken before the other side closed or
+    answered, or the time (of the monotonic clock) was over."""
     sent = 0
     for _ in range(times):
         if line.reader.at_eof() or line.writer.transport.is_closing():
@@ -87,7 +87,7 @@ def request(
     headers: Mapping[str, str] | None = None,
     length: int | None = None,
 ) -> bytes:
-    """An HTTP request. ``length``: what it says of its body, if that is not so."""
+    """Return an HTTP request. ``length``: the length that it claims for its body, if that is false."""
     lines = {"host": "127.0.0.1"}
     if body is not None:
         lines |= {"content-type": "application/json", "content-length": str(length or len(body))}
@@ -101,7 +101,7 @@ def request(
 
 
 async def answer_of(line: Line, began: float, wait_s: float = ANSWER_S) -> Answer:
-    """The answer that comes on a connection, whole."""
+    """Read the whole answer on a connection."""
     try:
         async with asyncio.timeout(wait_s):
             head = await line.reader.readuntil(b"\r\n\r\n")
@@ -128,7 +128,8 @@ async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
 
 
 async def ask(address: str, sent: bytes, *, wait_s: float = ANSWER_S, source: str | None = SOURCE) -> Answer:
-    """One request on a connection of its own. What was refused before it was whole is an answer too."""
+    """Send one request on a connection of its own. A refusal before the request was whole is an answer
+    too."""
     began = time.monotonic()
     try:
         line = await call(address, source=source)

@@ -1,12 +1,12 @@
 """The placement that ships, in simulation: against least-loaded on traces that share and one that does not,
-conditional disaggregation against always and never, and how long a decision takes.
+conditional disaggregation against always and never, and the time of a decision.
 
     python -m loadtest.placement [--seconds 120] [--parts sharing,conditional,decisions,memory]
 
 8 prefill and 16 decode workers, whose times (`loadtest.placement.profile`) are stated, not measured. The
-policy, the index of blocks, the block pool with its eviction and the fits of step times are those that ship;
-load reports and block events reach the router late, as they do there. Everything is drawn from seeds, so that
-a run can be repeated; only the times of decisions are this machine's.
+policy, the index of blocks, the block pool with its eviction and the fits of step times are the real ones;
+load reports and block events reach the router late, as in a real ring. Everything is drawn from seeds, so
+that a run can be repeated; only the times of decisions are this machine's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import cast
 from rich.console import Console
 from rich.table import Table
 
-from baton.block_hash import hash_blocks, short
+from baton.core.block_hash import hash_blocks, short
+from baton.router.fleet.worker_client import Watcher, WorkerClient
 from baton.router.placement import DISAGGREGATIONS, PlacementOptions
 from baton.router.placement.index import PrefixIndex
-from baton.router.placer import Placer
-from baton.router.workers import Watcher, WorkerClient
+from baton.router.placement.placer import Placer
 from baton.v1 import worker_pb2 as pb
 from loadtest.placement import traces
 from loadtest.placement.fleet import LeastLoaded, Outcome, Policy, Shipped, Sticky, simulate
@@ -41,7 +41,7 @@ PREFILL, DECODE = 8, 16
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. Seconds, but for the first three."""
+    """The figures of one run, in seconds but for the first four."""
 
     requests: int
     hit_tokens: int
@@ -51,7 +51,7 @@ class Figures:
     ttft_p90: float
     itl_p99: float
     answer_mean: float
-    """From the request to its last token."""
+    """The time from the request to its last token."""
 
     @classmethod
     def of(cls, outcome: Outcome, profile: Profile) -> Figures:
@@ -95,7 +95,7 @@ def run(trace: Sequence[Conversation], policy: Policy) -> Figures:
 
 
 class Checks:
-    """What is to hold, and whether it did."""
+    """The bounds to hold, and whether each did."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -171,7 +171,7 @@ def conditional(seconds: float, console: Console, checks: Checks) -> None:
         checks.that(what, ratio, "<= 1.05", ratio <= 1.05)
 
 
-# --- how long a decision takes
+# --- the time of a decision
 
 
 def decisions(console: Console, checks: Checks) -> None:
@@ -198,9 +198,9 @@ def decisions(console: Console, checks: Checks) -> None:
 
 
 def decide_often(workers: int, prompt_tokens: int, held: float, rounds: int = 400) -> list[float]:
-    """Seconds of each decision: reports that are worked out when they are needed, digests, index and policy.
-    Before each, ``REPORTED`` workers have sent a load report. ``held``: by what share of the workers a
-    beginning of the prompt is held, of random length, up to 90 %."""
+    """Return the time of each decision in seconds: reports that are computed when they are needed, digests,
+    index and policy. Before each decision, ``REPORTED`` workers have sent a load report. ``held``: the share
+    of the workers that hold a beginning of the prompt, of random length, up to 90 %."""
     draw = random.Random(workers)
     placer = Placer(PlacementOptions())
     profile = Profile()
@@ -225,18 +225,18 @@ def decide_often(workers: int, prompt_tokens: int, held: float, rounds: int = 40
 
 
 REPORTED = 10
-"""Between two decisions: as of 2,000 frames and 200 requests in a second."""
+"""Load reports between two decisions: as of 2,000 frames and 200 requests in a second."""
 
 
 class _Nobody:
-    """Who hears of nothing."""
+    """A watcher that must not be called."""
 
     def __getattr__(self, name: str) -> object:
         raise AssertionError(name)
 
 
 def client(number: int, profile: Profile) -> WorkerClient:
-    """As after its greeting. One in three prefills."""
+    """Return a client as after its greeting. One in three prefills."""
     made = WorkerClient(f"10.0.{number // 256}.{number % 256}:9000", "timing", cast(Watcher, _Nobody()))
     made.hello = pb.WorkerHello(
         role=pb.ROLE_PREFILL if number % 3 == 0 else pb.ROLE_DECODE,
@@ -265,11 +265,12 @@ def random_load(draw: random.Random, profile: Profile) -> pb.Load:
     )
 
 
-# --- what the index takes
+# --- the memory of the index
 
 
 def memory(console: Console) -> None:
-    """Bytes of the index for each distinct block, each held by one worker, or one in four by a second."""
+    """Print the index's bytes for each distinct block, when each is held by one worker, and when one in four
+    is held by a second."""
     table = Table(title="The index of blocks", title_justify="left")
     for column in ("workers", "blocks", "bytes each", "one in four held twice", "us to store one"):
         table.add_column(column, justify="right")

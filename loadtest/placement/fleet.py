@@ -1,4 +1,4 @@
-"""A router before simulated workers: what it knows of them comes late, as it does in the real one."""
+"""A router before simulated workers: its knowledge of them comes late, as in the real one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from baton.block_hash import short
+from baton.core.block_hash import short
+from baton.router.fleet.unreported import UnreportedLoad
 from baton.router.placement import Choice, PlacementOptions, WorkerReport
-from baton.router.placer import Placer
-from baton.router.sent import Sent
+from baton.router.placement.placer import Placer
 from baton.v1 import worker_pb2 as pb
 from loadtest.placement.profile import Profile
 from loadtest.placement.traces import Conversation, tokens
@@ -22,18 +22,18 @@ from loadtest.placement.workers import Clock, Job, Told, Worker, named
 
 
 class Policy(Protocol):
-    """Who is asked where a prompt goes."""
+    """A policy of placement: it is asked where a prompt goes."""
 
     def joined(self, worker: str, hello: pb.WorkerHello) -> None: ...
 
     def told(self, worker: str, events: pb.BlockEvents) -> bool: ...
 
     def choice(self, prompt: Sequence[int], reports: Sequence[WorkerReport]) -> tuple[Choice, int]:
-        """And the prompt tokens that are expected to be computed there."""
+        """Return the choice, and the prompt tokens that are expected to be computed there."""
 
 
 class Shipped:
-    """The router's own."""
+    """The router's own policy."""
 
     def __init__(self, options: PlacementOptions) -> None:
         self._placer = Placer(options)
@@ -46,8 +46,8 @@ class Shipped:
 
 
 class LeastLoaded:
-    """What was there before: the prefill worker with the fewest waiting tokens and the decode worker with the
-    fewest sequences; among equals whoever was given nothing for longest."""
+    """The policy before placement: the prefill worker with the fewest waiting tokens and the decode worker
+    with the fewest sequences; among equals the worker that was given nothing for longest."""
 
     def joined(self, worker: str, hello: pb.WorkerHello) -> None: ...
 
@@ -63,8 +63,8 @@ class LeastLoaded:
 
 
 class Sticky(LeastLoaded):
-    """Session affinity: a conversation goes back to the workers of its first turn, whatever they have to do.
-    Its name is how it begins."""
+    """Session affinity: a conversation goes back to the workers of its first turn, whatever their load. The
+    first tokens identify it."""
 
     def __init__(self) -> None:
         self._sessions: dict[tuple[int, ...], Choice] = {}
@@ -78,11 +78,11 @@ class Sticky(LeastLoaded):
 
 @dataclass(slots=True)
 class _Known:
-    """What the router knows of one worker."""
+    """The router's knowledge of one worker."""
 
     worker: Worker
     told: Told
-    sent: Sent = field(default_factory=Sent)
+    sent: UnreportedLoad = field(default_factory=UnreportedLoad)
     coming: int = 0
     last_given_s: float = 0.0
     next_event: int = 0
@@ -120,13 +120,13 @@ class Router:
         self._clock.after(first.worker.profile.message_s, lambda: first.worker.submit(job, target))
 
     def arrived(self, decode: Worker) -> None:
-        """Decode has its first token of a request that was handed on."""
+        """Note that decode has its first token of a request that was handed on."""
         known = self._known[decode.address]
         known.coming -= 1
         known.report = None
 
     def _hear(self, known: _Known) -> None:
-        """Every frame that has come by now."""
+        """Take every frame that has come by now."""
         known.worker.heartbeat()
         outbox = known.worker.outbox
         told = None
@@ -138,7 +138,7 @@ class Router:
         known.sent.acknowledge(pb.Load(submits_taken=told.submits_taken))
         journal = known.worker.pool.journal
         changes = journal.since(known.next_event, told.journal_end - known.next_event)
-        if changes is None:  # more than is kept: all of it, as after a snapshot
+        if changes is None:  # more changes than are kept: take all of it, as after a snapshot
             digests = known.worker.pool.digests()
             end = journal.end
             events = pb.BlockEvents(first=end, end=end, restart=True, stored=map(short, digests))
@@ -178,12 +178,12 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run."""
+    """The outcome of one run."""
 
     jobs: list[Job]
     decision_s: list[float]
     busy: dict[str, float]
-    """Role → mean share of the time that its workers computed."""
+    """The mean share of the time that a role's workers computed, by role."""
 
 
 def simulate(
@@ -195,7 +195,7 @@ def simulate(
     *,
     seed: int = 0,
 ) -> Outcome:
-    """All of a trace, to its end. ``seed``: of the answers' tokens."""
+    """Simulate all of a trace, to its end. ``seed``: the seed of the answers' tokens."""
     clock, draw = Clock(), random.Random(seed)
     workers = [Worker(clock, profile, "prefill", f"p{n}") for n in range(prefill)]
     workers += [Worker(clock, profile, "decode", f"d{n}") for n in range(decode)]

@@ -1,4 +1,4 @@
-"""What is asked for: conversations of one request or more, each with its moment."""
+"""The traces: conversations of one request or more, each with its moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Lengths = Callable[[random.Random], int]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A user's message, after a pause, and how long the answer to it will be."""
+    """A user's message, after a pause, and the length of its answer."""
 
     pause_s: float
     message: array[int]
@@ -22,24 +22,24 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Each turn's prompt is all that was said before, and its message."""
+    """A conversation. Each turn's prompt is everything said before, and its message."""
 
     begins_s: float
     turns: tuple[Turn, ...]
 
 
 def lognormal(median: float, sigma: float, least: int, most: int) -> Lengths:
-    """Bounded, and right-skewed as real lengths are."""
+    """Return bounded lengths, right-skewed as real lengths are."""
     return lambda draw: min(most, max(least, round(median * draw.lognormvariate(0.0, sigma))))
 
 
 def tokens(draw: random.Random, count: int) -> array[int]:
-    """Nobody else's."""
+    """Return tokens that occur in no other prompt."""
     return array("q", (draw.randrange(VOCABULARY) for _ in range(count)))
 
 
 def moments(draw: random.Random, per_s: float, seconds: float) -> Iterator[float]:
-    """A Poisson process."""
+    """Yield the moments of a Poisson process."""
     now = draw.expovariate(per_s)
     while now < seconds:
         yield now
@@ -49,7 +49,7 @@ def moments(draw: random.Random, per_s: float, seconds: float) -> Iterator[float
 def single(
     seed: int, per_s: float, seconds: float, kinds: tuple[tuple[Lengths, Lengths], ...]
 ) -> list[Conversation]:
-    """Requests that share nothing, of kinds that are equally frequent: prompt and answer lengths."""
+    """Return requests that share nothing, of kinds that are equally frequent: prompt and answer lengths."""
     draw = random.Random(seed)
     found = []
     for at in moments(draw, per_s, seconds):
@@ -60,8 +60,8 @@ def single(
 
 
 def multi_turn(seed: int, per_s: float, seconds: float) -> list[Conversation]:
-    """Chats: a first message of some 800 tokens, then some 200 more each turn; 1 to 12 turns, 5 in the mean;
-    answers of some 180 tokens; the user takes some 8 s."""
+    """Return chats: a first message of some 800 tokens, then some 200 more each turn; 1 to 12 turns, 5 in the
+    mean; answers of some 180 tokens; the user takes some 8 s."""
     draw = random.Random(seed)
     first, later = lognormal(800, 0.8, 32, 8000), lognormal(200, 0.8, 8, 4000)
     outputs = lognormal(180, 0.6, 8, 1000)
@@ -76,9 +76,9 @@ def multi_turn(seed: int, per_s: float, seconds: float) -> list[Conversation]:
 
 
 def shared_prefix(seed: int, per_s: float, seconds: float, documents: int = 400) -> list[Conversation]:
-    """Questions about documents of some 4,000 tokens: of ``documents``, the k-th is asked about k^-0.8 times
-    as often as the first, as with pages of the web. The question has some 100 tokens, the answer some 120.
-    The documents together fit about into the pools of the prefill workers, and not into that of one."""
+    """Return questions about documents of some 4,000 tokens: of ``documents``, the k-th is asked about k^-0.8
+    times as often as the first, as with pages of the web. A question has some 100 tokens, an answer some 120.
+    The documents together fit about into the pools of the prefill workers, and not into the pool of one."""
     draw = random.Random(seed)
     length, question = lognormal(4000, 0.4, 500, 12_000), lognormal(100, 0.5, 8, 1000)
     outputs = lognormal(120, 0.6, 8, 600)

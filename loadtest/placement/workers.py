@@ -1,4 +1,4 @@
-"""Simulated workers: steps that take as long as a profile says, over the block pool that ships."""
+"""Simulated workers: steps that take a profile's times, over the block pool that ships."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from baton.block_hash import hash_blocks
-from baton.engine.block_pool import BlockPool
-from baton.engine.pace import Pace
+from baton.core.block_hash import hash_blocks
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.pace import StepSpeeds
 from loadtest.placement.profile import Profile
 
 
 class Clock:
-    """Simulated time, and what is to happen in it."""
+    """Simulated time, and the events to come."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -29,7 +29,7 @@ class Clock:
         heapq.heappush(self._events, (self.now + seconds, next(self._numbers), what))
 
     def run(self) -> None:
-        """Until nothing is to happen any more."""
+        """Run until no event is left."""
         while self._events:
             self.now, _, what = heapq.heappop(self._events)
             what()
@@ -37,37 +37,37 @@ class Clock:
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A request, and what became of it."""
+    """A request, and its progress."""
 
     number: int
     came_at: float
     prompt: array[int]
     answer: array[int]
     on_joined: Callable[[], None]
-    """Decode has taken it over."""
+    """Called when decode has taken it over."""
     on_done: Callable[[], None]
     hashes: list[bytes] = field(default_factory=list)
     computed: int = 0
     cached: int = 0
     """Prompt tokens that were not computed."""
     received: int = 0
-    """Prompt tokens that decode had already, of what was handed on."""
+    """Prompt tokens that decode had already, of a prompt that is handed on."""
     made: int = 0
     first_at: float = 0.0
     last_at: float = 0.0
     done_at: float = 0.0
     sending_at: float | None = None
-    """When its first blocks could travel."""
+    """The moment from which its first blocks can travel."""
     blocks: list[int] = field(default_factory=list)
     decode_blocks: list[int] = field(default_factory=list)
     decode: Worker | None = None
-    """Where it is handed on to."""
+    """The worker that it is handed on to."""
     gaps: list[float] = field(default_factory=list)
-    """Between its tokens."""
+    """The gaps between its tokens, in seconds."""
 
 
 class Told(NamedTuple):
-    """A frame of a worker, as far as placement goes."""
+    """A frame of a worker, with the fields that placement needs."""
 
     arrives_at: float
     prefill_tokens: int
@@ -84,14 +84,14 @@ class Told(NamedTuple):
 class Worker:
     """One worker of either role: prompts that wait, in order, and sequences that decode.
 
-    Simpler than the real one: a sequence gets the blocks of its whole answer when it starts, so nobody is
-    preempted; room at decode is bound when prefill asks for it.
+    Simpler than the real worker: a sequence gets the blocks of its whole answer when it starts, so no
+    sequence is preempted; room at decode is bound when prefill asks for it.
     """
 
     def __init__(self, clock: Clock, profile: Profile, role: str, address: str) -> None:
         self.clock, self.profile, self.role, self.address = clock, profile, role, address
         self.pool = BlockPool(profile.num_blocks, profile.block_size)
-        self.pace = Pace()
+        self.pace = StepSpeeds()
         self.waiting: deque[Job] = deque()
         self.begun: list[Job] = []
         self.running: list[Job] = []
@@ -104,7 +104,7 @@ class Worker:
         self._told_at = 0.0
         self._tell()
 
-    # --- what comes in
+    # --- messages that come in
 
     def submit(self, job: Job, decode: Worker | None) -> None:
         self.submits_taken += 1
@@ -124,7 +124,7 @@ class Worker:
         self._grant()
 
     def _grant(self) -> None:
-        """Room for those who ask, in order."""
+        """Give room to the jobs that ask, in order."""
         while self.asking:
             job, prefill = self.asking[0]
             blocks = self._take_blocks(job, len(job.prompt) + len(job.answer))
@@ -136,7 +136,7 @@ class Worker:
             self.clock.after(self.profile.message_s, partial(prefill._queue, job))
 
     def _take_blocks(self, job: Job, num_tokens: int) -> tuple[list[int], int] | None:
-        """Blocks for so many tokens, and how many leading tokens they hold already."""
+        """Return blocks for ``num_tokens`` tokens, and how many leading tokens they hold already."""
         size = self.profile.block_size
         cached = self.pool.match_prefix(job.hashes[: (len(job.prompt) - 1) // size])
         fresh = self.pool.allocate(-(-num_tokens // size) - len(cached))
@@ -172,7 +172,7 @@ class Worker:
         self.clock.after(seconds, lambda: self._end_step(rows, chunks, tokens, seconds))
 
     def _prompts(self, budget: int) -> list[Job]:
-        """Those begun, and as many more as have room and fit in the budget."""
+        """Return the begun jobs, and as many waiting jobs as have room and fit in the budget."""
         left = budget - sum(len(job.prompt) - job.computed for job in self.begun)
         while self.waiting and left > 0 and len(self.running) + len(self.begun) < self.profile.max_running:
             job = self.waiting[0]
@@ -218,7 +218,8 @@ class Worker:
             self.running.append(job)
 
     def _hand_on(self, job: Job, decode: Worker) -> None:
-        """What decode lacks, as soon as the link is free; the last chunk's blocks when they are there."""
+        """Send the blocks that decode lacks, as soon as the link is free; the last chunk's blocks when they
+        are computed."""
         per_s = self.profile.link_bytes_per_s / self.profile.kv_bytes_per_token
         missing = len(job.prompt) - job.received
         begins = max(job.sending_at or 0.0, self.link_free_at)
@@ -249,10 +250,10 @@ class Worker:
         self._free(job.blocks)
         job.on_done()
 
-    # --- what goes out
+    # --- messages that go out
 
     def heartbeat(self) -> None:
-        """A report is due although there are no tokens."""
+        """Send a report if one is due although there are no tokens."""
         if self.clock.now - self._told_at >= self.profile.heartbeat_s:
             self._tell()
 
@@ -283,6 +284,6 @@ class Worker:
 
 
 def named(job: Job, block_size: int) -> Job:
-    """With the digests of all its blocks."""
+    """Give the job the digests of all its blocks, and return it."""
     job.hashes = hash_blocks(job.prompt + job.answer, block_size)
     return job

@@ -2,12 +2,13 @@
 
     python -m loadtest.planner [--seeds 3] [--hours 24] [--starts 120,60,300] [--bursts 24] [--jobs 1]
 
-Every request is simulated; workers take what the profile ``8b-l4`` of `baton.simulated.profile` says, which
-is stated, not measured. The planner is the code that ships, told what Prometheus would tell it. The
-autoscalers do what Kubernetes' controller does with the metrics that the chart gives it. Their targets and
-behaviour are searched for on the first seed; what no other pair beats in both figures goes on to all seeds.
-The planner gets its defaults, and other attainments to aim at, to be compared with pairs that attain less.
-Exit status 1 unless by its defaults it attains what the best pair does, for 0.85 of its hours.
+Every request is simulated; workers take the times of the profile ``8b-l4`` of `baton.simulated.profile`,
+which are stated, not measured. The planner is the code that ships, with the figures that Prometheus would
+give it. The autoscalers do as Kubernetes' controller does with the metrics that the chart gives it. Their
+targets and behaviour are searched for on the first seed; the pairs that no other beats in both figures go on
+to all seeds. The planner gets its defaults, and other attainments to aim at, for the comparison with pairs
+that attain less. Exit status 1 unless, by its defaults, it attains as much as the best pair for 0.85 of that
+pair's hours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from baton.planner.goals import Bounds, Targets, Times
+from baton.planner.goals import LatencyTargets, PlanBounds, Times
 from baton.planner.measured import Counts
 from baton.planner.policy import Planner
 from baton.simulated.profile import PROFILES
@@ -41,14 +42,14 @@ ROOM = 42_000
 """Tokens of KV beside 8 billion parameters on 24 GB."""
 SWITCH_S, SETTLE_S = 30.0, 180.0
 MOST = 24
-"""Workers of one role, and twice as many GPUs in all: nobody runs into these."""
+"""Most workers of one role; the GPU budget is twice as many. No scaler reaches these bounds."""
 FIRST = Counts(prefill=4, decode=4)
 RATIO = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two autoscalers."""
+    """A pair of autoscalers, and their settings."""
 
     prefill: float
     decode: float
@@ -69,7 +70,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """The planner."""
+    """The planner, and its settings."""
 
     attainment: float = DEFAULT_AIM
     switches: bool = True
@@ -81,8 +82,8 @@ class Ours:
     def make(self, start_s: float) -> Scaler:
         return Shipped(
             Planner(
-                Targets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=self.attainment),
-                Bounds(gpu_budget=2 * MOST, max_prefill=MOST, max_decode=MOST),
+                LatencyTargets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=self.attainment),
+                PlanBounds(gpu_budget=2 * MOST, max_prefill=MOST, max_decode=MOST),
                 Times(start_s=start_s, switch_s=SWITCH_S, settle_s=SETTLE_S),
                 switches=self.switches,
             )
@@ -121,7 +122,7 @@ def _day(seed: int, hours: float, bursts: int) -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Of one scaler, over seeds."""
+    """The mean outcome of one scaler, over seeds."""
 
     name: str
     outcomes: Sequence[Outcome]
@@ -178,7 +179,7 @@ def setting(start_s: float) -> Setting:
 
 
 def frontier(means: Sequence[Mean]) -> list[Mean]:
-    """Those that no other beats in both, the cheapest first."""
+    """Return the means that no other beats in both figures, the cheapest first."""
     best: list[Mean] = []
     for each in sorted(means, key=lambda mean: (mean.gpu_hours, -mean.attainment)):
         if not best or each.attainment > best[-1].attainment:
@@ -194,7 +195,7 @@ def table(title: str, means: Sequence[Mean], console: Console) -> None:
 
 
 class Days:
-    """The same days for all, some at a time."""
+    """Days that are the same for all scalers, run some at a time."""
 
     def __init__(self, pool: Executor, seeds: int, hours: float, bursts: int, start_s: float) -> None:
         self._pool, self._seeds = pool, range(1, seeds + 1)
@@ -202,7 +203,7 @@ class Days:
         self._done: dict[tuple[Pair | Ours, int], Outcome] = {}
 
     def over(self, scalers: Sequence[Pair | Ours], seeds: int | None = None) -> list[Mean]:
-        """On the first so many days, or all."""
+        """Return the means of the scalers on the first ``seeds`` days, or on all."""
         chosen = self._seeds[:seeds]
         todo = [(each, seed) for each in scalers for seed in chosen if (each, seed) not in self._done]
         runs = [Run(each, seed, self._hours, self._bursts, self._start_s) for each, seed in todo]
@@ -211,7 +212,7 @@ class Days:
 
 
 def compare(days: Days, start_s: float, console: Console) -> bool:
-    """At one start-up time. Whether the planner kept what it promises."""
+    """Compare at one start-up time. Return whether the planner kept what it promises."""
     searched = days.over(SEARCHED, 1)
     best = frontier(searched)
     kept = [pair for pair, mean in zip(SEARCHED, searched, strict=True) if mean in best or pair == DEFAULT]
@@ -226,7 +227,7 @@ def compare(days: Days, start_s: float, console: Console) -> bool:
 
 
 def against(pair: Mean, aims: Sequence[Mean], console: Console) -> None:
-    """What the planner needs to attain as much."""
+    """Print the GPU-hours with which the planner attains as much."""
     equals = [each for each in aims if each.attainment >= pair.attainment]
     if equals:
         cheapest = min(equals, key=lambda mean: mean.gpu_hours)
@@ -238,8 +239,8 @@ def against(pair: Mean, aims: Sequence[Mean], console: Console) -> None:
 
 
 def verdict(ours: Mean, pairs: Sequence[Mean], console: Console) -> bool:
-    """Against the pair that attains most; and, as that may be dear, against the cheapest that attains as much
-    as the planner."""
+    """Print and return whether the planner beats the pair that attains most; and, as that pair may be dear,
+    print its share of the hours of the cheapest pair that attains as much as the planner."""
     best = max(pairs, key=lambda mean: (mean.attainment, -mean.gpu_hours))
     attains, ratio = ours.attainment >= best.attainment, ours.gpu_hours / best.gpu_hours
     _say(attains, f"attainment {ours.attainment:.2%} (>= {best.attainment:.2%}, the most of a pair)", console)

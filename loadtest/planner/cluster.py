@@ -1,4 +1,4 @@
-"""Deployments of two roles: pods that take their time to start, that drain, and that may change role."""
+"""Deployments of two roles: pods that take time to start, that drain, and that may change role."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from baton.planner.measured import Counts, Fleet, ServingRole
+from baton.planner.measured import Counts, MeasuredFleet, ServingRole
 from baton.simulated.profile import Profile
 from loadtest.planner.ring import Clock, DecodeWorker, PrefillWorker, Ring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a pod is like."""
+    """The settings of a pod."""
 
     profile: Profile
     room: int
-    """Tokens of KV of one worker."""
+    """The tokens of KV of one worker."""
     ttft_s: float
     itl_s: float
     start_s: float
     drain_s: float
-    """In which what a worker has may end; then it goes on elsewhere."""
+    """The time in which a drained worker's sequences may end; then they go on elsewhere."""
     turn_s: float
-    """From the end of a drain to serving in the other role."""
+    """The time from the end of a drain to serving in the other role."""
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +36,7 @@ class Pod:
     decode: DecodeWorker | None = None
     ready: bool = False
     ending: bool = False
-    """Its Deployment has let it go."""
+    """Whether the Deployment has let the pod go."""
     turning: bool = False
     gone_at: float | None = None
 
@@ -56,9 +56,9 @@ class Cluster:
             for _ in range(first.of(role)):
                 self._serve(self._new(role))
 
-    # --- what scalers see
+    # --- for scalers to see
 
-    def fleet(self) -> Fleet:
+    def fleet(self) -> MeasuredFleet:
         ready = {"prefill": 0, "decode": 0}
         switching, strays = dict(ready), dict(ready)
         for pod in self.pods:
@@ -67,7 +67,7 @@ class Cluster:
             ready[pod.role] += pod.ready
             switching[pod.role] += pod.turning
             strays[pod.role] += pod.role != pod.home
-        return Fleet(
+        return MeasuredFleet(
             ready=Counts(**ready),
             switching=Counts(**switching),
             replicas=self.replicas,
@@ -75,7 +75,8 @@ class Cluster:
         )
 
     def prefills(self) -> Iterator[PrefillWorker]:
-        """Those that end included, as long as they run: Prometheus goes on to ask them."""
+        """Yield the prefill workers, with ending ones as long as they run: Prometheus goes on to scrape
+        them."""
         return (pod.prefill for pod in self.pods if pod.prefill is not None)
 
     def decodes(self) -> Iterator[DecodeWorker]:
@@ -86,7 +87,7 @@ class Cluster:
         now = self.clock.now
         return (self._gpu_seconds + sum(now - pod.born_at for pod in self.pods)) / 3600
 
-    # --- what scalers do
+    # --- for scalers to do
 
     def scale(self, role: ServingRole, replicas: int) -> None:
         before = self.replicas.of(role)
@@ -101,20 +102,20 @@ class Cluster:
             self._end_one(role)
 
     def _end_one(self, home: ServingRole) -> None:
-        """As a ReplicaSet chooses: one that is not ready yet, or any."""
+        """End a pod as a ReplicaSet chooses it: a pod that is not ready yet, or any."""
         of = [pod for pod in self.pods if pod.home == home and not pod.ending]
         unready = [pod for pod in of if not pod.ready]
         pod = unready[-1] if unready else self._draw.choice(of)
         pod.ending = True
         if pod.turning:
-            return  # it ends when it has turned
+            return  # the pod ends when it has turned
         if pod.ready:
             self._drain(pod)
         else:
             self._gone(pod)
 
     def switch(self, to: ServingRole, count: int) -> None:
-        """The least loaded ones."""
+        """Switch the least loaded pods to a role."""
         able = [pod for pod in self.pods if pod.role != to and pod.ready and not pod.ending]
         able.sort(key=lambda pod: (pod.home != to, _load(pod)))
         for pod in able[:count]:
@@ -145,7 +146,7 @@ class Cluster:
         ring.place()
 
     def _drain(self, pod: Pod) -> None:
-        """It gets nothing new; when it is empty, or its time is over, it is done."""
+        """Drain a pod: it gets no new requests, and is done when it is empty or its time is over."""
         pod.ready = False
         if pod.prefill is not None:
             self.ring.prefills.remove(pod.prefill)
@@ -169,7 +170,7 @@ class Cluster:
             assert pod.decode is not None
             self.ring.move(pod.decode)
             self._left(pod.decode)
-            if pod.decode in self._retired:  # something is still on its way here from prefill
+            if pod.decode in self._retired:  # a request is still on its way here from prefill
                 self.clock.at(self.clock.now + 1.0, lambda: self._out_of_time(pod))
 
     def _drained(self, pod: Pod) -> None:

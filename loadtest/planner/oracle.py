@@ -1,10 +1,10 @@
-"""What scalers that know more than any can would need: how much there is to gain at all.
+"""The workers that scalers with knowledge of the future would need: how much there is to gain at all.
 
     python -m loadtest.planner.oracle [--seeds 3] [--hours 24]
 
-Both size with the planner's own estimates. One is told every request before it comes; the other the usual
-rates of both kinds, but of no burst before it is there. Neither switches roles. Not bounds in the strict
-sense: estimates that were better still would need a little less.
+Both scalers size with the planner's own estimates. ``Told`` knows every request before it comes; ``Usual``
+knows the usual rates of both kinds, but no burst before it begins. Neither switches roles. These are not
+bounds in the strict sense: better estimates would need a little less.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from baton.planner.goals import Bounds, Targets
+from baton.planner.goals import LatencyTargets, PlanBounds
 from baton.planner.measured import Counts
 from baton.planner.queueing import DecodeLoad, PrefillLoad
-from baton.planner.sizing import Demand, Estimate, smallest
+from baton.planner.sizing import Demand, ServiceEstimate, smallest
 from loadtest.conditions import conditions
 from loadtest.planner.__main__ import FIRST, ITL_S, MOST, ROOM, TTFT_S, Mean, setting, table
 from loadtest.planner.cluster import Cluster
@@ -30,30 +30,31 @@ from loadtest.planner.trace import KINDS, Request, day
 
 START_S, SETTLE_S = 120.0, 180.0
 STEP_S, ROW_S = 0.142, 0.0001
-"""Of a decode worker that is well filled."""
+"""The step's base and row time of a well filled decode worker."""
 PROMPT_S = 1.0
-"""For which a request holds room before its first token."""
+"""The time for which a request holds room before its first token."""
 TOLD_ATTAINMENT = 0.9
-"""Share that sizes are made for: with it as many meet the targets as with the planner's defaults."""
+"""The attainment that sizes are made for: with it as many requests meet the targets as with the planner's
+defaults."""
 USUALS = ((0.95, 1.0), (0.95, 1.3), (0.97, 1.4), (0.99, 1.4), (0.99, 1.6), (0.99, 1.8))
-"""Such shares, and how many times the usual rates there is always room for; the cheapest first."""
+"""Attainments to size for, and how many times the usual rates always have room; the cheapest first."""
 MARGIN = 1.1
 CLIPPED = 0.98
-"""Of a kind's mean prompt, what its longest prompts leave when they are cut off."""
+"""The share of a kind's mean prompt that is left when its longest prompts are clipped."""
 
 
 class Sizes:
-    """Workers for so many requests a second of each kind."""
+    """The workers for given rates of each kind, in requests/s."""
 
     def __init__(self, attainment: float) -> None:
-        self._targets = Targets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=attainment)
-        self._bounds = Bounds(gpu_budget=2 * MOST, max_prefill=MOST, max_decode=MOST)
+        self._targets = LatencyTargets(ttft_s=TTFT_S, itl_s=ITL_S, attainment=attainment)
+        self._bounds = PlanBounds(gpu_budget=2 * MOST, max_prefill=MOST, max_decode=MOST)
         self._known: dict[tuple[float, float], Counts] = {}
 
     def of(self, code: float, chat: float) -> Counts:
         rates = max(0.05, round(code, 1)), max(0.05, round(chat, 1))
         if rates not in self._known:
-            estimate = Estimate(_demand(*rates), self._targets)
+            estimate = ServiceEstimate(_demand(*rates), self._targets)
             self._known[rates] = smallest(estimate, self._targets, self._bounds).workers
         return self._known[rates]
 
@@ -84,7 +85,7 @@ def _demand(code: float, chat: float) -> Demand:
 
 
 def _kinds(requests: float, prompt_tokens: float) -> tuple[float, float]:
-    """How many of each kind make so many requests with so many tokens."""
+    """Return the requests of each kind, given their sum and the sum of their prompt tokens."""
     code, chat = (CLIPPED * kind.prompt for kind in KINDS)
     of_code = max(0.0, min(requests, (prompt_tokens - chat * requests) / (code - chat)))
     return of_code, requests - of_code
@@ -96,7 +97,7 @@ def _scale(cluster: Cluster, needs: Sequence[Counts]) -> None:
 
 
 class Told:
-    """Knows the requests that come until a pod that it asks for now serves."""
+    """A scaler that knows the requests that come until a pod that it asks for now serves."""
 
     def __init__(self, trace: Sequence[Request]) -> None:
         syncs = int(trace[-1].at_s / SYNC_S) + 2
@@ -119,7 +120,7 @@ class Told:
 
 
 class Usual:
-    """Knows the rates that the hours have, and sees what came in the last 45 s."""
+    """A scaler that knows each hour's rates, and sees the requests of the last 45 s."""
 
     def __init__(self, attainment: float, headroom: float) -> None:
         self._sizes = Sizes(attainment)

@@ -1,8 +1,9 @@
-"""Workers, one request at a time: when its prompt is computed, when its tokens come.
+"""Simulated workers, one request at a time: when its prompt is computed, and when its tokens come.
 
-Simpler than the real ones, in favour of nobody: a prompt is computed whole, by the worker that begins it
-first; decode has room for a whole answer before its prompt is computed; the steps of a worker take what
-`baton.simulated.profile` says, and change only when a sequence joins or ends. Every prompt is handed over.
+Simpler than real workers, without favour to any scaler: a prompt is computed whole, by the worker that can
+begin it first; decode has room for a whole answer before its prompt is computed; the steps of a worker take
+the times of `baton.simulated.profile`, and change only when a sequence joins or ends. Every prompt is handed
+over.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from baton.engine.pace import Pace
+from baton.engine.pace import StepSpeeds
 from baton.simulated.profile import Profile
 from loadtest.planner.trace import Request
 
 HANDOVER_S = 0.01
-"""Besides prefill: the router's share, and messages."""
+"""The time to the first token besides prefill, in seconds: the router's share, and messages."""
 
 
 class Clock:
-    """Simulated time, and what is to happen in it."""
+    """Simulated time, and the events to come."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -49,7 +50,7 @@ class Job:
     answer: int
     """Tokens to write."""
     gaps: int
-    """Between the tokens of its whole answer."""
+    """The gaps between the tokens of its whole answer."""
     placed_at: float = 0.0
     ttft_s: float | None = None
     slow: float = 0.0
@@ -70,7 +71,7 @@ class Job:
 
 @dataclass(slots=True)
 class Done:
-    """What became of all requests."""
+    """The outcome of all requests."""
 
     requests: int = 0
     ttft_met: int = 0
@@ -89,7 +90,7 @@ class PrefillWorker:
         self.free_at = 0.0
 
     def compute(self, tokens: int) -> float:
-        """Take so many tokens more; says how many seconds of work they are."""
+        """Take ``tokens`` more; return their computing time in seconds."""
         seconds = self._base_s + tokens * self._token_s
         self.free_at = max(self._clock.now, self.free_at) + seconds
         return seconds
@@ -100,7 +101,8 @@ class PrefillWorker:
 
 
 class DecodeWorker:
-    """All its sequences make one token a step, so one count of steps says how far each of them is."""
+    """A decode worker. All its sequences make one token a step, so one count of steps gives the progress of
+    each."""
 
     def __init__(self, clock: Clock, profile: Profile, room: int, itl_s: float) -> None:
         self._clock, self._profile, self._itl_s = clock, profile, itl_s
@@ -108,9 +110,9 @@ class DecodeWorker:
         self.coming = 0
         """Sequences that have room here and are computed elsewhere."""
         self.steps = self.slow_steps = self.row_steps = self.busy_s = 0.0
-        self.pace = Pace()
+        self.pace = StepSpeeds()
         self.jobs: list[tuple[float, int, Job]] = []
-        """By the step of their last token."""
+        """The jobs by the step of their last token."""
         self._numbers = count()
         self._context = 0.0
         self._step_s = 0.0
@@ -140,7 +142,7 @@ class DecodeWorker:
                 self.slow_steps += made
 
     def _plan(self, done: Callable[[Job], None]) -> None:
-        """The next end of an answer, as things are."""
+        """Schedule the next end of an answer, at the present step time."""
         self._version += 1
         if self.jobs:
             self._step_s = self._profile.step_s(len(self.jobs), round(self._context), 0)
@@ -163,7 +165,8 @@ class DecodeWorker:
         self.spare += job.room
 
     def give_up(self) -> list[Job]:
-        """Its sequences leave, each with what is left of its answer and what then has to be computed."""
+        """Give up all sequences. Return the jobs, each with the rest of its answer and the prompt to be
+        computed again."""
         self._advance()
         self._version += 1
         left = [job for _, _, job in self.jobs]
@@ -177,7 +180,8 @@ class DecodeWorker:
 
 
 class Ring:
-    """Requests to workers. Who serves, others decide: they fill and empty ``prefills`` and ``decodes``."""
+    """Gives requests to workers. Scalers decide which workers serve: they fill and empty ``prefills`` and
+    ``decodes``."""
 
     def __init__(self, clock: Clock, ttft_s: float, itl_s: float) -> None:
         self.clock, self._ttft_s, self._itl_s = clock, ttft_s, itl_s
@@ -195,7 +199,7 @@ class Ring:
         self.place()
 
     def place(self) -> None:
-        """Those who wait, in their order, as long as there is room."""
+        """Place waiting jobs, in their order, as long as there is room."""
         while self.waiting and self.prefills and self.decodes:
             job = self.waiting[0]
             decode = max(self.decodes, key=lambda worker: worker.spare)
@@ -233,7 +237,7 @@ class Ring:
         self.place()
 
     def move(self, decode: DecodeWorker) -> None:
-        """What a worker has not ended goes on elsewhere."""
+        """Have a worker's unfinished jobs go on elsewhere."""
         left = decode.give_up()
         self.done.moved += len(left)
         self.waiting.extendleft(reversed(left))
@@ -246,7 +250,7 @@ class Ring:
 
 @dataclass(slots=True)
 class Counts:
-    """What the router and its prefill workers count."""
+    """The counters of the router and its prefill workers."""
 
     requests: int = 0
     prompt_tokens: int = 0

@@ -1,4 +1,4 @@
-"""One day with one scaler, and what came of it."""
+"""One day with one scaler, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from loadtest.planner.scalers import SYNC_S, Scaler
 from loadtest.planner.trace import Request
 
 TAIL_S = 900.0
-"""After the last request, for its answer."""
+"""The time after the last request in which its answer may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     requests: int
     attainment: float
-    """Share of requests that met both targets. One that was never answered met none."""
+    """The share of requests that met both targets. A request that was never answered met none."""
     ttft_met: float
     itl_met: float
     gpu_hours: float
@@ -31,7 +31,7 @@ class Outcome:
 
 
 def simulate(trace: Sequence[Request], scaler: Scaler, setting: Setting, first: Counts, seed: int) -> Outcome:
-    """GPU-hours count until the last request has come."""
+    """Simulate the trace. GPU-hours count until the last request has come."""
     clock = Clock()
     cluster = Cluster(clock, setting, first, seed)
     end = trace[-1].at_s

@@ -1,4 +1,4 @@
-"""Who decides how many pods there are: the planner that ships, or two HorizontalPodAutoscalers."""
+"""The scalers that decide how many pods run: the planner that ships, or two HorizontalPodAutoscalers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTHS_S = 300.0
 
 class Scaler(Protocol):
     def sync(self, cluster: Cluster) -> None:
-        """Every ``SYNC_S``."""
+        """Scale the cluster; called every ``SYNC_S``."""
 
 
 # --- HorizontalPodAutoscalers
@@ -28,7 +28,8 @@ class Scaler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behavior:
-    """Of autoscaling/v2: pods, or a share of them, in a period. The greater of both is allowed."""
+    """A behaviour of autoscaling/v2: pods, or a share of the pods, in a period. The greater of both is
+    allowed."""
 
     up_pods: int
     up_share: float
@@ -40,17 +41,17 @@ class Behavior:
 
 
 CHART = Behavior(up_pods=1, up_share=0.0, up_s=60.0, down_pods=1, down_share=0.0, down_s=300.0)
-"""What the chart sets."""
+"""The behaviour that the chart sets."""
 KUBERNETES = Behavior(up_pods=4, up_share=1.0, up_s=15.0, down_pods=0, down_share=1.0, down_s=15.0)
-"""What Kubernetes does when nothing is set."""
+"""Kubernetes' behaviour when none is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HpaSetting:
-    """One autoscaler."""
+    """The settings of one autoscaler."""
 
     target: float
-    """Of the metric, per pod."""
+    """The metric's target, per pod."""
     least: int
     most: int
     behavior: Behavior
@@ -94,7 +95,7 @@ class Hpa:
 
 
 class TwoHpas:
-    """Prefill by the seconds of its backlog, decode by the share of its KV blocks in use."""
+    """Two autoscalers: prefill by the seconds of its backlog, decode by the share of its KV blocks in use."""
 
     def __init__(self, prefill: HpaSetting, decode: HpaSetting) -> None:
         self._hpas: dict[ServingRole, Hpa] = {"prefill": Hpa(prefill), "decode": Hpa(decode)}
@@ -114,7 +115,7 @@ class TwoHpas:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What counters said at a moment."""
+    """The counters' values at a moment."""
 
     at: float
     requests: int
@@ -131,7 +132,7 @@ class _Look:
 
 
 class Shipped:
-    """The planner's policy, told what Prometheus would tell it."""
+    """The planner's policy, with the figures that Prometheus would give it."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
@@ -215,14 +216,14 @@ class Shipped:
 
 
 class _Steps:
-    """Sums over workers that come and go, as ``rate`` has them."""
+    """Sums over workers that come and go, as ``rate`` computes them."""
 
     def __init__(self) -> None:
         self._last: dict[DecodeWorker, tuple[float, float, float]] = {}
         self._gone = (0.0, 0.0, 0.0)
 
     def total(self, workers: list[DecodeWorker]) -> tuple[float, float, float]:
-        """Steps, sequences in all steps, and seconds."""
+        """Return steps, sequences in all steps, and seconds."""
         for worker in self._last.keys() - set(workers):
             steps, rows, seconds = self._last.pop(worker)
             self._gone = (self._gone[0] + steps, self._gone[1] + rows, self._gone[2] + seconds)

@@ -12,9 +12,9 @@ HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 MINUTE_S = 60.0
 SLOT_S = 10.0
-"""The rate is the same for so long."""
-MOST_OVER = 4.0
-"""A rate is never more times what its kind's hours say."""
+"""The time for which the rate stays the same, in seconds."""
+MAX_OVER = 4.0
+"""Most times that a rate may exceed its kind's rate at that hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One sort of requests: lengths are lognormal with these means and sigmas; rates a bell over the day."""
+    """A kind of requests: lengths are lognormal with these means and sigmas; rates a bell over the day."""
 
     per_s: float
-    """At its hour."""
+    """The rate at the kind's hour."""
     base_per_s: float
     hour: float
     width_h: float
@@ -46,7 +46,7 @@ class Kind:
 
 
 KINDS = (
-    # Means of both lengths as in Azure's traces of 2023, code and conversation.
+    # The means of both lengths are those of Azure's traces of 2023, code and conversation.
     Kind(
         per_s=5.0,
         base_per_s=0.3,
@@ -69,14 +69,14 @@ KINDS = (
     ),
 )
 BURSTS = 24
-"""Of a day, half of each kind: its requests become 1.5 to 2.5 times as many for 2 to 15 minutes, all of a
-sudden."""
+"""The bursts of a day, half of each kind: requests suddenly become 1.5 to 2.5 times as many for 2 to 15
+minutes."""
 WAVER = 0.12
 """Standard deviation of the rate's logarithm from minute to minute, of which half stays for the next."""
 
 
 def day(seed: int, *, hours: float = 24.0, bursts: int = BURSTS) -> list[Request]:
-    """The requests of the first ``hours`` of a day in their order, everything drawn from ``seed``."""
+    """Return the requests of the first ``hours`` of a day in their order, all drawn from ``seed``."""
     draw = random.Random(seed)
     each = bursts // len(KINDS)
     found = [request for kind in KINDS for request in _requests(draw, kind, each, hours * HOUR_S)]
@@ -88,7 +88,7 @@ def _requests(draw: random.Random, kind: Kind, number: int, seconds: float) -> I
     factors = _wavering(draw, math.ceil(seconds / MINUTE_S))
     for slot in range(math.ceil(seconds / SLOT_S)):
         begins = slot * SLOT_S
-        over = min(MOST_OVER, factors[int(begins / MINUTE_S)] * bursts.factor(begins))
+        over = min(MAX_OVER, factors[int(begins / MINUTE_S)] * bursts.factor(begins))
         per_s = kind.rate(begins) * over
         now = begins + draw.expovariate(per_s)
         while now < min(begins + SLOT_S, seconds):

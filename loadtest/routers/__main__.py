@@ -1,23 +1,25 @@
-"""A router before simulated workers: what a token and a request cost it, and how late tokens get.
+"""A router before simulated workers: the cost of a token and of a request, and the delay of tokens.
 
     python -m loadtest.routers                   # latency of 2,000 streams at 60 % of a core
     scripts/router-peers .router-peers           # installs the peers, once
     python -m loadtest.routers --part peers --peers .router-peers
-    python -m loadtest.routers --against ../before --repeats 7     # what it cost before, in another checkout
+    python -m loadtest.routers --against ../before --repeats 9     # what it cost before, in another checkout
 
-The workers and the client are on a core of their own. A token's way is from when its worker had it until
-the client read it; what the router adds is the difference to the same load on the workers' own plain API,
-quantile by quantile. Both are measured in turns, and the median over the rounds counts; told beside it is
-what was added to tokens on whose way other guests of the host took nothing. The router uses 60 % of a core,
-of whichever it is given, as in a pod; with ``--one-core`` of one, on which gRPC's threads stand in line
-behind Python's. The workers only talk (`loadtest.routers.flock`), or they and the client would need more
-than their core. The peers and Baton are on one core, before the same simulated workers
-(`baton worker-sim`), whose plain API the peers pass on; all are asked in turns, and the figures are medians
-over the rounds. A core's capacity is what was done over the share of its time that the router used.
+The workers and the client are on a core of their own. A token's way is the time from when its worker had it
+until the client read it; the router adds the difference to the same load on the workers' own plain API,
+quantile by quantile. Both are measured in turns, and the median over the rounds counts; beside it stands the
+delay added to tokens on whose way other guests of the host took nothing. The router uses 60 % of a core, of
+any core it is given, as in a pod; with ``--one-core`` of one core, on which gRPC's threads queue behind
+Python's. The workers only talk (`loadtest.routers.fake_workers`), or they and the client would need more than
+their core. The peers and Baton are on one core, before the same simulated workers (`baton worker-sim`), whose
+plain API the peers pass on; all are asked in turns, and the figures are medians over the rounds. A core's
+capacity is the work done over the share of its time that the router used.
 
-With ``--against`` two source trees are measured likewise, in turns: tokens and requests a second of a core of
-the router's, here and there, each before simulated workers of its own tree. Fails (exit status 1) if what is
-here does less than 0.97 of what the other does, or if a request fails.
+With ``--against`` two source trees are measured: tokens and requests a second of a core of the router's, here
+and there, each before simulated workers of its own tree. Both routers share a core and are asked at the same
+time; each round starts all processes anew. The figure is the median of the rounds' ratios, with the range in
+which the true one lies with a probability of 95 % (from six rounds on). Fails (exit status 1) if this tree
+does less than 0.97 of what the other does, or if a request fails.
 """
 
 from __future__ import annotations
@@ -48,24 +50,24 @@ from tests.support.chaos.campaign import percentile
 from tests.support.ring import Service
 
 SHARE = 0.6
-"""Of a core's capacity, at which latency is measured."""
-MOST_MS = {50: 1.0, 99: 10.0}
+"""The share of a core's capacity at which latency is measured."""
+MAX_MS = {50: 1.0, 99: 10.0}
 FEW = 500
-"""Tokens, of which there is no 99th percentile to speak of."""
+"""The fewest tokens with a meaningful 99th percentile."""
 
 
 @dataclass(frozen=True)
 class Ways:
-    """How long tokens were on their way, in ms."""
+    """The times that tokens were on their way, in ms."""
 
     all: list[float]
     undisturbed: list[float]
-    """Of those on whose way nobody else had the machine."""
+    """The times of tokens on whose way no other guest had the machine."""
 
 
 def ways(tmp: Path, measured: Measured) -> Ways:
-    """Of the tokens that were kept: from the last one its worker had before it arrived. (Streams have far
-    more time between their tokens than these take.)"""
+    """Return the times of the kept tokens, each from the last token that its worker had before the arrival.
+    (The gap between a stream's tokens is far longer than these times.)"""
     since = min(times[0] for times in measured.figures.arrivals.values()) - 10 * 10**9
     said: dict[str, list[int]] = defaultdict(list)
     for (request, _), at in fleet.said_at(tmp, since).items():
@@ -85,7 +87,7 @@ def ways(tmp: Path, measured: Measured) -> Ways:
 
 @dataclass(frozen=True)
 class Round:
-    """The same load through a router and without one."""
+    """A load, once through a router and once without one."""
 
     through: Measured
     direct: Measured
@@ -93,15 +95,16 @@ class Round:
     direct_ways: Ways
 
     def without(self, share: int) -> float:
-        """A token's way without a router, in ms: this percentile."""
+        """Return this percentile of a token's way without a router, in ms."""
         return percentile(self.direct_ways.all, share)
 
     def added(self, share: int) -> float:
-        """To a token's way, in ms: the difference of this percentile."""
+        """Return the time added to a token's way, in ms: the difference of this percentile."""
         return percentile(self.ways.all, share) - self.without(share)
 
     def added_undisturbed(self, share: int) -> float:
-        """Likewise, of the tokens on whose way nobody else had the machine; NaN if there are too few."""
+        """Return the time added to tokens on whose way no other guest had the machine, in ms: the difference
+        of this percentile; NaN if there are too few."""
         through, direct = self.ways.undisturbed, self.direct_ways.undisturbed
         if min(len(through), len(direct)) < FEW:
             return math.nan
@@ -110,17 +113,17 @@ class Round:
 
 def one_round(folder: Path, chosen: argparse.Namespace, rate: float, plan: Plan) -> Round:
     folder.mkdir()
-    with fleet.flock(folder, chosen.workers, chosen.streams / rate * 1e3) as flock:
-        direct = measure(fronts.none(flock), plan)
+    with fleet.fake_workers(folder, chosen.workers, chosen.streams / rate * 1e3) as fake_workers:
+        direct = measure(fronts.none(fake_workers), plan)
         direct_ways = ways(folder, direct)
-        with fronts.baton_before(folder, flock.addresses, confined=chosen.one_core) as front:
+        with fronts.baton_before(folder, fake_workers.addresses, confined=chosen.one_core) as front:
             through = measure(front, plan)
         return Round(through, direct, ways(folder, through), direct_ways)
 
 
 def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
-    """At a rate that should take ``SHARE`` of a core, by what a token took in the round before; the first
-    round is for that alone. In turns without a router and with it."""
+    """Measure at a rate that should take ``SHARE`` of a core, by a token's cost in the round before; the
+    first round only finds that cost. Each round measures without a router, then with it."""
     # 2,000 streams are open only when all have begun, and to begin them fills a core for some seconds.
     plan = Plan(
         streams=chosen.streams, warm_up_s=12.0, seconds=chosen.seconds, max_tokens=1000, stagger_s=6.0
@@ -136,7 +139,7 @@ def run_latency(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool
         rate = SHARE * measured.tokens_per_core_s
     _tell_rounds(rounds[1:], console)
     held = not any(each.through.figures.failed for each in rounds)
-    for share, most in MOST_MS.items():
+    for share, most in MAX_MS.items():
         held &= statistics.median(each.added(share) for each in rounds[1:]) <= most
     console.print("VERDICT:", "held" if held else "MISSED", "(p50 at most 1 ms, p99 at most 10 ms)")
     return held
@@ -160,7 +163,7 @@ def _tell_rounds(rounds: list[Round], console: Console) -> None:
         lambda each: each.through.stolen.seconds / each.through.figures.seconds,
         "{:.1%}",
     )
-    for share in MOST_MS:
+    for share in MAX_MS:
         row(f"added to a token's way, p{share}, ms", partial(Round.added, share=share), "{:.2f}")
         row("  without a router, all of it", partial(Round.without, share=share), "{:.2f}")
         row("  where nothing was taken", partial(Round.added_undisturbed, share=share), "{:.2f}")
@@ -173,7 +176,7 @@ def _per_s(measured: Measured) -> float:
 
 
 def run_peers(chosen: argparse.Namespace, tmp: Path, console: Console) -> bool:
-    """Tokens of long answers and requests of one token, by each router in turns."""
+    """Measure tokens of long answers and requests of one token, by each router in turns."""
     plans = {
         "tokens": Plan(streams=chosen.peer_streams, warm_up_s=2.0, seconds=chosen.seconds / 2),
         "requests": Plan(
@@ -233,7 +236,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=Path(".router-peers"))
     parser.add_argument("--peer-streams", type=int, default=128)
     parser.add_argument("--litellm-streams", type=int, default=32, help="what it can stand")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds, in turns")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds")
     chosen = parser.parse_args()
     console = Console(width=120)
     for line in conditions("loadtest.routers"):

@@ -1,4 +1,4 @@
-"""An open-loop client: requests come when they come, whether or not others have been answered."""
+"""An open-loop client: requests come at their own times, whether or not others have been answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Somebody who asks."""
+    """A tenant that asks."""
 
     name: str
     key: str
@@ -23,23 +23,23 @@ class Tenant:
 
 @dataclass(slots=True)
 class Outcome:
-    """One request. Times are seconds from when it was sent."""
+    """The outcome of one request. Times are seconds from when it was sent."""
 
     tenant: str
     sent_at: float
     status: int = 0
     head_s: float = 0.0
-    """Until the answer began: until it was refused, if it was."""
+    """The time until the answer began, or until the request was refused."""
     first_s: float | None = None
-    """Until its first token."""
+    """The time until its first token."""
     whole_s: float | None = None
-    """Until its end; None: it broke off."""
+    """The time until its end; None: it broke off."""
     tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Connection(asyncio.Protocol):
-    """Kept open and used again."""
+    """A connection that is kept open and used again."""
 
     transport: asyncio.Transport | None = None
     outcome: Outcome | None = None
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
     head: bytes = b""
     in_head: bool = False
     missing: int = 0
-    """Of a body whose length is known."""
+    """Missing bytes of a body whose length is known."""
     tail: bytes = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -145,7 +145,7 @@ class Arrivals:
         return outcome
 
     async def run(self, per_second: float, seconds: float) -> list[Outcome]:
-        """All that was asked in that time, when all of it has ended."""
+        """Ask for ``seconds``. Return all outcomes, when all requests have ended."""
         rng = random.Random(self.seed)
         tasks: list[asyncio.Task[Outcome]] = []
         at = began = time.monotonic()

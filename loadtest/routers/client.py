@@ -1,10 +1,9 @@
-"""A client of thousands of streams that costs little itself: no HTTP library, no event loop's transports, no
-parsing of what it reads.
+"""A cheap client of thousands of streams: no HTTP library, no event loop's transports, no parsing of bodies.
 
     python -m loadtest.routers.client URL... < plan.json > figures.json
 
-The streams are dealt out to the URLs. It asks in a closed loop: a stream that ends is followed by the next
-one on the same connection. It counts events, and keeps for some of the streams when each of theirs came.
+The streams are dealt out to the URLs. The client asks in a closed loop: a stream that ends is followed by the
+next one on the same connection. It counts events, and for some of the streams keeps when each event came.
 """
 
 from __future__ import annotations
@@ -22,46 +21,46 @@ from urllib.parse import urlsplit
 import msgspec
 
 CONNECT_S = 30.0
-MOST_BYTES = 16 * 1024
-"""Read at once."""
+MAX_BYTES = 16 * 1024
+"""Most bytes of one read."""
 LOOK_S = 0.05
-"""How often it looks at the time while nothing comes."""
+"""The time between looks at the clock while nothing comes, in seconds."""
 _ID = re.compile(rb'"id":\s?"([^"]+)"')
 _TEXT = re.compile(rb'"(?:text|content)":\s?"')
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What to ask."""
+    """The requests to send, and for how long."""
 
     path: str = "/v1/completions"
     model: str = "demo"
     streams: int
-    """Open at a time."""
+    """The streams open at a time."""
     warm_up_s: float
     seconds: float
-    """For which is measured, after the warm-up."""
+    """The time that is measured, after the warm-up."""
     prompt_words: int = 64
     max_tokens: int = 128
     stagger_s: float = 0.0
-    """Over which the streams begin."""
+    """The time over which the streams begin."""
     sample: int = 17
-    """Of so many streams one is kept in full. No divisor of the number of workers: streams come to them in
-    turns, and those kept would be all of a few workers, a whole frame or none."""
+    """One in this many streams is kept in full. It is no divisor of the number of workers: streams come to
+    them in turns, and the kept ones would all be of a few workers, a whole frame or none."""
     headers: dict[str, str] = {}
 
 
 class Figures(msgspec.Struct, kw_only=True):
-    """What came while it was measured."""
+    """The counts of the measured time."""
 
     events: int = 0
-    """With text."""
+    """The events with text."""
     finished: int = 0
     failed: int = 0
     seconds: float = 0.0
     statuses: dict[str, int] = {}
     arrivals: dict[str, list[int]] = {}
-    """By the id of the answer: when its tokens came while it was measured, in nanoseconds on the system's
-    monotonic clock."""
+    """The moments at which the tokens of kept streams came, by the id of the answer, in nanoseconds on the
+    system's monotonic clock."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +72,7 @@ class Stream:
     connection: socket.socket
     asked: int = 0
     head: bytes = b""
-    """Of the answer under way, until it is whole."""
+    """The head of the present answer, until it is whole."""
     in_head: bool = False
     kept: list[int] | None = None
     answer_id: str = ""
@@ -89,9 +88,9 @@ class Stream:
         self.asked += 1
 
     def read(self) -> None:
-        """There is something, or the connection has ended."""
+        """Read from a connection that has bytes, or has ended."""
         try:
-            data = self.connection.recv(MOST_BYTES)
+            data = self.connection.recv(MAX_BYTES)
         except ConnectionError:
             data = b""
         now = time.monotonic_ns()
@@ -139,7 +138,7 @@ class Load:
     measuring: bool = False
     over: bool = False
     open: dict[int, Stream] = field(default_factory=dict)
-    """By file descriptor."""
+    """The open streams by file descriptor."""
     poll: select.epoll = field(default_factory=select.epoll)
 
     def request(self, number: int, asked: int) -> bytes:
@@ -187,7 +186,7 @@ class Load:
 
     def leave(self, stream: Stream) -> None:
         del self.open[stream.connection.fileno()]
-        stream.connection.close()  # which takes it out of the poll as well
+        stream.connection.close()  # also takes it out of the poll
 
     def run(self) -> Figures:
         """Open the streams, and measure."""
@@ -215,7 +214,7 @@ class Load:
         stream.ask()
 
     def read_until(self, until: float) -> None:
-        """Whatever comes, until then."""
+        """Read everything that comes until ``until``."""
         while (left := until - time.monotonic()) > 0:
             for fileno, _ in self.poll.poll(min(left, LOOK_S)):
                 self.open[fileno].read()
@@ -225,7 +224,7 @@ def main() -> None:
     where = [urlsplit(url) for url in sys.argv[1:]]
     places = [(url.hostname or "", url.port or 80) for url in where]
     plan = msgspec.json.decode(sys.stdin.buffer.read(), type=Plan)
-    gc.disable()  # a look at all streams would be in their times
+    gc.disable()  # a collection over all streams would be in their times
     figures = Load(plan, places).run()
     sys.stdout.buffer.write(msgspec.json.encode(figures))
 

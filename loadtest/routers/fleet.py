@@ -1,4 +1,4 @@
-"""Simulated workers, kept to their core, and what processes used of theirs."""
+"""Simulated workers, kept to their core, and the processor time of processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Processes started in here stay on this core."""
+    """Keep processes that are started in this context on this core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -37,8 +37,8 @@ def on_core(core: int) -> Iterator[None]:
 def workers(
     tmp: Path, count: int, *options: str, environment: Mapping[str, str] = NOTHING_MORE
 ) -> Iterator[list[Service]]:
-    """Simulated workers that do both and serve a plain OpenAI API beside, all on one core. Each writes down
-    when its tokens were there, in the file ``record`` of ``records``. ``environment``: theirs,
+    """Start simulated workers that do both and serve a plain OpenAI API beside, all on one core. Each records
+    when its tokens were there, in the file ``record`` of ``records``. ``environment``: the workers' own,
     beside ours."""
     fleet = [
         simulated(tmp, f"sim-{i}", "both", "--http-port", "0", "--record", str(tmp / f"record-{i}"), *options)
@@ -51,18 +51,18 @@ def workers(
 
 
 @dataclass(frozen=True)
-class Flock:
+class FakeWorkers:
     """Workers of one process that only talk."""
 
     addresses: tuple[str, ...]
     urls: tuple[str, ...]
-    """Of their plain API."""
+    """The URLs of their plain API."""
 
 
 @contextmanager
-def flock(tmp: Path, count: int, step_ms: float) -> Iterator[Flock]:
-    """``loadtest.routers.flock`` on the others' core, with its record."""
-    argv = [sys.executable, "-m", "loadtest.routers.flock", "--workers", str(count)]
+def fake_workers(tmp: Path, count: int, step_ms: float) -> Iterator[FakeWorkers]:
+    """Start ``loadtest.routers.fake_workers`` on the others' core, with its record."""
+    argv = [sys.executable, "-m", "loadtest.routers.fake_workers", "--workers", str(count)]
     argv += ["--step-ms", str(step_ms), "--record", str(tmp / "record-0")]
     with on_core(OTHERS_CORE):
         environment = {**os.environ, "BATON_CLUSTER_KEY": CLUSTER_KEY}
@@ -75,21 +75,21 @@ def flock(tmp: Path, count: int, step_ms: float) -> Iterator[Flock]:
                 break
             found.append(line.split()[1:])
         if len(found) != count:
-            raise RuntimeError(f"the flock ended with {process.wait(5)}")
-        yield Flock(tuple(one for one, _ in found), tuple(f"http://{plain}" for _, plain in found))
+            raise RuntimeError(f"the fake workers ended with {process.wait(5)}")
+        yield FakeWorkers(tuple(one for one, _ in found), tuple(f"http://{plain}" for _, plain in found))
     finally:
         process.kill()
         process.wait()
 
 
 def plain_urls(fleet: Sequence[Service]) -> list[str]:
-    """Where the workers serve other routers."""
+    """Return the addresses at which the workers serve other routers."""
     found = [re.search(r"OpenAI API at (http://\S+)", worker.log.read_text()) for worker in fleet]
     return [match[1] for match in found if match is not None]
 
 
 def said_at(tmp: Path, since_ns: int) -> dict[tuple[str, int], int]:
-    """(request, index of the token) → when it was there, by all workers' records from a time on."""
+    """Return when each (request, index of the token) was there, by all workers' records from a moment on."""
     told: dict[tuple[str, int], int] = {}
     for file in tmp.glob("record-*"):
         with file.open() as lines:
@@ -101,7 +101,7 @@ def said_at(tmp: Path, since_ns: int) -> dict[tuple[str, int], int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """Of these processes and their children, so far."""
+    """Return the processor time of these processes and their children so far, in seconds."""
     total = 0.0
     for pid in pids:
         for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
@@ -111,7 +111,8 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def stolen_seconds() -> float:
-    """Of all cores, so far: what the host gave to others while there was something to do here."""
+    """Return the stolen time of all cores so far, in seconds: the time that the host gave to others while
+    there was something to do here."""
     return float(psutil.cpu_times().steal)
 
 

@@ -1,4 +1,4 @@
-"""The routers that are compared: how each is started before the same workers."""
+"""The routers that are compared, each started before the same workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton import ready
-from loadtest.routers.fleet import NOTHING_MORE, ROUTER_CORE, Flock, free_port, on_core, plain_urls
+from baton.process import ready
+from loadtest.routers.fleet import NOTHING_MORE, ROUTER_CORE, FakeWorkers, free_port, on_core, plain_urls
 from tests.support.ring import Service, running_routers, scrape
 
 START_S = 120.0
@@ -26,7 +26,7 @@ class Front:
     name: str
     urls: tuple[str, ...]
     pids: tuple[int, ...]
-    """Of its processes, whose children count too."""
+    """The process ids of the router, whose children count too."""
     path: str = "/v1/completions"
     model: str = "demo"
     headers: tuple[tuple[str, str], ...] = ()
@@ -48,7 +48,8 @@ def baton_before(
     confined: bool,
     environment: Mapping[str, str] = NOTHING_MORE,
 ) -> Iterator[Front]:
-    """Before these workers. ``confined``: to its core. ``environment``: its own, beside ours."""
+    """Start Baton's router before these workers. ``confined``: to its core. ``environment``: its own, beside
+    ours."""
     flags = [flag for address in addresses for flag in ("--worker", address)]
     argv = ("router", "--model", "demo", "--port", "0", "--grpc-port", "0", *flags)
     router = Service("baton", argv, tmp / "baton.log", environment=environment)
@@ -73,14 +74,14 @@ def _workers_ready(url: str) -> float:
     return sum(value for name, value in page.items() if name.startswith("baton_worker_ready"))
 
 
-def none(flock: Flock) -> Front:
-    """No router: the client is dealt out to the workers themselves."""
-    return Front("no router", flock.urls, ())
+def none(fake_workers: FakeWorkers) -> Front:
+    """Return no router: the client is dealt out to the workers themselves."""
+    return Front("no router", fake_workers.urls, ())
 
 
 @contextmanager
 def litellm(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Front]:
-    """One process, passing text completions on in turns, with nothing kept of them."""
+    """Start LiteLLM: one process, passing text completions on in turns, with nothing kept of them."""
     lines = ["model_list:"]
     for url in plain_urls(fleet):
         lines += [
@@ -110,7 +111,7 @@ def litellm(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Front]
 
 @contextmanager
 def vllm_router(tmp: Path, fleet: Sequence[Service], peers: Path) -> Iterator[Front]:
-    """The gateway in Rust, its requests dealt out in turns."""
+    """Start vLLM's gateway in Rust, which deals requests out in turns."""
     port, metrics = free_port(), free_port()
     argv = [
         str(peers / "bin" / "vllm-router"),

@@ -1,4 +1,4 @@
-"""One run of the client, and what the router used meanwhile."""
+"""One run of the client, and the router's processor time meanwhile."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Measured:
 
     figures: Figures
     cpu_s: float
-    """Of the router."""
+    """The router's processor time."""
     stolen: Stolen
-    """What other guests of the host had meanwhile."""
+    """The time that other guests of the host had meanwhile."""
 
     @property
     def busy(self) -> float:
-        """Share of a core."""
+        """The share of a core that the router used."""
         return self.cpu_s / self.figures.seconds
 
     @property
@@ -40,7 +40,7 @@ class Measured:
 
 
 def measure(front: Front, plan: Plan) -> Measured:
-    """Run the client, and read what the router used while it measured."""
+    """Run the client, and read the router's processor time while it measured."""
     plan = msgspec.structs.replace(plan, path=front.path, model=front.model, headers=dict(front.headers))
     with fleet.on_core(fleet.OTHERS_CORE):
         client = subprocess.Popen(
@@ -65,7 +65,7 @@ def measure(front: Front, plan: Plan) -> Measured:
 
 
 def _until(said: IO[bytes], awaited: str) -> None:
-    """Read what the client says up to a word; the rest is for whoever runs this."""
+    """Read the client's standard error up to a word; other lines are passed on to ours."""
     for raw in said:
         word = raw.decode().strip()
         if word == awaited:
@@ -74,6 +74,6 @@ def _until(said: IO[bytes], awaited: str) -> None:
 
 
 def steps_of(ms: float) -> bytes:
-    """A profile whose steps all take as long."""
+    """Return a profile whose steps all take as long."""
     nothing = {"step_row_ms": 0, "context_ms_per_1k": 0, "prefill_ms_per_1k": 0}
     return msgspec.json.encode({"step_base_ms": ms, **nothing})

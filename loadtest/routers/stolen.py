@@ -1,4 +1,4 @@
-"""When other guests of the host had this machine's cores."""
+"""The time that other guests of the host had this machine's cores."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from loadtest.routers import fleet
 
 LOOK_S = 0.02
 AFTERWARDS_NS = 100 * 10**6
-"""For so long what had to wait meanwhile may still be late."""
+"""The time for which tokens that had to wait may still be late."""
 
 
 class Stolen:
-    """Looks again and again, as a context manager, whether the kernel has counted anything more (it counts in
-    units of 10 ms)."""
+    """A context manager that looks again and again whether the kernel has counted more stolen time (it counts
+    in units of 10 ms)."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Of all cores, so far."""
+        """The stolen time of all cores so far."""
         self._times: list[int] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="stolen")
@@ -36,7 +36,7 @@ class Stolen:
         self._thread.join()
 
     def _look(self) -> None:
-        with fleet.on_core(fleet.OTHERS_CORE):  # this thread alone
+        with fleet.on_core(fleet.OTHERS_CORE):  # only this thread moves
             before = fleet.stolen_seconds()
             while not self._stop.wait(LOOK_S):
                 counted = fleet.stolen_seconds()
@@ -46,7 +46,7 @@ class Stolen:
                 before = counted
 
     def disturbed(self, begun: int, ended: int) -> bool:
-        """Whether anything was taken between two moments, in nanoseconds on the monotonic clock, or so
+        """Return whether time was stolen between two moments, in nanoseconds on the monotonic clock, or so
         shortly before that it could be felt."""
         at = bisect.bisect_left(self._times, begun - AFTERWARDS_NS)
         return at < len(self._times) and self._times[at] <= ended + int(LOOK_S * 1e9)

@@ -1,4 +1,4 @@
-"""Where a model's files are, and a short name for their contents. No torch: the router uses it too."""
+"""Finding a model's files, and a short name for their contents. No torch: the router uses it too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from importlib import resources
 from pathlib import Path
 
-from baton.errors import ModelError
+from baton.process.options import ModelError
 
 DEMO = "demo"
 TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")

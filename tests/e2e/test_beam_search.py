@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from baton import hub
-from baton.beam_search import BeamParams, EarlyStopping
+from baton.core.beam_search import BeamParams, EarlyStopping
 from baton.engine.llm import LLM
 from baton.request.params import SamplingParams
 from baton.v1 import inference_pb2 as pb
@@ -172,4 +172,4 @@ def test_offline_finds_the_same(oracle: list[list[Answer]]) -> None:
     assert found == [ids_of(each) for each in oracle]
     [text] = {result.outputs[0].text for result in results[:1]}
     assert text
-    assert llm.engine.load().blocks_held == 0
+    assert llm.engine.stats().blocks.held == 0

@@ -11,13 +11,14 @@ import psutil
 import pytest
 
 from baton import LLM
-from baton.bench.config import LatencyConfig, WorkloadConfig
+from baton.bench.config import LatencyConfig
 from baton.bench.offline.latency import latency
 from baton.bench.offline.throughput import throughput
-from baton.bench.sweep.candidate import Candidate, Split
+from baton.bench.sweep.candidate import RingCandidate, RoleSplit
+from baton.bench.workload.config import WorkloadConfig
 from baton.cli import client
 from baton.cli.bench_ring import LocalRings
-from baton.options import StartError
+from baton.process.options import StartError
 from baton.worker.config import WorkerConfig
 from tests.support.ring import Ring
 
@@ -78,7 +79,7 @@ def test_throughput_of_a_workload(llm: LLM) -> None:
 async def test_a_sweeps_ring_starts_and_leaves_nothing() -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     rings = LocalRings(WorkerConfig(role="both", dtype="float32", num_blocks=64), ["cpu"])
-    async with rings.running(Candidate(Split(both=1), 1, 8, 64, 32)) as url:
+    async with rings.running(RingCandidate(RoleSplit(both=1), 1, 8, 64, 32)) as url:
         assert client.is_ready(url)
         ours = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
         assert len(ours) == 3, "a worker, a router, and what reads its large bodies"
@@ -90,5 +91,5 @@ async def test_a_sweeps_ring_starts_and_leaves_nothing() -> None:
 async def test_a_ring_that_cannot_start_says_why() -> None:
     rings = LocalRings(WorkerConfig(role="both", model="/nowhere"), ["cpu"])
     with pytest.raises(StartError, match=r"did not start: .*/nowhere"):
-        async with rings.running(Candidate(Split(both=1), 1, 8, 64, 32)):
+        async with rings.running(RingCandidate(RoleSplit(both=1), 1, 8, 64, 32)):
             pass

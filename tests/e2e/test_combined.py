@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import RingClient
+from tests.support.nixl import needs_nixl
 from tests.support.random_requests import FORMS
 from tests.support.ring import Ring, running_ring
 from tests.support.rings_at_their_limit import DRAFTS, OPTIONS, errors_logged, totals
@@ -19,8 +20,12 @@ from tests.support.same import is_same
 pytestmark = pytest.mark.beside
 
 UCXX = importlib.util.find_spec("ucxx") is not None
-PATHS = ("tcp", pytest.param("ucx", marks=pytest.mark.skipif(not UCXX, reason="ucxx is not installed")))
-MOST_ASKED = 4
+PATHS = (
+    "tcp",
+    pytest.param("ucx", marks=pytest.mark.skipif(not UCXX, reason="ucxx is not installed")),
+    pytest.param("nixl", marks=needs_nixl),
+)
+MAX_ASKED = 4
 """Whether requests meet in the pool is a matter of when they come."""
 PROMPT = "A KV block holds the keys and values of some tokens of a sequence. "
 KINDS: tuple[dict[str, Any], ...] = (
@@ -41,7 +46,7 @@ def ring(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         tmp_path_factory.mktemp("ring"),
         options=OPTIONS,
         prefill_options=("--connector", request.param),
-        decode_options=DRAFTS,
+        decode_options=("--connector", request.param, *DRAFTS),
     ) as running:
         yield running
 
@@ -81,7 +86,7 @@ async def test_each_answer_is_what_it_is_alone(client: RingClient, ring: Ring) -
     assert len(asked) == 40
     alone = [await ask(client, fields) for fields in asked]
     happened = dict.fromkeys(totals(ring), 0)
-    for _ in range(MOST_ASKED):
+    for _ in range(MAX_ASKED):
         before = totals(ring)
         together = await asyncio.gather(*(ask(client, fields) for fields in asked))
         differ = [fields for fields, a, b in zip(asked, together, alone, strict=True) if not is_same(a, b)]

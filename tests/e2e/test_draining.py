@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from baton import ready
+from baton.process import ready
 from baton.worker.drain import LIVE_SERVICE
 from tests.support.clients import Answer, RingClient
 from tests.support.ring import Ring, Service, running_ring, scrape

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton.ending import EXIT_HUNG, LONGEST_END_S
+from baton.process.ending import EXIT_HUNG, MAX_END_S
 from tests.support.clients import RingClient
 from tests.support.ring import Service, running, running_routers, simulated
 
@@ -48,7 +48,7 @@ def test_a_router_that_does_not_end_says_why_and_ends(
 ) -> None:
     router = Service("router", (what, *ROUTER), tmp_path / "log", PROGRAM)
     took = ended_after(router, signal.SIGTERM)
-    assert DRAIN_S + LONGEST_END_S <= took < DRAIN_S + LONGEST_END_S + SLACK_S
+    assert DRAIN_S + MAX_END_S <= took < DRAIN_S + MAX_END_S + SLACK_S
     log = router.log.read_text()
     assert f"exit with status {EXIT_HUNG}" in log
     assert all(place in log for place in places)
@@ -57,13 +57,13 @@ def test_a_router_that_does_not_end_says_why_and_ends(
 
 def test_a_second_signal_leaves_it_less_time(tmp_path: Path) -> None:
     router = Service("router", ("task", *ROUTER[:-1], "60"), tmp_path / "log", PROGRAM)
-    assert ended_after(router, signal.SIGTERM, signal.SIGTERM) < LONGEST_END_S + SLACK_S
+    assert ended_after(router, signal.SIGTERM, signal.SIGTERM) < MAX_END_S + SLACK_S
     router.stop()
 
 
 def test_a_worker_that_does_not_end_says_why_and_ends(tmp_path: Path) -> None:
     worker = Service("worker", ("task", *WORKER), tmp_path / "log", PROGRAM)
-    assert ended_after(worker, signal.SIGTERM) < DRAIN_S + LONGEST_END_S + SLACK_S
+    assert ended_after(worker, signal.SIGTERM) < DRAIN_S + MAX_END_S + SLACK_S
     log = worker.log.read_text()
     assert "in stubborn_task" in log
     worker.stop()

@@ -152,15 +152,17 @@ CASES: Mapping[str, Case] = {
 
 @pytest.fixture(scope="module")
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Ring]]:
-    """One worker of both roles; rings of a prefill worker for each connector and one decode worker; and rings
-    of the same prefill workers and, for each way to draft, a decode worker that drafts."""
+    """One worker of both roles; rings of a prefill worker for each connector and one decode worker, all of
+    which launch steps ahead; and rings of the same prefill workers and, for each way to draft, a decode
+    worker that drafts."""
     tmp = tmp_path_factory.mktemp("features")
 
     def start(name: str, role: str, *options: str) -> Service:
         return worker(tmp, name, role, "demo", *OPTIONS, *options)
 
-    one, decode = start("both", "both"), start("decode", "decode")
-    over = {path: start(path, "prefill", "--connector", path) for path in CONNECTORS}
+    ahead = ("--async-scheduling", "on")
+    one, decode = start("both", "both"), start("decode", "decode", *ahead)
+    over = {path: start(path, "prefill", "--connector", path, *ahead) for path in CONNECTORS}
     drafting = {method: start(method, "decode", "--speculative-method", method) for method in METHODS}
     groups = {"one worker": [one], **{path: [prefill, decode] for path, prefill in over.items()}}
     for path, method in product(over, drafting):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from baton import ready
+from baton.process import ready
 from tests.support.clients import RingClient
 from tests.support.ring import Ring, Service, running_ring
 from tests.support.tiny_models import TINY_MODELS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from baton.ready import WorkerReady
+from baton.process.ready import WorkerReady
 from baton.v1 import handoff_pb2
 from loadtest.fuzz.frames import HELLO, NAME, link_open
 from loadtest.fuzz.opening import CONNECT, LINK, Opening

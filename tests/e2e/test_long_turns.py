@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton import ready
+from baton.process import ready
 from tests.support.clients import Answer, RingClient
 from tests.support.ring import Ring, Service, running, scrape, simulated
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from baton.ready import RouterReady
+from baton.process.ready import RouterReady
 from baton.telemetry.vllm import ALIASES, STAGE_ALIASES
 from tests.support.chart import MONITORING, of_kind, render
 from tests.support.metric_docs import described, exported, vllm_names

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from baton import hub, ready
+from baton import hub
+from baton.process import ready
 from tests.support.ring import Ring, Service, running, scrape, simulated
 
 pytestmark = pytest.mark.beside

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.beside
 PROMPTS = 20
 LONGEST = 600
 NEW_TOKENS = 48
-LEAST_MARGIN = 2e-4
+MIN_MARGIN = 2e-4
 """A prompt whose answer hangs on two logits closer than this is drawn again: there float32 sums in another
 order may rightly choose the other token."""
 
@@ -33,7 +33,7 @@ def draw_prompts(path: Path, seed: int) -> list[tuple[list[int], list[int]]]:
         while True:
             prompt = [rng.randrange(256) for _ in range(length)]
             answer, margin = oracle_greedy(path, prompt, NEW_TOKENS)
-            if margin > LEAST_MARGIN:
+            if margin > MIN_MARGIN:
                 break
         drawn.append((prompt, answer))
     return drawn

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from baton.planner.measured import Counts, Fleet, Measured
+from baton.net.channels import Dialer
+from baton.planner.measured import Counts, Measured, MeasuredFleet
 from baton.planner.prometheus import Prometheus
 from baton.planner.queries import IncompleteError, Queries, measure
-from baton.planner.workers import Workers, count_ready, count_strays, to_switch, told
-from baton.ready import WorkerReady
+from baton.planner.workers import Workers, count_ready, count_strays, read_reports, to_switch
+from baton.process.ready import WorkerReady
 from baton.router.discovery.endpoint import Endpoint
-from baton.tls.channels import Dialer
 from tests.support.clients import RingClient
 from tests.support.planning import counts, fleet
 from tests.support.prometheus import needs_prometheus, running_prometheus
@@ -43,7 +43,7 @@ async def ask_on(client: RingClient) -> None:
         await asyncio.gather(*asked)
 
 
-async def complete(prometheus: Prometheus, queries: Queries, there: Fleet) -> Measured:
+async def complete(prometheus: Prometheus, queries: Queries, there: MeasuredFleet) -> Measured:
     """As soon as every figure has a value."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -92,7 +92,7 @@ def check_figures(seen: Measured) -> None:
 async def switch(ring: Ring, prometheus: Prometheus, queries: Queries) -> None:
     """By its own word first, then by the routers'."""
     asking, known = Workers(CLUSTER_KEY.encode(), Dialer()), endpoints(ring)
-    before = asking.ready(known, await told(prometheus, queries.selector))
+    before = asking.ready(known, await read_reports(prometheus, queries.selector))
     assert count_ready(before) == counts(1, 2)
     ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
     [chosen] = to_switch(before, "prefill", 1)
@@ -100,11 +100,11 @@ async def switch(ring: Ring, prometheus: Prometheus, queries: Queries) -> None:
     assert chosen.address in asking.switching
     assert isinstance(await ended, float)
     await asyncio.sleep(0)  # it is no longer under way
-    after = asking.ready(known, await told(prometheus, queries.selector))
+    after = asking.ready(known, await read_reports(prometheus, queries.selector))
     assert count_ready(after) == counts(2, 1)
     assert count_strays(after) == Counts(prefill=1, decode=0)
     deadline = time.monotonic() + PATIENCE_S
-    while (await told(prometheus, queries.selector)).roles.get(chosen.address) != "prefill":
+    while (await read_reports(prometheus, queries.selector)).roles.get(chosen.address) != "prefill":
         assert time.monotonic() < deadline, "the routers have not told of the new role"
         await asyncio.sleep(0.2)
     await asking.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton import LLM, SamplingParams
-from baton.models.quantization import Quantization
+from baton.models.quantization.registry import Quantization
 from tests.support.clients import RingClient
 from tests.support.ring import running_ring
 

@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.connector.liveness import TEMPO
+from baton.net.heartbeat import TEMPO
 from tests.support.clients import RingClient
+from tests.support.nixl import needs_nixl
 from tests.support.ring import Ring, Service, running, running_ring, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.beside
 
 MODEL = "qwen3"
 NEW_TOKENS = 8
-LEAST_MARGIN = 2e-4
+MIN_MARGIN = 2e-4
 """Between the best logit and the next: an answer with closer ones may rightly differ from batch to batch."""
 LENGTHS = (600, 600, 64, 64, 1, 1)
 """Several chunks and messages, and a part of a block; whole blocks of either size; within a block. The long
@@ -36,9 +37,9 @@ CHUNKED = ("--prefill-chunk", "128", "--max-num-batched-tokens", "512")
 WHOLE = ("--no-chunked-prefill", "--max-num-batched-tokens", "1024")
 TOKENS = 8192
 """In each pool."""
-MOST_ASKED = 10
+MAX_ASKED = 10
 """How often a ring is asked again until all of its workers took part."""
-MOST_COPIES = 16
+MAX_COPIES = 16
 """Of each prompt, at once."""
 
 without_ucxx = pytest.mark.skipif(
@@ -100,7 +101,7 @@ def lengths(ring: str) -> tuple[int, ...]:
 def clear_prompt(model: Path, rng: random.Random, length: int) -> list[int]:
     while True:
         prompt = [rng.randrange(256) for _ in range(length)]
-        if oracle_greedy(model, prompt, NEW_TOKENS)[1] > LEAST_MARGIN:
+        if oracle_greedy(model, prompt, NEW_TOKENS)[1] > MIN_MARGIN:
             return prompt
 
 
@@ -119,6 +120,7 @@ class Over:
         pytest.param(Over("ucx"), id="ucx", marks=without_ucxx),
         pytest.param(Over("ucx", "posix,self"), id="ucx-shm", marks=without_ucxx),
         pytest.param(Over("ucx", "tcp"), id="ucx-tcp", marks=without_ucxx),
+        pytest.param(Over("nixl"), id="nixl", marks=needs_nixl),
         pytest.param(Over("gloo"), id="gloo"),
     ],
 )
@@ -191,9 +193,9 @@ async def test_the_tokens_are_one_workers(
 
     # Who is free when a request comes is a matter of milliseconds; and a worker that was measured slow, on
     # cores that it shares, gets its part only of more than the others take at once.
-    for turn in range(MOST_ASKED):
+    for turn in range(MAX_ASKED):
         if idle():
-            copies = min(2**turn, MOST_COPIES)
+            copies = min(2**turn, MAX_COPIES)
             await asyncio.sleep(TEMPO.heartbeat_s)
             assert await ask(ring, copies * prompts) == copies * expected
     assert not idle()

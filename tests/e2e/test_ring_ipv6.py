@@ -17,10 +17,11 @@ import httpx
 import psutil
 import pytest
 
-from baton import ready
+from baton.process import ready
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.clients import RingClient
 from tests.support.ipv6 import needs_ipv6
+from tests.support.nixl import needs_nixl
 from tests.support.ring import Ring, running_ring, scrape
 
 pytestmark = [pytest.mark.beside, needs_ipv6]
@@ -35,6 +36,7 @@ CONNECTORS = (
             reason="NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')",
         ),
     ),
+    pytest.param("nixl", marks=needs_nixl),
     "gloo",
 )
 HERE = ("--host", "::1")

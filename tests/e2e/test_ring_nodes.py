@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton import sockets
+from baton.net import sockets
 from tests.support.clients import RingClient
 from tests.support.ipv6 import needs_ipv6
 from tests.support.ring import Service, running, running_routers, worker
@@ -18,9 +18,9 @@ from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 pytestmark = pytest.mark.beside
 
 NEW_TOKENS = 8
-LEAST_MARGIN = 1e-3
+MIN_MARGIN = 1e-3
 """Between the best logit and the next: ranks add up in another order."""
-MOST_TO_END_S = 8.0
+MAX_TO_END_S = 8.0
 CRASHED = 70
 
 
@@ -31,7 +31,7 @@ def clear_questions(model: Path) -> dict[tuple[int, ...], list[int]]:
     while len(drawn) < 2:
         prompt = [rng.randrange(250) for _ in range(100)]
         answer, margin = oracle_greedy(model, prompt, NEW_TOKENS)
-        if margin > LEAST_MARGIN:
+        if margin > MIN_MARGIN:
             drawn[tuple(prompt)] = answer
     return drawn
 
@@ -74,7 +74,7 @@ async def test_a_worker_on_two_nodes(tmp_path: Path, leads: str, follows: str) -
             killed = time.monotonic()
             assert decode.process.wait(10) == CRASHED
             rank.wait(10)
-            assert time.monotonic() - killed < MOST_TO_END_S
+            assert time.monotonic() - killed < MAX_TO_END_S
             assert f"node 1 ({follows}) is gone" in decode.log.read_text()
     finally:
         node.stop()

@@ -23,17 +23,19 @@ import psutil
 import pytest
 
 from tests.support.clients import RingClient
+from tests.support.nixl import HAVE_NIXL
 from tests.support.ring import Ring, Service, running, running_routers, worker
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
 FULL = os.environ.get("BATON_RING_RANKS") == "full"
 NEW_TOKENS = 8
-LEAST_MARGIN = 1e-3
+MIN_MARGIN = 1e-3
 """Between the best logit and the next: ranks add up in another order."""
 LENGTHS = (300, 64, 1)
 CHUNKED = ("--prefill-chunk", "64", "--max-num-batched-tokens", "512")
 WHOLE = ("--no-chunked-prefill", "--max-num-batched-tokens", "1024")
 UCX = "ucx" if importlib.util.find_spec("ucxx") else "tcp"
+NIXL = ("nixl",) if HAVE_NIXL else ()
 CRASHED, RETIRED = 70, 75
 
 
@@ -88,7 +90,7 @@ class Setup:
 
 SETUPS = [Setup("qwen3")]  # 2 KV heads, of which 4 ranks hold each one twice
 if FULL:
-    SETUPS = [Setup(m, c) for m in ("qwen3", "llama-tied-mha") for c in ("tcp", UCX, "gloo")]
+    SETUPS = [Setup(m, c) for m in ("qwen3", "llama-tied-mha") for c in ("tcp", UCX, *NIXL, "gloo")]
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def clear_question(model: Path, rng: random.Random, length: int) -> Question:
     while True:
         prompt = [rng.randrange(250) for _ in range(length)]
         answer, margin = oracle_greedy(model, prompt, NEW_TOKENS)
-        if margin > LEAST_MARGIN:
+        if margin > MIN_MARGIN:
             return Question(prompt, answer)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from baton import ready
-from baton.switching import switch_role
+from baton.core.role import Role
+from baton.planner.switch_role import switch_role
+from baton.process import ready
 from tests.support.clients import Answer, RingClient
 from tests.support.ring import CLUSTER_KEY, Service, running_ring
 
@@ -18,7 +19,7 @@ PROMPTS = [[100 + number, *range(200, 320)] for number in range(6)]
 TOKENS = 60
 
 
-async def switched(worker: Service, role: str) -> None:
+async def switched(worker: Service, role: Role) -> None:
     assert isinstance(worker.ready, ready.WorkerReady)
     done = await switch_role(worker.ready.address, role, CLUSTER_KEY.encode())
     assert done.now == role and done.was != role
@@ -42,12 +43,13 @@ async def test_workers_change_roles_and_back_under_streams(tmp_path: Path) -> No
             true = [(await stream(prompt)).token_ids for prompt in PROMPTS]
             clients = [asyncio.create_task(ask(prompt)) for prompt in PROMPTS]
             prefill, decode = ring.of_role("prefill")[0], ring.of_role("decode")[0]
-            for worker, role in (
+            switches: list[tuple[Service, Role]] = [
                 (prefill, "decode"),
                 (decode, "prefill"),
                 (decode, "decode"),
                 (prefill, "prefill"),
-            ):
+            ]
+            for worker, role in switches:
                 await asyncio.sleep(0.3)
                 await switched(worker, role)
                 ring.wait_workers()

@@ -19,7 +19,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from baton import ready
+from baton.process import ready
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.ring import Ring, running, running_routers, simulated
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from baton.connector.identity import sign_handle
-from baton.connector.messages import Name
-from baton.logprobs import Logprobs
+from baton.core.logprobs import Logprobs
+from baton.core.sampling_params import ResolvedSampling
+from baton.handoff.identity import sign_handle
+from baton.handoff.messages import Name
 from baton.request.sampling import for_choice
-from baton.sampling_params import SamplingParams
 from baton.v1 import worker_pb2 as pb
 from tests.support.bare_router import BareRouter
 from tests.support.clients import RingClient
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.beside
 
 NAME = "llama"
 NEW_TOKENS = 40
-LEAST_MARGIN = 1e-3
-LEAST_RANK_MARGIN = 1e-5
-MOST_ASKED = 6
+MIN_MARGIN = 1e-3
+MIN_RANK_MARGIN = 1e-5
+MAX_ASKED = 6
 """Whether requests meet in the pool is a matter of when they come."""
-GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+GREEDY = ResolvedSampling(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
 SHAPED = (
     replace(GREEDY, repetition_penalty=1.4),
     replace(GREEDY, presence_penalty=1.8, frequency_penalty=0.4),
@@ -46,7 +46,7 @@ SHAPED = (
 class Drawn:
     """A request, and transformers' answer to it."""
 
-    params: SamplingParams
+    params: ResolvedSampling
     prompt: list[int]
     answer: list[int]
 
@@ -68,7 +68,7 @@ def drawn(model: Path) -> list[Drawn]:
                 prompt = [rng.randrange(256) for _ in range(length)]
                 applied = processors(params, length)
                 answer, margin = oracle_greedy(model, prompt, NEW_TOKENS, processors=applied)
-                if margin > LEAST_MARGIN and rank_margin(model, prompt) > LEAST_RANK_MARGIN:
+                if margin > MIN_MARGIN and rank_margin(model, prompt) > MIN_RANK_MARGIN:
                     break
             found.append(Drawn(params, prompt, answer))
     return found
@@ -99,7 +99,7 @@ async def client(ring: Ring) -> AsyncIterator[RingClient]:
     ring.wait_idle()
 
 
-def fields_of(params: SamplingParams) -> dict[str, Any]:
+def fields_of(params: ResolvedSampling) -> dict[str, Any]:
     """``params`` as the HTTP API has them."""
     return {
         "max_tokens": params.max_tokens,
@@ -116,7 +116,7 @@ def fields_of(params: SamplingParams) -> dict[str, Any]:
 async def test_tokens_are_transformers_and_preemption_changes_none(
     client: RingClient, ring: Ring, drawn: list[Drawn]
 ) -> None:
-    for _ in range(MOST_ASKED):
+    for _ in range(MAX_ASKED):
         asked = [client.complete(each.prompt, **fields_of(each.params)) for each in drawn]
         answers = await asyncio.gather(*asked)
         assert [answer.token_ids for answer in answers] == [each.answer for each in drawn]
@@ -218,7 +218,7 @@ async def test_choices_share_one_prefill_and_one_handoff(
         assert worker.metrics()[name] - before[name] == (len(prompts) if len(ring.workers) > 1 else 0)
     decoding = ring.workers[-1].metrics()
     assert sum(v for name, v in decoding.items() if name.startswith("baton_kv_blocks_copied_total")) > 0
-    params = SamplingParams(max_tokens=NEW_TOKENS, seed=9)
+    params = ResolvedSampling(max_tokens=NEW_TOKENS, seed=9)
     for prompt, choices in zip(prompts, answers, strict=True):
         for number, choice in enumerate(choices):
             alone = await client.complete(prompt, seed=for_choice(params, number).seed, **fields)
@@ -264,7 +264,7 @@ async def test_choices_go_on_elsewhere_from_first_tokens_that_were_delivered(
     """Whether or not one token more would fill another KV block."""
     prompt = [random.Random(length).randrange(256) for _ in range(length)]
     fields = {"max_tokens": 8, "temperature": 1.3, "ignore_eos": True}
-    params = SamplingParams(seed=9, **fields)  # type: ignore[arg-type]
+    params = ResolvedSampling(seed=9, **fields)  # type: ignore[arg-type]
     body = client.body(prompt, n=3, seed=9, **fields)
     choices = (await client.http.post("/v1/completions", json=body)).raise_for_status().json()["choices"]
     true = [choice["token_ids"] for choice in sorted(choices, key=lambda choice: choice["index"])]

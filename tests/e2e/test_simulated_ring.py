@@ -11,6 +11,8 @@ from pathlib import Path
 import openai
 import pytest
 
+from baton.net.message_parts import in_parts
+from baton.v1.worker_pb2 import RouterMessage, Submit
 from tests.support.ring import Ring, running, running_routers, simulated
 
 pytestmark = pytest.mark.beside
@@ -23,7 +25,10 @@ PROFILE = '{"step_base_ms": 15, "prefill_ms_per_1k": 20}'
 def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ring]]:
     tmp = tmp_path_factory.mktemp("simulated")
     (tmp / "profile.json").write_text(PROFILE)
-    options = ("--profile", str(tmp / "profile.json"), "--verify-handoff")
+    options = (
+        *("--profile", str(tmp / "profile.json"), "--verify-handoff"),
+        *("--max-model-len", "80000", "--num-blocks", "6000", "--block-size", "16"),
+    )
     alone = simulated(tmp, "alone", "both", *options, "--http-port", "0")
     split = [
         simulated(tmp, f"{role}-{i}", role, *options)
@@ -33,7 +38,7 @@ def rings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ring]]
         yield found
 
 
-def ask(ring: Ring, prompt: str = PROMPT, **options: object) -> list[int]:
+def ask(ring: Ring, prompt: str | list[int] = PROMPT, **options: object) -> list[int]:
     client = openai.OpenAI(base_url=f"{ring.url}/v1", api_key="-", max_retries=0)
     body = {"return_token_ids": True, "ignore_eos": True}
     answer = client.completions.create(
@@ -53,6 +58,19 @@ def test_a_split_ring_answers_as_one_worker_does(rings: dict[str, Ring]) -> None
     prefill = rings["split"].of_role("prefill")[0]
     assert prefill.metrics()['baton_handoffs_completed_total{role="prefill"}'] == 3
     rings["split"].wait_idle()
+
+
+def test_a_prompt_that_no_message_holds_whole(rings: dict[str, Ring]) -> None:
+    """From the router to prefill, and from prefill to decode, it goes in parts."""
+    prompt = [300 + number % 3000 for number in range(70_000)]
+    message = RouterMessage(submit=Submit(prompt_ids=prompt))
+    assert len(list(in_parts(message))) > 1
+    split = rings["split"]
+    handed_on = 'baton_handoffs_completed_total{role="prefill"}'
+    before = split.of_role("prefill")[0].metrics()[handed_on]
+    assert ask(split, prompt) == ask(rings["alone"], prompt)
+    assert split.of_role("prefill")[0].metrics()[handed_on] == before + 1
+    split.wait_idle()
 
 
 def test_a_stream_goes_on_after_the_death_of_its_worker(rings: dict[str, Ring]) -> None:

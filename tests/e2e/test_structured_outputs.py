@@ -15,8 +15,8 @@ import jsonschema
 import openai
 import pytest
 
-from baton.sampling_params import SamplingParams
-from baton.structured_output import StructuredOutput
+from baton.core.sampling_params import ResolvedSampling
+from baton.core.structured_output import StructuredOutput
 from baton.v1 import inference_pb2, inference_pb2_grpc
 from baton.v1 import worker_pb2 as pb
 from tests.support.bare_router import BareRouter
@@ -136,7 +136,7 @@ async def test_a_worker_goes_on_from_delivered_tokens(client: RingClient, ring: 
         "maxItems": 3,
     }
     output = StructuredOutput("json_schema", json.dumps(schema))
-    params = SamplingParams(max_tokens=250, seed=5, temperature=0.8, structured_output=output)
+    params = ResolvedSampling(max_tokens=250, seed=5, temperature=0.8, structured_output=output)
     prompt = list(range(50, 90))
     whole = await client.complete(
         prompt, max_tokens=250, seed=5, temperature=0.8, structured_outputs={"json": schema}
@@ -162,10 +162,10 @@ async def test_a_worker_trusts_nobody(client: RingClient, ring: Ring) -> None:
     router = BareRouter(ring.of_role("decode")[0])
     try:
         await router.greet()
-        # A message with one of 10 MB is refused whole, as no router sends any.
+        # One of 10 MB would end the stream: no message is as long, in however many parts.
         hostile = {**HOSTILE, "7 MB regex": StructuredOutput("regex", "x" * 7_000_000)}
         for name in ("intersected expressions", "deep rules", "rules that double", "7 MB regex"):
-            params = SamplingParams(max_tokens=9, structured_output=hostile[name])
+            params = ResolvedSampling(max_tokens=9, structured_output=hostile[name])
             request_id = name.replace(" ", "-")
             await router.submit(request_id, 0, [1, 2, 3], params)
             token_ids, end = await router.answer(request_id)
@@ -175,7 +175,7 @@ async def test_a_worker_trusts_nobody(client: RingClient, ring: Ring) -> None:
                 True,
             )
             assert end.error.startswith("structured output: ")
-        good = SamplingParams(max_tokens=9, structured_output=StructuredOutput("choice", '["yes"]'))
+        good = ResolvedSampling(max_tokens=9, structured_output=StructuredOutput("choice", '["yes"]'))
         await router.submit("good", 0, [1, 2, 3], good)
         assert (await router.answer("good"))[1].finish_reason == inference_pb2.FINISH_REASON_STOP
     finally:
@@ -235,5 +235,5 @@ async def test_what_comes_around_a_form(ring: Ring) -> None:
 
 def test_the_bare_message_has_room_for_the_largest_grammar() -> None:
     output = StructuredOutput("regex", "x" * 65536)
-    params = SamplingParams(max_tokens=1, structured_output=output)
-    assert SamplingParams.from_proto(pb.Submit(params=params.to_proto()).params) == params
+    params = ResolvedSampling(max_tokens=1, structured_output=output)
+    assert ResolvedSampling.from_proto(pb.Submit(params=params.to_proto()).params) == params

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.connector.memory import PoolMemory, pinned
-from baton.connector.staging import Room
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.graphs import GraphedModel
 from baton.engine.sequence import Sequence
-from baton.sampling_params import SamplingParams
+from baton.transport.pool_memory import PoolMemory, pinned
+from baton.transport.staging import StagingBudget
 from baton_kernels.attention import AttentionPlan, new_pool, paged_attention, write_kv
 from baton_kernels.paged import Chunk, PagedBatch
 from tests.support.clients import RingClient
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-LEAST_MARGIN = 2e-3
+MIN_MARGIN = 2e-3
 """Where the oracle's best two logits are closer, another order of float32 sums may choose the other."""
 
 
@@ -41,7 +41,7 @@ def engine(path: Path, device: str, dtype: str) -> Engine:
 
 
 def run(on: Engine, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    params = ResolvedSampling(max_tokens=max_tokens, temperature=0, ignore_eos=True)
     sequences = [Sequence(f"r{i}", 0, prompt, params) for i, prompt in enumerate(prompts)]
     for sequence in sequences:
         on.add(sequence)
@@ -58,7 +58,7 @@ def test_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     while len(drawn) < 6:
         prompt = [rng.randrange(256) for _ in range(rng.randint(1, 300))]
         answer, margin = oracle_greedy(path, prompt, 32)
-        if margin > LEAST_MARGIN:
+        if margin > MIN_MARGIN:
             drawn.append((prompt, answer))
     torch.backends.cuda.matmul.allow_tf32 = False
     answers = run(engine(path, "cuda", "float32"), [prompt for prompt, _ in drawn], 32)
@@ -74,7 +74,7 @@ def test_replayed_steps_equal_eager_ones(tmp_path: Path) -> None:
         config = EngineConfig(path, device="cuda", dtype="float32", num_blocks=256, enforce_eager=eager)
         on = Engine.from_config(config)
         assert isinstance(runner_of(on).model, GraphedModel) is not eager
-        params = SamplingParams(max_tokens=40, temperature=0.9, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=40, temperature=0.9, ignore_eos=True)
         sequences = [
             Sequence(f"r{i}", 0, prompt, replace(params, seed=i, max_tokens=9 + 3 * i))
             for i, prompt in enumerate(prompts)
@@ -116,7 +116,7 @@ def test_attention_equals_the_cpu(dtype: torch.dtype) -> None:
             (Chunk(0, context, context, table.to(device)),),
         )
         pool = new_pool(blocks, kv_heads, 1, block, dim, dtype=dtype, device=torch.device(device))
-        plan = AttentionPlan.build(moved, pool, frozenset({None}))
+        plan = AttentionPlan.build(moved, pool, frozenset({None}), heads)
         write_kv(pool, 0, k.to(device, dtype), v.to(device, dtype), plan)
         out = paged_attention(pool, 0, q.to(device, dtype), plan, scale=dim**-0.5, window=None)
         return out.float().cpu()
@@ -133,10 +133,10 @@ def test_blocks_come_back_from_the_host_tier(tmp_path: Path) -> None:
     oracle = [oracle_greedy(path, prompt, 60) for prompt in prompts]
     for _ in range(2):
         for answer, (expected, margin) in zip(run(on, prompts, 60), oracle, strict=True):
-            assert answer == expected or margin < LEAST_MARGIN
-    host = on.load().host_tier
-    assert host.saved_blocks > 0
-    assert host.hit_blocks > 0
+            assert answer == expected or margin < MIN_MARGIN
+    host = on.stats().host_tier
+    assert host.blocks.saved > 0
+    assert host.blocks.restored > 0
 
 
 def test_pages_cross_host_memory_unchanged() -> None:
@@ -152,7 +152,7 @@ def test_pages_cross_host_memory_unchanged() -> None:
 
 
 def test_pinned_memory_is_what_staging_is_made_of() -> None:
-    room = Room(allocate=pinned)
+    room = StagingBudget(allocate=pinned)
     piece = room.take(1000, lambda: None)
     assert piece is not None
     assert torch.frombuffer(piece, dtype=torch.uint8).is_pinned()

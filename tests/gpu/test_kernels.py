@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from baton.engine.logits import LogitRules, Row, adjust, allowed_words
-from baton.engine.sampler import choose
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling.logits import LogitRules, Row, adjust, allowed_words
+from baton.engine.sampling.sampler import choose
 from baton_kernels import rows
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store, write_kv
 from baton_kernels.blocks import copy_blocks
@@ -51,7 +51,7 @@ def test_attention(seed: int) -> None:
     tokens = batch.positions.numel()
     fused = torch.randn(tokens, case.heads + 2 * case.kv_heads, case.head_dim, device=CUDA).to(case.dtype)
     q, k, v = torch.split(fused, [case.heads, case.kv_heads, case.kv_heads], dim=1)
-    plan = AttentionPlan.build(batch, pool, {case.window})
+    plan = AttentionPlan.build(batch, pool, {case.window}, case.heads)
     expected_pool = pool.clone()
     reference_write_kv(expected_pool, 1, k, v, batch)
     write_kv(pool, 1, k, v, plan)
@@ -69,7 +69,7 @@ def test_a_captured_decode_step_serves_other_lengths() -> None:
     q = torch.randn(4, 8, 128, device=CUDA).bfloat16()
 
     def step() -> torch.Tensor:
-        plan = AttentionPlan.build(batch, pool, {None})
+        plan = AttentionPlan.build(batch, pool, {None}, case.heads)
         return paged_attention(pool, 1, q, plan, scale=0.1, window=None)
 
     for _ in range(2):
@@ -116,7 +116,7 @@ def test_rules_and_masks() -> None:
     logits = torch.randn(33, vocab)
     chosen = []
     for at in rng.sample(range(33), 20):
-        params = SamplingParams(
+        params = ResolvedSampling(
             max_tokens=1,
             logit_bias=tuple((token, rng.uniform(-9, 9)) for token in rng.sample(range(vocab), 1000)),
             bad_word_ids=((5,), (77,)),
@@ -168,7 +168,7 @@ def test_rotate_and_store(dtype: torch.dtype, normed: bool) -> None:
     results = []
     for device in (torch.device("cpu"), CUDA):
         own, step = moved(pool.clone(), batch, device)
-        plan = AttentionPlan.build(step, own, {None})
+        plan = AttentionPlan.build(step, own, {None}, 8)
         norm = HeadNorm(of_q.to(device), of_k.to(device), 1e-5) if normed else None
         angles = {"cos": cos.to(device), "sin": sin.to(device)}
         q = rotate_and_store(own, 1, qkv.to(device), plan, **angles, norm=norm)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.router.admission.capacity import Capacity
-from baton.router.admission.queue import Asked, Bounds, Entry, FairQueue, RefusedError
+from baton.router.admission.queue import FairQueue, QueueBounds, QueuedRequest, QueueEntry, RefusedError
 
-BOUNDS = Bounds(requests=12, prompt_tokens=500, longest_wait_s=5.0)
+BOUNDS = QueueBounds(requests=12, prompt_tokens=500, max_wait_s=5.0)
 SEATS = 4
 TOKENS = 1000
 
@@ -26,8 +26,8 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.queue = FairQueue(BOUNDS)
         self.now = 0.0
         self.capacity = Capacity(SEATS, TOKENS)
-        self.waiting: list[Entry] = []
-        self.open: list[Entry] = []
+        self.waiting: list[QueueEntry] = []
+        self.open: list[QueueEntry] = []
 
     def admit(self) -> None:
         for entry in self.queue.admit(self.capacity, self.now):
@@ -45,12 +45,12 @@ class AdmissionMachine(RuleBasedStateMachine):
     def come(
         self, tenant: str, prompt: int, most: int, answers: int, priority: int, deadline: float | None
     ) -> None:
-        asked = Asked(
+        asked = QueuedRequest(
             tenant=tenant,
             weight={"a": 1.0, "b": 2.0, "c": 0.5}[tenant],
             answers=answers,
             prompt_tokens=prompt,
-            most_outputs=most,
+            max_outputs=most,
             turn=self.now + priority,
             deadline=None if deadline is None else self.now + deadline,
         )
@@ -131,17 +131,17 @@ def test_tenants_that_always_want_more_share_by_weight(
     what two tenants have used over their weights neither is ahead by more than all seats' longest requests.
     When one is let in, what it had used is no more than what the other had and has open."""
     rng = random.Random(seed)
-    queue = FairQueue(Bounds(requests=10**6, prompt_tokens=10**9, longest_wait_s=1e9))
+    queue = FairQueue(QueueBounds(requests=10**6, prompt_tokens=10**9, max_wait_s=1e9))
     used = [0.0] * len(weights)
     now = 0.0
-    open_: list[Entry] = []
+    open_: list[QueueEntry] = []
 
     def offer(tenant: int) -> None:
-        asked = Asked(
+        asked = QueuedRequest(
             tenant=str(tenant),
             weight=weights[tenant],
             prompt_tokens=rng.randint(1, 2 * means[tenant]),
-            most_outputs=400,
+            max_outputs=400,
         )
         queue.offer(asked, now)
 
@@ -167,10 +167,10 @@ def test_tenants_that_always_want_more_share_by_weight(
 def test_a_request_of_many_answers_does_not_wait_until_the_ring_is_empty() -> None:
     queue = FairQueue(BOUNDS)
     for _ in range(4):
-        queue.offer(Asked(tenant="a", prompt_tokens=1, most_outputs=1), 0.0)
+        queue.offer(QueuedRequest(tenant="a", prompt_tokens=1, max_outputs=1), 0.0)
     running = queue.admit(Capacity(8), 0.0)
-    queue.offer(Asked(tenant="b", prompt_tokens=1, most_outputs=100, answers=50), 0.0)
-    queue.offer(Asked(tenant="c", prompt_tokens=1, most_outputs=1), 0.0)
+    queue.offer(QueuedRequest(tenant="b", prompt_tokens=1, max_outputs=100, answers=50), 0.0)
+    queue.offer(QueuedRequest(tenant="c", prompt_tokens=1, max_outputs=1), 0.0)
     [many] = queue.admit(Capacity(8), 0.0)
     assert len(running) == 4 and many.asked.answers == 50
     assert not queue.admit(Capacity(8), 0.0), "nobody else while its answers wait for seats"
@@ -179,13 +179,15 @@ def test_a_request_of_many_answers_does_not_wait_until_the_ring_is_empty() -> No
 
 
 def test_those_who_gave_up_are_nobodys_wait() -> None:
-    queue = FairQueue(Bounds(requests=500, prompt_tokens=10**6, longest_wait_s=100.0))
-    first = queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 0.0)
+    queue = FairQueue(QueueBounds(requests=500, prompt_tokens=10**6, max_wait_s=100.0))
+    first = queue.offer(QueuedRequest(tenant="a", prompt_tokens=10, max_outputs=10), 0.0)
     queue.admit(Capacity(1), 0.0)
     queue.end(first, 10, True, 1.0)
-    waiting = [queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 1.0) for _ in range(61)]
+    waiting = [
+        queue.offer(QueuedRequest(tenant="a", prompt_tokens=10, max_outputs=10), 1.0) for _ in range(61)
+    ]
     queue.admit(Capacity(1), 1.0)
-    newest = Asked(tenant="a", prompt_tokens=10, most_outputs=10)
+    newest = QueuedRequest(tenant="a", prompt_tokens=10, max_outputs=10)
     before = queue.wait_s(queue.check(newest, 1.0))
     for entry in waiting[31:]:
         queue.give_up(entry, 1.0)
@@ -198,7 +200,7 @@ def test_within_a_tenant_the_least_turn_goes_first_and_others_are_not_delayed_by
     queue = FairQueue(BOUNDS)
     for tenant, turns in (("a", (3.0, 1.0, 2.0)), ("b", (9.0,))):
         for turn in turns:
-            queue.offer(Asked(tenant=tenant, prompt_tokens=10, most_outputs=10, turn=turn), 0.0)
+            queue.offer(QueuedRequest(tenant=tenant, prompt_tokens=10, max_outputs=10, turn=turn), 0.0)
     order = []
     while queue.waiting:
         [entry] = queue.admit(Capacity(1), 0.0)
@@ -208,42 +210,42 @@ def test_within_a_tenant_the_least_turn_goes_first_and_others_are_not_delayed_by
 
 
 def test_an_early_deadline_is_refused_once_it_is_known_how_long_others_take() -> None:
-    queue = FairQueue(Bounds(requests=100, prompt_tokens=10**6, longest_wait_s=100.0))
-    first = queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 0.0)
+    queue = FairQueue(QueueBounds(requests=100, prompt_tokens=10**6, max_wait_s=100.0))
+    first = queue.offer(QueuedRequest(tenant="a", prompt_tokens=10, max_outputs=10), 0.0)
     queue.admit(Capacity(1), 0.0)
     queue.end(first, 10, True, 4.0)
     for _ in range(3):
-        queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 4.0)
+        queue.offer(QueuedRequest(tenant="a", prompt_tokens=10, max_outputs=10), 4.0)
         queue.admit(Capacity(1), 4.0)
     with pytest.raises(RefusedError) as refused:
-        queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=7.0), 4.0)
+        queue.offer(QueuedRequest(tenant="b", prompt_tokens=10, max_outputs=10, deadline=7.0), 4.0)
     assert refused.value.retry_after_s > 0
-    queue.offer(Asked(tenant="b", prompt_tokens=10, most_outputs=10, deadline=60.0), 4.0)
+    queue.offer(QueuedRequest(tenant="b", prompt_tokens=10, max_outputs=10, deadline=60.0), 4.0)
 
 
 def test_long_prompts_and_parallel_answers_take_no_longer_for_each_of_their_tokens() -> None:
-    queue, now = FairQueue(Bounds(requests=100, prompt_tokens=10**6, longest_wait_s=100.0)), 0.0
+    queue, now = FairQueue(QueueBounds(requests=100, prompt_tokens=10**6, max_wait_s=100.0)), 0.0
 
-    def chat() -> Asked:
-        return Asked(tenant="a", prompt_tokens=200, most_outputs=4096, turn=now)
+    def chat() -> QueuedRequest:
+        return QueuedRequest(tenant="a", prompt_tokens=200, max_outputs=4096, turn=now)
 
-    def answer(asked: Asked, outputs: int, seconds: float) -> None:
+    def answer(asked: QueuedRequest, outputs: int, seconds: float) -> None:
         nonlocal now
         entry = queue.offer(asked, now)
         assert queue.admit(Capacity(1), now) == [entry]
         now += seconds
         queue.end(entry, outputs, True, now)
 
-    long_prompt = Asked(tenant="b", prompt_tokens=8000, most_outputs=128)
+    long_prompt = QueuedRequest(tenant="b", prompt_tokens=8000, max_outputs=128)
     for _ in range(50):
         answer(chat(), 200, 4.0)
         answer(
-            Asked(tenant="b", prompt_tokens=3000, most_outputs=1), 1, 0.5
+            QueuedRequest(tenant="b", prompt_tokens=3000, max_outputs=1), 1, 0.5
         )  # of such an answer a token says little
     for _ in range(4):
         queue.offer(chat(), now)
         queue.admit(Capacity(2), now)
-    parallel = Asked(tenant="b", prompt_tokens=200, answers=8, most_outputs=8 * 4096)
+    parallel = QueuedRequest(tenant="b", prompt_tokens=200, answers=8, max_outputs=8 * 4096)
     for asked in (long_prompt, parallel, chat()):
         wait = queue.wait_s(queue.check(asked, now))
         assert wait is not None and 0 < wait < 5
@@ -253,13 +255,13 @@ def test_long_prompts_and_parallel_answers_take_no_longer_for_each_of_their_toke
 
 
 def test_who_is_refused_hears_what_wait_would_be_begun_and_when_to_come_back() -> None:
-    queue = FairQueue(Bounds(requests=500, prompt_tokens=10**6, longest_wait_s=100.0))
-    first = queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 0.0)
+    queue = FairQueue(QueueBounds(requests=500, prompt_tokens=10**6, max_wait_s=100.0))
+    first = queue.offer(QueuedRequest(tenant="a", prompt_tokens=10, max_outputs=10), 0.0)
     queue.admit(Capacity(1), 0.0)
     queue.end(first, 10, True, 1.0)
     with pytest.raises(RefusedError) as refused:
         for _ in range(200):
-            queue.offer(Asked(tenant="a", prompt_tokens=10, most_outputs=10), 1.0)
+            queue.offer(QueuedRequest(tenant="a", prompt_tokens=10, max_outputs=10), 1.0)
             queue.admit(Capacity(1), 1.0)
     told = re.fullmatch(
         r"it would wait for (\S+) s; no wait is begun that should take over 70\.0 s", refused.value.reason

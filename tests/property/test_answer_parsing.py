@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.tools.answer import AnswerFormat
-from baton.tools.events import Message, MessageBuilder
+from baton.tools.events import MessageBuilder, ParsedAnswer
 from baton.tools.formats import REASONING_FORMATS, TOOL_FORMATS
 from baton.tools.json_scanner import JsonScanner
 
@@ -50,7 +50,7 @@ JSON = st.recursive(
 OBJECTS = st.dictionaries(st.text(), JSON, max_size=3)
 
 
-def parsed(format_: AnswerFormat, pieces: list[str]) -> Message:
+def parsed(format_: AnswerFormat, pieces: list[str]) -> ParsedAnswer:
     parser, message = format_.parser(), MessageBuilder()
     for piece in pieces:
         message.add(parser.push(piece))

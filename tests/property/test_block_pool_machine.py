@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.engine.block_pool import BlockAccountingError, BlockPool
+from baton.engine.kv.block_pool import BlockAccountingError, BlockPool
 
 PICK = st.integers(0, 1 << 16)
 CONTENTS = st.integers(0, 5)

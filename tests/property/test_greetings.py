@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from baton.greeting.names import MAX_NAME, check_address, check_name, check_words, is_name, shown
 from baton.greeting.proofs import (
-    MOST_GREETING_BYTES,
+    MAX_GREETING_BYTES,
     NONCE_BYTES,
     Called,
     Caller,
@@ -19,10 +20,9 @@ from baton.greeting.proofs import (
     MalformedGreetingError,
     WrongProofError,
 )
-from baton.names import LONGEST_NAME, check_address, check_name, check_words, is_name, shown
 from baton.v1.greeting_pb2 import Challenge, Greeting, Proof
 
-NAMES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=LONGEST_NAME)
+NAMES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=MAX_NAME)
 NONCES = st.binary(min_size=NONCE_BYTES, max_size=NONCE_BYTES)
 KINDS: st.SearchStrategy[Kind] = st.sampled_from(["router", "prefill"])
 
@@ -65,7 +65,7 @@ def test_both_sides_with_one_key_prove_it(terms: Terms) -> None:
     challenge, proof = terms.proofs()
     assert challenge.proof != proof.proof, "neither can be sent back as the other's"
     for message in (Greeting(name=terms.caller, nonce=terms.callers_nonce), challenge, proof):
-        assert message.ByteSize() < MOST_GREETING_BYTES
+        assert message.ByteSize() < MAX_GREETING_BYTES
 
 
 @given(TERMS, TERMS, st.sampled_from(Terms._fields))
@@ -132,7 +132,7 @@ def test_anything_else_is_a_greeting_error(terms: Terms, nonce: bytes, name: str
 
 @given(st.text(max_size=300))
 def test_names_are_bounded_and_errors_stay_on_one_line(text: str) -> None:
-    fits = 1 <= len(text) <= LONGEST_NAME and all("!" <= c <= "~" for c in text)
+    fits = 1 <= len(text) <= MAX_NAME and all("!" <= c <= "~" for c in text)
     assert is_name(text) == fits
     for check in (check_name, check_address, check_words):
         try:
@@ -141,7 +141,7 @@ def test_names_are_bounded_and_errors_stay_on_one_line(text: str) -> None:
             said = str(error)
             assert said.startswith("field: ") and said.isprintable() and said.isascii() and len(said) < 1024
         else:
-            assert len(text) <= LONGEST_NAME and text.isprintable()
+            assert len(text) <= MAX_NAME and text.isprintable()
             assert check is check_words or fits
 
 

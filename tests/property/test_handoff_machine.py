@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from baton.connector.decode import DecodeHandoffs
-from baton.connector.prefill import PrefillHandoffs
-from baton.router.ledger import Entry
+from baton.handoff.decode import DecodeHandoffs
+from baton.handoff.prefill import PrefillHandoffs
+from baton.router.dispatch.ledger import LedgerEntry
 from tests.support.handoff_mutants import (
     BelieveAnyDrained,
     BelieveAnyGrant,
@@ -161,7 +161,7 @@ MUTANTS: list[tuple[WorldConfig, str]] = [
 
 
 def planted(config: WorldConfig) -> str:
-    shipped = (DecodeHandoffs, PrefillHandoffs, Entry)
+    shipped = (DecodeHandoffs, PrefillHandoffs, LedgerEntry)
     parts = (config.decode_machine, config.prefill_machine, config.entry)
     return next(part.__name__ for part in parts if part not in shipped)
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.engine.block_pool import BlockPool
-from baton.engine.break_even import BreakEven
-from baton.engine.host_tier import HostTier
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.break_even import BreakEven
+from baton.engine.kv.host_tier import HostTier
 from baton.engine.scheduler import Scheduler, SchedulerLimits
 
 PICK = st.integers(0, 1 << 16)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from baton.router.placement import (
     DISAGGREGATIONS,
     Decision,
+    Estimate,
     PlacementOptions,
     Prompt,
-    Standing,
     WorkerReport,
     choose,
 )
-from baton.router.placement.policy import MOST_PAIRED, TICK_S
+from baton.router.placement.policy import MAX_PAIRED, TICK_S
 
 SETTINGS = settings(max_examples=int(os.environ.get("PROPERTY_EXAMPLES", "80")), deadline=None)
 
@@ -60,7 +60,7 @@ OPTIONS = st.builds(
 
 
 def decide(workers: list[WorkerReport], prompt: Prompt, options: PlacementOptions) -> Decision | None:
-    return choose(prompt, [Standing.of(report, options) for report in workers], options)
+    return choose(prompt, [Estimate.of(report, options) for report in workers], options)
 
 
 @SETTINGS
@@ -89,7 +89,7 @@ def test_those_who_are_chosen_may_and_can(
         assert options.disaggregation != "always" or not beside
         assert options.disaggregation == "never" or options.no_prefill == "local" or beside
         if beside and options.disaggregation == "conditional" and options.itl_target_s is not None:
-            standing = Standing.of(decode, options)
+            standing = Estimate.of(decode, options)
             assert not decode.sequences or standing.mixed_itl_s <= options.itl_target_s
 
 
@@ -112,7 +112,7 @@ def test_less_to_do_never_makes_a_worker_less_wanted(
 
 
 @SETTINGS
-@given(fleets(most=3 * MOST_PAIRED, group=False), PROMPTS, OPTIONS)
+@given(fleets(most=3 * MAX_PAIRED, group=False), PROMPTS, OPTIONS)
 def test_the_choice_is_the_best_of_all_pairs(
     workers: list[WorkerReport], prompt: Prompt, options: PlacementOptions
 ) -> None:
@@ -123,7 +123,7 @@ def test_the_choice_is_the_best_of_all_pairs(
         return
     prefills = [w for w in workers if w.accepts and w.role == "prefill"]
     others = [w for w in workers if w.accepts and w.role != "prefill"]
-    everybody = [Standing.of(w, options) for w in workers]
+    everybody = [Estimate.of(w, options) for w in workers]
     penalty = {standing.address: standing.penalty_s for standing in everybody}
     best = float("inf")
     for decode in others:
@@ -133,7 +133,7 @@ def test_the_choice_is_the_best_of_all_pairs(
             found = decide(pair, prompt, options) if pair else None
             if found is not None:
                 best = min(best, found.chosen.cost_s + penalty[found.chosen.decode])
-    many = max(len(prefills), len(others)) > MOST_PAIRED
+    many = max(len(prefills), len(others)) > MAX_PAIRED
     hidden = prompt.num_tokens * max(standing.kv_token_s for standing in everybody) if many else 0.0
     ours = decision.chosen.cost_s + penalty[decision.chosen.decode]
     assert ours <= best + hidden + 2 * TICK_S

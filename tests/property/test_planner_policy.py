@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from baton.planner.goals import Bounds, Targets
-from baton.planner.measured import Counts, Fleet
+from baton.planner.goals import LatencyTargets, PlanBounds
+from baton.planner.measured import Counts, MeasuredFleet
 from baton.planner.plan import Plan
 from baton.planner.policy import Planner
 from baton.planner.queueing import DecodeLoad, PrefillLoad
-from baton.planner.sizing import Demand, Estimate, smallest
+from baton.planner.sizing import Demand, ServiceEstimate, smallest
 from tests.support.planning import BOUNDS, STEP_S, TARGETS, TIMES, PromptRing, counts, fleet, measured
 
 few = st.integers(1, 8)
@@ -20,22 +20,22 @@ loads = st.floats(0.0, 60.0)
 
 
 @st.composite
-def bounds(draw: st.DrawFn) -> Bounds:
-    least_p, least_d, gpus = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    fewest = gpus * (least_p + least_d)
-    return Bounds(
+def bounds(draw: st.DrawFn) -> PlanBounds:
+    min_p, min_d, gpus = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    fewest = gpus * (min_p + min_d)
+    return PlanBounds(
         gpu_budget=fewest + draw(st.integers(0, 20)),
         prefill_gpus=gpus,
         decode_gpus=gpus,
-        min_prefill=least_p,
-        max_prefill=least_p + draw(st.integers(0, 10)),
-        min_decode=least_d,
-        max_decode=least_d + draw(st.integers(0, 10)),
+        min_prefill=min_p,
+        max_prefill=min_p + draw(st.integers(0, 10)),
+        min_decode=min_d,
+        max_decode=min_d + draw(st.integers(0, 10)),
     )
 
 
 @st.composite
-def fleets(draw: st.DrawFn) -> Fleet:
+def fleets(draw: st.DrawFn) -> MeasuredFleet:
     """Some pods are still to come; of those that are there some serve away from home."""
     replicas = counts(draw(few), draw(few))
     ready = counts(draw(st.integers(0, replicas.prefill)), draw(st.integers(1, replicas.decode)))
@@ -46,7 +46,9 @@ def fleets(draw: st.DrawFn) -> Fleet:
 
 
 @given(bounds(), st.lists(st.tuples(fleets(), loads, st.floats(0, 1e5)), min_size=1, max_size=6))
-def test_plans_stay_within_bounds(limits: Bounds, looks: list[tuple[Fleet, float, float]]) -> None:
+def test_plans_stay_within_bounds(
+    limits: PlanBounds, looks: list[tuple[MeasuredFleet, float, float]]
+) -> None:
     planner = Planner(TARGETS, limits, TIMES)
     for number, (ring, per_s, waiting) in enumerate(looks):
         plan = planner.plan(measured(number * STEP_S, ring, per_s, waiting_tokens=waiting))
@@ -60,7 +62,7 @@ def test_plans_stay_within_bounds(limits: Bounds, looks: list[tuple[Fleet, float
         check_switches(plan, ring, limits)
 
 
-def check_switches(plan: Plan, ring: Fleet, limits: Bounds) -> None:
+def check_switches(plan: Plan, ring: MeasuredFleet, limits: PlanBounds) -> None:
     """Some are left of the role that is switched from: the fewest that there must be, and who cannot."""
     for switch in plan.switches:
         if switch.to == "prefill":
@@ -77,7 +79,7 @@ def test_a_constant_load_is_left_in_peace(
     per_s: float, prefill: int, decode: int, prompt: float, answer: float
 ) -> None:
     """Fewer may do as forecasts turn out to be right; nothing that was let go is asked for again."""
-    limits = Bounds(gpu_budget=16, max_prefill=8, max_decode=8)
+    limits = PlanBounds(gpu_budget=16, max_prefill=8, max_decode=8)
     planner, ring = Planner(TARGETS, limits, TIMES), PromptRing(counts(prefill, decode))
     pods = []
     for number in range(100):
@@ -89,7 +91,7 @@ def test_a_constant_load_is_left_in_peace(
 
 
 @given(st.sampled_from(["age", "nan", "nobody"]), loads, fleets())
-def test_without_good_figures_nothing_is_done(lack: str, per_s: float, ring: Fleet) -> None:
+def test_without_good_figures_nothing_is_done(lack: str, per_s: float, ring: MeasuredFleet) -> None:
     planner = Planner(TARGETS, BOUNDS, TIMES)
     planner.plan(measured(0.0, ring, per_s))
     seen = measured(STEP_S, ring, 50.0, age_s=61.0 if lack == "age" else 5.0)
@@ -144,8 +146,8 @@ def test_more_load_never_needs_fewer(demand: Demand, prompts: float, answers: fl
         ),
         decode=replace(demand.decode, tokens_per_s=demand.decode.tokens_per_s * answers),
     )
-    wide = Bounds(gpu_budget=60, max_prefill=30, max_decode=30)
-    before, after = (smallest(Estimate(each, TARGETS), TARGETS, wide) for each in (demand, more))
+    wide = PlanBounds(gpu_budget=60, max_prefill=30, max_decode=30)
+    before, after = (smallest(ServiceEstimate(each, TARGETS), TARGETS, wide) for each in (demand, more))
     allowed = 1 - TARGETS.attainment
     if before.late <= allowed and after.late <= allowed:
         assert wide.gpus(after.workers) >= wide.gpus(before.workers)
@@ -154,9 +156,9 @@ def test_more_load_never_needs_fewer(demand: Demand, prompts: float, answers: fl
 
 @given(demands(), st.floats(0.5, 0.999))
 def test_the_choice_is_the_cheapest_that_is_good_enough(demand: Demand, attainment: float) -> None:
-    targets = Targets(ttft_s=2.0, itl_s=0.05, attainment=attainment)
-    small = Bounds(gpu_budget=9, max_prefill=7, max_decode=7)
-    estimate = Estimate(demand, targets)
+    targets = LatencyTargets(ttft_s=2.0, itl_s=0.05, attainment=attainment)
+    small = PlanBounds(gpu_budget=9, max_prefill=7, max_decode=7)
+    estimate = ServiceEstimate(demand, targets)
     chosen = smallest(estimate, targets, small)
     every = [
         estimate.size(counts(p, d)) for p in range(1, 8) for d in range(1, 8) if small.allow(counts(p, d))

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.block_hash import short
-from baton.engine.block_pool import BlockPool
-from baton.engine.prefix_journal import MOST_KEPT
+from baton.core.block_hash import short
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.prefix_journal import MAX_KEPT
 from baton.router.placement.index import PrefixIndex
-from baton.router.prefixes import ASK_AGAIN, Prefixes
+from baton.router.placement.prefixes import ASK_AGAIN, Prefixes
 from baton.v1 import worker_pb2 as pb
 from baton.worker.block_feed import BlockFeed
 from tests.support.fake_engine import fake_engine
@@ -149,7 +149,7 @@ class AccountMachine(RuleBasedStateMachine):
     @rule()
     def fall_behind(self) -> None:
         journal = self.pool.journal
-        for _ in range(MOST_KEPT // 2 + 1 if self.most > 2 else 3):
+        for _ in range(MAX_KEPT // 2 + 1 if self.most > 2 else 3):
             journal.stored(digest(9))
             journal.removed(digest(9))
 

@@ -15,11 +15,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from baton.router.placement import Role
-from baton.router.retries import Retries
-from baton.router.ring import WorkerRing
-from baton.router.types import Request, RingError, TokenChunk
-from baton.sampling_params import SamplingParams
+from baton.core.role import Role
+from baton.core.sampling_params import ResolvedSampling
+from baton.router.dispatch.retries import Retries
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import Request, RingError, TokenChunk
 from baton.v1 import worker_pb2 as pb
 from tests.support.local_worker import SPLIT
 from tests.support.pretend_worker import AT_ONCE, LENGTH, Job, PretendMembers, PretendWorker, true_answer
@@ -83,7 +83,7 @@ class RingMachine(RuleBasedStateMachine):
     def ask(self, n: int) -> None:
         async def begin() -> None:
             number = len(self.clients)
-            params = SamplingParams(max_tokens=LENGTH, seed=number)
+            params = ResolvedSampling(max_tokens=LENGTH, seed=number)
             requests = [Request(f"r{number + i}", replace(params, seed=number + i)) for i in range(n)]
             answers = self.contexts.enter_context(self.ring.generate([number], requests))
             for request, chunks in zip(requests, answers, strict=True):
@@ -296,7 +296,7 @@ class RingMachine(RuleBasedStateMachine):
 
 def test_every_client_gets_exactly_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     # The order is random: a request may be there whenever workers die.
-    monkeypatch.setattr("baton.router.trail.SUSPECT_AFTER", 10**9)
+    monkeypatch.setattr("baton.router.dispatch.suspects.SUSPECT_AFTER", 10**9)
     run_state_machine_as_test(
         RingMachine, settings=settings(max_examples=120, stateful_step_count=60, deadline=None)
     )

@@ -21,20 +21,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from torch import Tensor
 
-from baton.beam_search import BeamParams, EarlyStopping
-from baton.block_hash import hash_blocks
-from baton.engine.beams import Candidates
-from baton.engine.break_even import BreakEven
+from baton.core.beam_search import BeamParams, EarlyStopping
+from baton.core.block_hash import hash_blocks
+from baton.core.priority import Priority
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import SequenceOutput
-from baton.engine.execution import StepResult
+from baton.engine.execution import PendingStep, StepResult
+from baton.engine.kv.break_even import BreakEven
+from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import BeamsDoNotFitError, ScheduledBatch
-from baton.engine.sequence import FinishReason, Fork, Sequence, Status
-from baton.sampling_params import SamplingParams
+from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
 from baton.speculation.drafter import TokenSequence
-from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter
-from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
+from tests.support.fake_engine import VOCAB_SIZE, Ahead, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
 from tests.support.runners import runner_of
 
@@ -44,6 +44,19 @@ PICK = st.integers(0, 1 << 16)
 STEP_BOUND = 2000
 PRIORITY = st.integers(-2, 2)
 WAITED = st.sampled_from([0.0, 0.0, 7.0])
+MODES: list[tuple[Ahead, int]] = [
+    ("off", 0),
+    ("late", 0),
+    ("late", 0),
+    ("late", 0),
+    ("at once", 0),
+    ("at once", 0),
+    ("off", 1),
+    ("late", 3),
+    ("off", 16),
+]
+"""Whether steps are launched ahead, which drafts forbid, and the most drafts of a sequence. Some are more
+likely."""
 
 
 def prompt(kind: int, length: int) -> tuple[int, ...]:
@@ -52,7 +65,7 @@ def prompt(kind: int, length: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def alone(kind: int, length: int, params: SamplingParams) -> tuple[int, ...]:
+def alone(kind: int, length: int, params: ResolvedSampling) -> tuple[int, ...]:
     return tuple(run_alone(prompt(kind, length), params, EOS))
 
 
@@ -60,7 +73,7 @@ REQUESTS = st.tuples(
     st.integers(0, 2),
     st.integers(1, 8),
     st.builds(
-        SamplingParams,
+        ResolvedSampling,
         max_tokens=st.sampled_from([1, 2, 9, 17, 18]),
         seed=st.integers(0, 2),
         temperature=st.sampled_from([0.0, 2.0]),
@@ -75,7 +88,7 @@ REQUESTS = st.tuples(
 
 
 @lru_cache(maxsize=4096)
-def found_alone(kind: int, length: int, params: SamplingParams) -> tuple[Answer, ...]:
+def found_alone(kind: int, length: int, params: ResolvedSampling) -> tuple[Answer, ...]:
     assert params.beam_search is not None
     engine = fake_engine(256, prefix_caching=False, eos_token_ids=EOS)
     [found] = search(engine, beam_request("alone", prompt(kind, length), params, params.beam_search.width))
@@ -83,12 +96,12 @@ def found_alone(kind: int, length: int, params: SamplingParams) -> tuple[Answer,
 
 
 @lru_cache(maxsize=4096)
-def first_candidates(kind: int, length: int, params: SamplingParams) -> Candidates:
+def first_candidates(kind: int, length: int, params: ResolvedSampling) -> Candidates:
     """What may come first in a beam search, from who computed its prompt."""
     engine = fake_engine(256, eos_token_ids=EOS)
     seq = Sequence("first", 1, prompt(kind, length), params, hold_after_prefill=True)
     engine.add(seq)
-    while seq.status is not Status.HELD:
+    while seq.status is not SequenceStatus.HELD:
         engine.step()
     assert seq.candidates is not None
     return seq.candidates
@@ -98,7 +111,7 @@ SEARCHES = st.tuples(
     st.integers(0, 2),
     st.integers(1, 8),
     st.builds(
-        SamplingParams,
+        ResolvedSampling,
         max_tokens=st.sampled_from([1, 2, 4, 9]),
         ignore_eos=st.booleans(),
         stop_token_ids=st.sampled_from([frozenset[int](), frozenset(range(30))]),
@@ -143,10 +156,10 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 6),
         mixed=st.sampled_from([None, 1, 4]),
         chunked=st.booleans(),
-        caching=st.booleans(),
+        caching=st.sampled_from([True, True, True, False]),
         aging=st.sampled_from([None, 0.0, 3.0, 100.0]),
         host_blocks=st.sampled_from([0, 1, 4, 40]),
-        num_drafts=st.sampled_from([0, 1, 3, 16]),
+        mode=st.sampled_from(MODES),
         seed=st.integers(0, 99),
     )
     def start(
@@ -160,9 +173,10 @@ class EngineMachine(RuleBasedStateMachine):
         caching: bool,
         aging: float | None,
         host_blocks: int,
-        num_drafts: int,
+        mode: tuple[Ahead, int],
         seed: int,
     ) -> None:
+        ahead, num_drafts = mode
         self.drafter = HostileDrafter(seed, VOCAB_SIZE, wants_hidden=True, truth=self.truth)
         self.break_even = Fickle(BLOCK_SIZE)
         self.model = MeddlingModel()
@@ -182,17 +196,27 @@ class EngineMachine(RuleBasedStateMachine):
             model=self.model,
             drafter=self.drafter if num_drafts else None,
             num_drafts=num_drafts,
+            ahead=ahead,
         )
         self.before: Callable[[], None] = lambda: None
         """Called when a step is scheduled, before it touches the pool."""
-        run = self.engine.runner.run
+        runner = self.engine.runner
+        run, launcher = runner.run, runner.launcher
 
         def run_meddled(batch: ScheduledBatch) -> StepResult:
             self.check_seats()
             self.before()
             return run(batch)
 
-        self.engine.runner.run = run_meddled  # type: ignore[method-assign]
+        runner.run = run_meddled  # type: ignore[method-assign]
+        if launcher is not None:
+            launch = launcher.launch
+
+            def launch_meddled(batch: ScheduledBatch) -> PendingStep:
+                self.before()
+                return launch(batch)
+
+            launcher.launch = launch_meddled  # type: ignore[method-assign]
         self.expected: dict[Sequence, tuple[int, ...]] = {}
         self.unborn: dict[Sequence, dict[str, tuple[int, ...]]] = {}
         """Of those without an output: what their forks will answer, by request."""
@@ -220,7 +244,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def add_forked(
         self,
-        request: tuple[int, int, SamplingParams],
+        request: tuple[int, int, ResolvedSampling],
         hold: bool,
         seeds: list[int],
         priority: int,
@@ -235,7 +259,7 @@ class EngineMachine(RuleBasedStateMachine):
             params,
             hold_after_prefill=hold,
             forks=tuple(Fork(self.name(), replace(params, seed=seed)) for seed in seeds),
-            urgency=self.urgency(priority, waited),
+            priority=self.prioritized(priority, waited),
         )
         self.expected[seq] = alone(kind, length, params)
         self.unborn[seq] = {fork.request_id: alone(kind, length, fork.params) for fork in seq.forks}
@@ -244,7 +268,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(request=REQUESTS, hold=st.booleans(), given=st.integers(0, 4), priority=PRIORITY, waited=WAITED)
     def add(
         self,
-        request: tuple[int, int, SamplingParams],
+        request: tuple[int, int, ResolvedSampling],
         hold: bool,
         given: int,
         priority: int,
@@ -261,20 +285,20 @@ class EngineMachine(RuleBasedStateMachine):
             params,
             outputs,
             hold_after_prefill=hold,
-            urgency=self.urgency(priority, waited),
+            priority=self.prioritized(priority, waited),
         )
         self.expected[seq] = expected
         self.engine.add(seq)
 
     @rule(request=REQUESTS, priority=PRIORITY, waited=WAITED)
-    def receive(self, request: tuple[int, int, SamplingParams], priority: int, waited: float) -> None:
+    def receive(self, request: tuple[int, int, ResolvedSampling], priority: int, waited: float) -> None:
         """A request prefilled elsewhere arrives, into promised blocks, reusing what is cached here."""
         kind, length, params = request
         expected = alone(kind, length, params)
         if len(expected) < 2:
             return
-        urgency = self.urgency(priority, waited)
-        seq = Sequence(self.name(), 1, prompt(kind, length), params, urgency=urgency)
+        prioritized = self.prioritized(priority, waited)
+        seq = Sequence(self.name(), 1, prompt(kind, length), params, priority=prioritized)
         if self.arrive(seq):
             seq.append(expected[0])
             self.engine.admit_computed(seq)
@@ -300,7 +324,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(request=SEARCHES, hold=st.booleans(), priority=PRIORITY, waited=WAITED)
     def add_beams(
-        self, request: tuple[int, int, SamplingParams], hold: bool, priority: int, waited: float
+        self, request: tuple[int, int, ResolvedSampling], hold: bool, priority: int, waited: float
     ) -> None:
         seq = self.searching(request, priority, waited)
         seq.hold_after_prefill = hold
@@ -312,7 +336,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.searched[seq] = found_alone(*request)
 
     @rule(request=SEARCHES, priority=PRIORITY, waited=WAITED)
-    def receive_beams(self, request: tuple[int, int, SamplingParams], priority: int, waited: float) -> None:
+    def receive_beams(self, request: tuple[int, int, ResolvedSampling], priority: int, waited: float) -> None:
         """A beam search whose prompt was computed elsewhere begins here."""
         seq = self.searching(request, priority, waited)
         try:
@@ -325,14 +349,14 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.admit_beams(seq, first_candidates(*request), blocks)
             self.expected[seq] = ()
             self.searched[seq] = found_alone(*request)
-            if seq.status is Status.FINISHED:  # it is told with the next step
+            if seq.status is SequenceStatus.FINISHED:  # it is told with the next step
                 del self.expected[seq]
 
-    def searching(self, request: tuple[int, int, SamplingParams], priority: int, waited: float) -> Sequence:
+    def searching(self, request: tuple[int, int, ResolvedSampling], priority: int, waited: float) -> Sequence:
         kind, length, params = request
         assert params.beam_search is not None
         seq = beam_request(self.name(), prompt(kind, length), params, params.beam_search.width)
-        seq.urgency = self.urgency(priority, waited)
+        seq.priority = self.prioritized(priority, waited)
         return seq
 
     @precondition(lambda self: self.expected)
@@ -382,14 +406,15 @@ class EngineMachine(RuleBasedStateMachine):
         engine = self.engine
 
         def before() -> None:
+            self.before = lambda: None
             in_use = {block for s in engine.scheduler.running for block in s.block_ids}
             assert engine.cancel(seq.request_id, 1)
             self.forget(seq)
             blocks = engine.pool.allocate(engine.pool.num_allocatable)
             assert blocks is not None
             engine.copy_blocks()
-            in_flight = {block for s in engine._in_flight for block in s.block_ids}
-            assert in_flight <= in_use
+            in_flight = {block for s in self.computed() for block in s.block_ids}
+            assert in_flight <= in_use or engine.launcher is not None
             assert in_flight.isdisjoint(blocks)
             self.stolen = blocks
             self.scribble(blocks)
@@ -404,13 +429,38 @@ class EngineMachine(RuleBasedStateMachine):
             self.one_step()
         except RuntimeError:
             assert fail
-            assert not engine._in_flight
+            assert engine._under_way is None or engine.launcher is not None
         self.before = self.model.after = lambda: None
         engine.pool.free(self.stolen)
         self.stolen = []
-        assert (seq in self.expected) == (seq.finish_reason is None)
+        assert (seq in self.expected) == (seq.status is not SequenceStatus.FINISHED)
+
+    @precondition(lambda self: self.engine.computing)
+    @rule(pick=PICK, most=st.integers(1, 3), more=st.booleans())
+    def cancel_under_two_steps(self, pick: int, most: int, more: bool) -> None:
+        """Requests are cancelled when the next step is launched and the tokens of this one are not here yet.
+        ``more``: the step after them is launched ahead too, as they end."""
+
+        def before() -> None:
+            self.before = lambda: None
+            here = sorted(self.expected, key=lambda seq: -seq.steps_under_way)
+            deepest = [seq for seq in here if seq.steps_under_way == here[0].steps_under_way]
+            for seq in (deepest[pick % len(deepest) :] + deepest)[: min(most, len(deepest))]:
+                assert self.engine.cancel(seq.request_id, 1)
+                self.forget(seq)
+
+        self.before = before
+        self.one_step()
+        self.before = lambda: None
+        if more:
+            self.one_step()
 
     # -- what must then hold -----------------------------------------------------------------------------
+
+    def computed(self) -> list[Sequence]:
+        """The sequences of the step under way."""
+        step = self.engine._under_way
+        return [] if step is None else [item.sequence for item in step.batch.items]
 
     def one_step(self) -> list[SequenceOutput]:
         self.now += 1
@@ -433,9 +483,9 @@ class EngineMachine(RuleBasedStateMachine):
             assert tuple(seq.output_ids) == expected[: seq.num_outputs]
             assert seq.num_outputs == before.get(seq, (0, 0))[0] + len(out.new_tokens)
             assert out.advanced_to <= seq.num_tokens
-            if seq.status is Status.HELD:
+            if seq.status is SequenceStatus.HELD:
                 assert out.new_tokens or before[seq][0]
-            elif seq.status is Status.FINISHED and out.finish_reason is None:
+            elif seq.status is SequenceStatus.FINISHED and out.finish_reason is None:
                 del self.expected[seq]  # a fork of one that is held: it goes on elsewhere
             elif out.finish_reason is not None:
                 assert tuple(seq.output_ids) == expected
@@ -472,7 +522,7 @@ class EngineMachine(RuleBasedStateMachine):
         for number, (request_id, expected) in enumerate(self.unborn.pop(seq).items(), start=1):
             [fork] = [out.seq for out in outputs if out.seq.request_id == request_id]
             assert fork.place == (seq.place[0], seq.place[1] + number)
-            assert fork.urgency == seq.urgency
+            assert fork.priority == seq.priority
             self.expected[fork] = expected
 
     def forget(self, seq: Sequence) -> None:
@@ -503,11 +553,13 @@ class EngineMachine(RuleBasedStateMachine):
         if self.aging is None:
             assert all(s.place == (0.0, s.arrival) for s in here)
         refs = array("q", [0] * pool.num_blocks)
-        for block in self.stolen:
+        for block in (*self.stolen, *(copy.source for copy in scheduler._copies)):
             refs[block] += 1
-        for seq in here:
-            assert seq.num_computed <= len(seq.block_ids) * BLOCK_SIZE
-            assert not seq.cancelled
+        computed = self.computed()
+        for seq in {*here, *computed}:
+            assert seq.num_scheduled <= len(seq.block_ids) * BLOCK_SIZE
+            assert seq.steps_under_way == (seq in computed)
+            assert seq.steps_under_way or not (seq.num_under_way or seq.num_pending)
             assert seq.hashes == hash_blocks(seq.token_ids, BLOCK_SIZE)[: len(seq.hashes)]
             for block in seq.block_ids:
                 refs[block] += 1
@@ -522,8 +574,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.engine.release(seq)
         self.forget(seq)
 
-    def urgency(self, priority: int, waited: float) -> Urgency:
-        return Urgency(0 if self.aging is None else priority, self.now - waited)
+    def prioritized(self, priority: int, waited: float) -> Priority:
+        return Priority(0 if self.aging is None else priority, self.now - waited)
 
     def name(self) -> str:
         self.names += 1
@@ -540,9 +592,10 @@ class EngineMachine(RuleBasedStateMachine):
                 self.release_one(seq)
             if not self.expected:
                 break
-            # With nothing held, pinned or promised, every step makes progress.
-            assert self.one_step()
-        if self.engine.has_work:  # searches that were over as they came
+            # With nothing held, pinned or promised, every step makes progress, unless all of it is surplus.
+            surplus = self.engine.computing
+            assert self.one_step() or surplus
+        while self.engine.has_work:  # searches that were over as they came, and surplus
             self.one_step()
         assert not self.expected
         assert not self.searched
@@ -554,7 +607,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert not self.drafter.alive
         pool = self.engine.pool
         assert pool.num_held == 0
-        assert self.engine.load().waiting_prefill_tokens == 0
+        assert self.engine.stats().waiting_prefill_tokens == 0
 
 
 TestEngine = EngineMachine.TestCase

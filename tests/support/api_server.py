@@ -12,13 +12,14 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from baton.router.api import ApiSettings, create_app
-from baton.router.api.http.server import HttpServer
-from baton.router.api.http.slots import ConnectionSlots, SlotLimits
-from baton.router.types import Ring
-from baton.supervision import Supervision
+from baton.router.api.http.app import create_app
+from baton.router.api.http.server.http_server import HttpServer
+from baton.router.api.http.server.slots import ConnectionSlots, SlotLimits
+from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.types import Ring
 from baton.telemetry.http import HttpMetrics
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.supervision import Supervision
 from baton.text.tokenizer import Tokenizer
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 
-from baton.ready import WorkerReady
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
+from baton.net.message_parts import in_parts
+from baton.process.ready import WorkerReady
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1.worker_pb2_grpc import WorkerStub
@@ -36,7 +37,7 @@ class BareRouter:
         request_id: str,
         attempt: int,
         prompt: Sequence[int],
-        params: SamplingParams,
+        params: ResolvedSampling,
         output_ids: Sequence[int] = (),
         decode: pb.DecodeTarget | None = None,
         forks: Iterable[pb.Fork] = (),
@@ -51,7 +52,8 @@ class BareRouter:
             decode=decode,
             forks=forks,
         )
-        await self.call.write(pb.RouterMessage(submit=submit))
+        for part in in_parts(pb.RouterMessage(submit=submit)):
+            await self.call.write(pb.RouterMessage.FromString(part))
 
     async def first_delta(self) -> pb.TokenDelta:
         while True:

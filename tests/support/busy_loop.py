@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from baton import wakeups
+from baton.net import grpc_wakeups
 
 STREAMS = 64
 MESSAGES = 40
@@ -28,7 +28,7 @@ async def talk(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) 
 
 async def main() -> None:
     if sys.argv[1:] == ["take_all"]:
-        wakeups.take_all()
+        grpc_wakeups.take_all()
     server = grpc.aio.server()
     handler = grpc.unary_stream_rpc_method_handler(talk)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("s", {"m": handler})])

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 
 from baton.cli.main import app
-from baton.connector import stream
+from baton.transport import stream
 
 EVERY = int(os.environ.get("BATON_CARELESS_EVERY", "3"))
 HEADER_BYTES = 16

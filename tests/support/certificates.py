@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.tls.files import TlsFiles
+from baton.net.certificates import TlsFiles
 
 LOOPBACK = "IP:127.0.0.1,IP:::1,DNS:localhost"
 

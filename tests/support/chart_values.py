@@ -415,7 +415,7 @@ REFUSED: dict[str, tuple[Values, str]] = {
     "a wrong choice": ({"redis": {"mode": "cluster"}}, "redis.mode: redis.mode must be one of"),
     "a wrong connector": (
         {"workers": {"options": {"connector": "rdma"}}},
-        'connector must be one of the following: "auto", "ucx", "nccl", "gloo", "tcp"',
+        'connector must be one of the following: "auto", "ucx", "nixl", "nccl", "gloo", "tcp"',
     ),
     "a string for a number": (
         {"decode": {"replicas": "2"}},

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from baton.router.discovery.kubernetes import KubernetesDiscovery
-from baton.router.discovery.pace import Pace
-from baton.router.members import Members
-from baton.router.workers import WorkerClient
+from baton.router.discovery.pace import WatchTimings
+from baton.router.fleet.members import Members
+from baton.router.fleet.worker_client import WorkerClient
 from baton.telemetry.discovery import DiscoveryCounts
 from baton.v1 import worker_pb2 as pb
 from tests.support.fake_kubernetes import PORT_NAME, FakeKubernetes, ListFault, WatchFault, pod, serving
@@ -31,7 +31,7 @@ from tests.support.fake_kubernetes import PORT_NAME, FakeKubernetes, ListFault, 
 BOUND_S = 5.0
 LOOK_S = 0.004
 """How often the views are compared, by our clock."""
-MOST_PODS = 12
+MAX_PODS = 12
 LIST_FAULTS: tuple[ListFault, ...] = ("500", "504", "410", "429", "stall", "drop", "malformed")
 WATCH_FAULTS: tuple[WatchFault, ...] = ("410", "410 event", "500", "stall", "drop", "malformed", "early")
 
@@ -115,7 +115,9 @@ class Script:
         server = self._server
         async with serving(server):
             counts = DiscoveryCounts(CollectorRegistry())
-            discovery = KubernetesDiscovery(server.api(), PORT_NAME, counts, Pace().faster(self._factor))
+            discovery = KubernetesDiscovery(
+                server.api(), PORT_NAME, counts, WatchTimings().faster(self._factor)
+            )
             tasks = [
                 asyncio.create_task(discovery.run(self._members.set)),
                 asyncio.create_task(self._look()),
@@ -173,7 +175,7 @@ class Script:
         )
 
     def _come(self, address: str | None = None) -> None:
-        if len(self._pods) >= MOST_PODS:
+        if len(self._pods) >= MAX_PODS:
             return
         self._born += 1
         uid = f"pod-{self._born}"

@@ -6,10 +6,10 @@ import socket
 import sys
 
 from baton.parallel.channel import to_leader
-from baton.parallel.messages import Failed, Start
+from baton.parallel.messages import RankFailed, Start
 
 channel = to_leader(socket.socket(fileno=int(sys.argv[sys.argv.index("--control") + 1])))
 message, _ = channel.receive()
 assert isinstance(message, Start)
-channel.send(Failed("no room for the weights"))
+channel.send(RankFailed("no room for the weights"))
 sys.exit(70)

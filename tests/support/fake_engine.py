@@ -6,26 +6,34 @@ that was given away too early, copied wrongly or read in the wrong order changes
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence as Ids
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from baton.engine.block_pool import BlockPool
-from baton.engine.break_even import BreakEven
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
-from baton.engine.host_memory import HostMemory
-from baton.engine.host_tier import HostTier
-from baton.engine.runner import Model, ModelRunner
+from baton.engine.graphs import CudaRecord, GraphedModel, graph_sizes
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.break_even import BreakEven
+from baton.engine.kv.host_memory import HostMemory
+from baton.engine.kv.host_tier import HostTier
+from baton.engine.model import Model
+from baton.engine.runner import ModelRunner
 from baton.engine.scheduler import Scheduler, SchedulerLimits
 from baton.engine.sequence import Sequence
 from baton.grammar.compiler import GrammarCompiler
-from baton.sampling_params import SamplingParams
 from baton.speculation.drafter import Drafter
 from baton.speculation.speculator import Speculator
 from baton_kernels.paged import PagedBatch
+from tests.support.late_runner import LateLauncher
 
 VOCAB_SIZE = 97
+Ahead = Literal["off", "at once", "late"]
+AHEAD = "BATON_TEST_AHEAD"
+"""The environment's word for whether the steps of tests that do not say so are launched ahead."""
 _MODULUS = 65521
 
 
@@ -46,7 +54,7 @@ class FakeModel:
         pool[batch.slot_blocks, :, :, :, batch.slot_offsets] = values.to(pool.dtype).expand_as(slots)
         hidden = torch.zeros(len(token_ids), 1, dtype=torch.int64, device=token_ids.device)
         if batch.num_decode:
-            hidden[: batch.num_decode, 0] = self._state(pool, batch.decode_tables, batch.decode_contexts)
+            hidden[: batch.num_decode, 0] = self._state(pool, batch.row_tables, batch.decode_contexts)
         for chunk in batch.chunks:
             contexts = torch.arange(chunk.context - chunk.length, chunk.context, device=token_ids.device) + 1
             tables = chunk.table.expand(chunk.length, -1)
@@ -110,9 +118,14 @@ def fake_engine(
     grammars: GrammarCompiler | None = None,
     drafter: Drafter | None = None,
     num_drafts: int = 4,
+    ahead: Ahead | None = None,
+    device: str = "cpu",
+    graphs: bool = False,
 ) -> Engine:
     """A small engine; its pool has two heads, two layers and three dimensions, in float32. ``host_blocks``
-    are its host tier's; unless ``break_even`` says otherwise, copying always pays there."""
+    are its host tier's; unless ``break_even`` says otherwise, copying always pays there. ``ahead``: whether
+    steps are launched ahead, and when they are computed then; None: as the environment says, or not.
+    ``graphs``: decode steps, and verifications of ``num_drafts`` drafts, are replayed, on CUDA."""
     limits = SchedulerLimits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -123,8 +136,16 @@ def fake_engine(
         priority_aging=priority_aging,
         mixed_prefill_tokens=mixed_prefill_tokens,
     )
-    kv = torch.full((num_blocks, 2, 2, 2, block_size, 3), 777.0)
-    runner = ModelRunner(model or FakeModel(vocab_size), kv, block_size, torch.device("cpu"))
+    model = model or FakeModel(vocab_size)
+    whole = torch.full((num_blocks + graphs, 2, 2, 2, block_size, 3), 777.0, device=device)
+    kv = whole[:num_blocks]
+    runner = ModelRunner(model, kv, block_size, kv.device)
+    if graphs:
+        width = min(num_blocks, -(-max_model_len // block_size))
+        sizes = graph_sizes(max_num_seqs, 1 + num_drafts if drafter else 1)
+        runner.replay(GraphedModel(model, whole, sizes, width, CudaRecord(whole.device)))
+    ahead = ahead or cast(Ahead, os.environ.get(AHEAD, "off"))
+    runner.launcher = {"off": None, "at once": runner, "late": LateLauncher(runner)}[ahead]
     tier = host = None
     if host_blocks:
         break_even = break_even or AlwaysCopy(block_size)
@@ -135,19 +156,19 @@ def fake_engine(
     return Engine(runner, scheduler, eos_token_ids, vocab_size, host, grammars, speculator)
 
 
-def run(engine: Engine, *sequences: Sequence, most_steps: int = 1000) -> list[list[int]]:
+def run(engine: Engine, *sequences: Sequence, max_steps: int = 1000) -> list[list[int]]:
     """Adds the sequences and steps until nothing is left to do. Their outputs."""
     for seq in sequences:
         engine.add(seq)
-    for _ in range(most_steps):
+    for _ in range(max_steps):
         if not engine.has_work:
             return [list(seq.output_ids) for seq in sequences]
         engine.step()
-    raise AssertionError(f"still at work after {most_steps} steps: {engine.load()}")
+    raise AssertionError(f"still at work after {max_steps} steps: {engine.stats()}")
 
 
 def run_alone(
-    prompt_ids: Ids[int], params: SamplingParams, eos_token_ids: frozenset[int] = frozenset()
+    prompt_ids: Ids[int], params: ResolvedSampling, eos_token_ids: frozenset[int] = frozenset()
 ) -> list[int]:
     """What a request yields with an engine to itself: no chunks, no cache, no want of blocks."""
     engine = fake_engine(

@@ -21,7 +21,7 @@ from baton.router.discovery.slices import ROLE_LABEL
 
 NAMESPACE = "serving"
 PORT_NAME = "grpc"
-MOST_FAILING_LISTS = 2
+MAX_FAILING_LISTS = 2
 """In a row. A server that never answers is not one to converge with."""
 
 Slice = dict[str, Any]
@@ -147,7 +147,7 @@ class FakeKubernetes:
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         self.lists += 1
-        if self.list_faults and self._failed_lists < MOST_FAILING_LISTS:
+        if self.list_faults and self._failed_lists < MAX_FAILING_LISTS:
             self._failed_lists += 1
             return await self._fail(request, self.list_faults.pop(0))
         self._failed_lists = 0

@@ -35,7 +35,7 @@ class FakeServer:
     """refuse, event, cut, empty, hang or garbage: what the answers to all but the first request are."""
     calls: list[Call] = field(default_factory=list)
     open: int = 0
-    most_open: int = 0
+    max_open: int = 0
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -60,7 +60,7 @@ class FakeServer:
 
     async def _events(self, call: Call, fault: str | None) -> AsyncIterator[bytes]:
         self.open += 1
-        self.most_open = max(self.open, self.most_open)
+        self.max_open = max(self.open, self.max_open)
         try:
             async for event in self._answer(call, fault):
                 yield event

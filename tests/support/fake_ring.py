@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from baton.logprobs import Logprobs, TokenDetails
-from baton.router.types import FinishReason, ModelInfo, Request, RingError, TokenChunk
-from baton.sampling_params import SamplingParams
-from baton.urgency import CALM, Urgency
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.core.priority import NO_PRIORITY, Priority
+from baton.core.sampling_params import ResolvedSampling
+from baton.router.dispatch.types import FinishReason, ModelInfo, Request, RingError, TokenChunk
 
 EOS = 0
 
@@ -29,8 +29,8 @@ class Call:
 
     request_id: str
     prompt_ids: list[int]
-    params: SamplingParams
-    urgency: Urgency = CALM
+    params: ResolvedSampling
+    priority: Priority = NO_PRIORITY
     delivered: int = 0
     finished: bool = False
     closed: bool = False
@@ -60,14 +60,14 @@ class FakeRing:
 
     @contextmanager
     def generate(
-        self, prompt_ids: list[int], requests: Sequence[Request], urgency: Urgency = CALM
+        self, prompt_ids: list[int], requests: Sequence[Request], priority: Priority = NO_PRIORITY
     ) -> Iterator[Sequence[AsyncGenerator[TokenChunk]]]:
-        yield [self._answer(each.request_id, prompt_ids, each.params, urgency) for each in requests]
+        yield [self._answer(each.request_id, prompt_ids, each.params, priority) for each in requests]
 
     async def _answer(
-        self, request_id: str, prompt_ids: list[int], params: SamplingParams, urgency: Urgency
+        self, request_id: str, prompt_ids: list[int], params: ResolvedSampling, priority: Priority
     ) -> AsyncGenerator[TokenChunk]:
-        call = Call(request_id, prompt_ids, params, urgency)
+        call = Call(request_id, prompt_ids, params, priority)
         self.calls.append(call)
         try:
             for chunk in self._chunks(call):

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from baton import logs, ready
-from baton.parent import exit_with_parent
+from baton.process import logs, ready
+from baton.process.parent_death import exit_with_parent
 
 
 class Router(http.server.BaseHTTPRequestHandler):
@@ -45,6 +45,8 @@ def act(action: str) -> None:
             ready.announce(ready.WorkerReady("127.0.0.1:1", "both"))
         case "progress":
             ready.announce(ready.Progress("load", 1, 2))
+        case "sizes":
+            ready.announce(ready.ChosenSizes(rest))
         case "warn":
             logging.getLogger("fake").warning(rest)
         case "error":

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from baton.cli.child import ChildSpec
 from baton.cli.client import Question
-from baton.cli.ring import Ring
+from baton.cli.ring import RingPlan
 from baton.cli.up import UpOptions, up
-from baton.options import UserError
+from baton.process.options import UserError
 from baton.router.config import RouterConfig
 
 SERVICE = str(Path(__file__).with_name("fake_service.py"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FakeRing(Ring):
+class FakeRing(RingPlan):
     actions: tuple[str, ...] = ()
 
     def specs(self) -> list[ChildSpec]:

@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from unittest import mock
 
-from baton.connector import decode as decode_module
-from baton.connector import prefill as prefill_module
-from baton.connector.decode import Binding, DecodeHandoffs
-from baton.connector.decode import Handoff as DecodeHandoff
-from baton.connector.decode import State as DecodeState
-from baton.connector.messages import (
+from baton.handoff import decode as decode_module
+from baton.handoff import prefill as prefill_module
+from baton.handoff.decode import Binding, DecodeHandoffs
+from baton.handoff.decode import DecodeHandoff as DecodeHandoff
+from baton.handoff.decode import DecodeHandoffState as DecodeState
+from baton.handoff.messages import (
     Action,
     CancelReceive,
     Commit,
@@ -50,7 +50,7 @@ from baton.connector.messages import (
     ToDecode,
     ToPrefill,
 )
-from baton.connector.prefill import Computed, PrefillHandoffs
+from baton.handoff.prefill import Computed, PrefillHandoffs
 from tests.support.handoff_world import ViolationError, require
 
 TICK_S = 1.0
@@ -134,7 +134,7 @@ class Pages:
 
 
 class Room:
-    """``baton.connector.decode.Room`` without a prefix cache."""
+    """``baton.handoff.decode.Room`` without a prefix cache."""
 
     def __init__(self, instance: Instance) -> None:
         self.blocks = {f"r{i}": n for i, n in enumerate(instance.requests)}

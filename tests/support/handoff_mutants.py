@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from baton.connector import decode as decode_module
-from baton.connector.decode import DecodeHandoffs, State
-from baton.connector.decode import Handoff as DecodeHandoff
-from baton.connector.messages import (
+from baton.core.attempt_failure import AttemptFailure
+from baton.handoff import decode as decode_module
+from baton.handoff.decode import DecodeHandoff as DecodeHandoff
+from baton.handoff.decode import DecodeHandoffs, DecodeHandoffState
+from baton.handoff.messages import (
     AbortReason,
     Action,
     Ask,
     Credit,
     Drained,
     Fail,
-    Failure,
     First,
     Grant,
     LinkId,
@@ -29,11 +29,11 @@ from baton.connector.messages import (
     SendComplete,
     ToDecode,
 )
-from baton.connector.prefill import Handoff as PrefillHandoff
-from baton.connector.prefill import PrefillHandoffs
-from baton.connector.prefill import State as PrefillState
-from baton.router.ledger import Entry
-from baton.router.types import RingError, TokenChunk
+from baton.handoff.prefill import PrefillHandoff as PrefillHandoff
+from baton.handoff.prefill import PrefillHandoffs
+from baton.handoff.prefill import PrefillHandoffState as PrefillState
+from baton.router.dispatch.ledger import LedgerEntry
+from baton.router.dispatch.types import RingError, TokenChunk
 from baton.v1 import worker_pb2
 
 
@@ -42,7 +42,7 @@ class FreeOnAbort(DecodeHandoffs):
 
     def _abort(self, handoff: DecodeHandoff, reason: AbortReason, now: float) -> list[Action]:
         actions = super()._abort(handoff, reason, now)
-        if handoff.state is State.DRAINING:
+        if handoff.state is DecodeHandoffState.DRAINING:
             actions += self._over(handoff, now) + self.pump(now)
         return actions
 
@@ -54,7 +54,8 @@ class FreeOnTimeout(DecodeHandoffs):
         late = [
             handoff
             for handoff in self._handoffs.values()
-            if handoff.state is State.DRAINING and now - handoff.draining_since >= decode_module.FENCE_AFTER_S
+            if handoff.state is DecodeHandoffState.DRAINING
+            and now - handoff.draining_since >= decode_module.FENCE_AFTER_S
         ]
         return [action for handoff in late for action in self._over(handoff, now)] + super().tick(now)
 
@@ -67,7 +68,7 @@ class CommitOnLocalCompletion(DecodeHandoffs):
     ) -> list[Action]:
         name = self._by_tag.get((link, tag))
         handoff = self._handoffs.get(name) if name is not None else None
-        if handoff is not None and handoff.state is State.ARMED:
+        if handoff is not None and handoff.state is DecodeHandoffState.ARMED:
             num_tokens, digest, _ = self._room.manifest(handoff.name)
             manifest = Manifest(num_tokens, digest, len(handoff.segments))
             handoff.complete = SendComplete(handoff.name, manifest, (First(7),))
@@ -109,7 +110,10 @@ class DrainedWithoutAttempt(DecodeHandoffs):
     def receive(self, link: LinkId, message: ToDecode, now: float) -> list[Action]:
         if isinstance(message, Drained):
             for name, handoff in self._handoffs.items():
-                if name.request_id == message.name.request_id and handoff.state is State.DRAINING:
+                if (
+                    name.request_id == message.name.request_id
+                    and handoff.state is DecodeHandoffState.DRAINING
+                ):
                     return super().receive(link, replace(message, name=name), now)
         return super().receive(link, message, now)
 
@@ -162,7 +166,10 @@ class DrainedAfterFailure(PrefillHandoffs):
         self._source.unpin(handoff.sending.pop(tag))
         if handoff.state is PrefillState.STOPPED:
             return self._drained_if_quiet(handoff, now)
-        return [Fail(handoff.name, "failed", Failure.LOST), *self.withdraw(handoff.name, "transfer", now)]
+        return [
+            Fail(handoff.name, "failed", AttemptFailure.HANDOFF_LOST),
+            *self.withdraw(handoff.name, "transfer", now),
+        ]
 
 
 class DrainedAtOnce(PrefillHandoffs):
@@ -200,7 +207,7 @@ def is_promise(action: Action) -> bool:
     return isinstance(action, Send) and isinstance(action.message, Credit | Grant)
 
 
-class NoAttemptCheck(Entry):
+class NoAttemptCheck(LedgerEntry):
     """Positions alone decide: a token of an attempt that was given up goes between those of its successor."""
 
     def accept(self, delta: worker_pb2.TokenDelta) -> TokenChunk | RingError | None:
@@ -208,7 +215,7 @@ class NoAttemptCheck(Entry):
         return super().accept(delta)
 
 
-class NoSequenceCheck(Entry):
+class NoSequenceCheck(LedgerEntry):
     """Whatever the current attempt says is new: its first token comes from prefill, and again from decode."""
 
     def accept(self, delta: worker_pb2.TokenDelta) -> TokenChunk | RingError | None:

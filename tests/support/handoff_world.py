@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple, TypeVar
 
-from baton.connector.decode import Binding, DecodeHandoffs, State
-from baton.connector.messages import (
+from baton.engine.kv.block_pool import BlockPool
+from baton.handoff.decode import Binding, DecodeHandoffs, DecodeHandoffState
+from baton.handoff.messages import (
     Action,
     CancelReceive,
     Commit,
@@ -39,10 +40,9 @@ from baton.connector.messages import (
     ToDecode,
     ToPrefill,
 )
-from baton.connector.prefill import Computed, PrefillHandoffs
-from baton.engine.block_pool import BlockPool
-from baton.router.ledger import Entry
-from baton.router.types import TokenChunk
+from baton.handoff.prefill import Computed, PrefillHandoffs
+from baton.router.dispatch.ledger import LedgerEntry
+from baton.router.dispatch.types import TokenChunk
 from baton.v1 import inference_pb2, worker_pb2
 
 ATTEMPTS = 3
@@ -400,7 +400,7 @@ class WorldConfig:
     """Messages of a link move one after the other, as on a socket."""
     decode_machine: type[DecodeHandoffs] = DecodeHandoffs
     prefill_machine: type[PrefillHandoffs] = PrefillHandoffs
-    entry: type[Entry] = Entry
+    entry: type[LedgerEntry] = LedgerEntry
 
 
 class World:
@@ -452,7 +452,7 @@ class World:
         self._starts = 0
         self.steps = 0
         self._prompts: dict[str, Prompt] = {}
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, LedgerEntry] = {}
         self.clients: dict[str, list[int]] = {}
         """The tokens that each request's client was given."""
         self._tokens: list[Token] = []
@@ -540,7 +540,7 @@ class World:
         for decode in self.decodes:
             for name in decode.room.reserved:
                 state = decode.machine.state_of(name)
-                require(state is State.RESERVED, f"room is promised to {name}, which is {state}")
+                require(state is DecodeHandoffState.RESERVED, f"room is promised to {name}, which is {state}")
 
     # --- the router
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from types import MappingProxyType
 
-from baton.structured_output import StructuredOutput
+from baton.core.structured_output import StructuredOutput
 
 
 def _nested(depth: int) -> str:

@@ -38,10 +38,31 @@ try:
 finally:
     del os.environ["TRITON_INTERPRET"]
 
-__all__ = ["attention", "blocks", "decode", "logits", "rotary", "rows", "sampling", "shapes", "times_of"]
+__all__ = [
+    "InterpreterBuilder",
+    "as_on_a_device",
+    "attention",
+    "blocks",
+    "decode",
+    "logits",
+    "rotary",
+    "rows",
+    "sampling",
+    "shapes",
+    "times_of",
+]
 
 
-sampling.TILE = 1024  # or the rows of small vocabularies would be one tile, and mostly nothing
+# Or the rows of small vocabularies would be one tile, mostly nothing, and all their tokens in registers.
+_TILES = {name: getattr(sampling, name) for name in ("TILE", "COLUMNS")}
+sampling.TILE = 1024
+sampling.COLUMNS = 256
+
+
+def as_on_a_device() -> None:
+    """Let the sampling kernel have the tiles that it has on a device, from now on."""
+    for name, size in _TILES.items():
+        setattr(sampling, name, size)
 
 
 def _widened(handle: Any) -> Any:

@@ -24,7 +24,7 @@ import grpc
 import httpx
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.options import is_ipv6, join_address
+from baton.process.options import is_ipv6, join_address
 from tests.support.chart import Object, of_kind, selects
 from tests.support.fake_kubernetes import FakeKubernetes, Slice
 

@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
-from baton.connector.transport import DeviceView
+from baton.transport.base import DeviceView
 
 PAGE_BYTES = 4096
 WAIT_S = 60.0
@@ -32,10 +32,15 @@ class HostMemory:
     def on_device(self, pages: Sequence[int]) -> list[DeviceView]:
         return []
 
-    def gather(self, pages: Sequence[int], into: memoryview) -> None:
+    def whole(self) -> memoryview:
+        return memoryview(self.bytes)
+
+    def gather(self, pages: Sequence[int], into: memoryview | DeviceView) -> None:
+        assert isinstance(into, memoryview)
         into[:] = b"".join(self.in_place(pages))
 
-    def scatter(self, pages: Sequence[int], piece: memoryview) -> None:
+    def scatter(self, pages: Sequence[int], piece: memoryview | DeviceView) -> None:
+        assert isinstance(piece, memoryview)
         for page in pages:
             self.in_place([page])[0][:], piece = piece[: self.block_bytes], piece[self.block_bytes :]
 
@@ -43,8 +48,10 @@ class HostMemory:
         return bytes(self.in_place([page])[0])
 
 
-def kv_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("kv-")]
+def kv_threads(kind: str = "") -> list[threading.Thread]:
+    """The threads that carry KV blocks, of links and connectors whose name begins with ``kind``. Other tests'
+    may be among them: UCX has threads for the whole process."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith(f"kv-{kind}")]
 
 
 async def within(awaitable: Awaitable[None]) -> None:

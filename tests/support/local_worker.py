@@ -13,46 +13,45 @@ from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from baton.connector.identity import PROTOCOL, compatibility_digest
-from baton.connector.liveness import TEMPO, Tempo
-from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import LocalEnd, Place
-from baton.connector.ranks.ends import Ends
-from baton.connector.ranks.share import Share
-from baton.connector.staging import Staging
-from baton.connector.tcp import TcpConnector
-from baton.connector.wiring import Wiring
-from baton.decode.role import DecodeRole
+from baton.core.priority import NO_PRIORITY, Priority
+from baton.core.role import Role
+from baton.core.role_proto import role_to_proto
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
-from baton.prefill.role import PrefillRole
+from baton.handoff.identity import PROTOCOL, compatibility_digest
+from baton.handoff.wiring import Wiring
+from baton.net.certificates import TlsFiles
+from baton.net.channels import Dialer, add_port
+from baton.net.heartbeat import TEMPO, Tempo
+from baton.roles.decode import DecodeRole
+from baton.roles.prefill import PrefillRole
 from baton.router.discovery.endpoint import Discovery
+from baton.router.dispatch.retries import Retries, RetryPolicy
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import Request
 from baton.router.placement import PlacementOptions
-from baton.router.retries import Retries, RetryPolicy
-from baton.router.ring import WorkerRing
-from baton.router.types import Request
-from baton.sampling_params import SamplingParams
-from baton.supervision import Supervision
 from baton.telemetry.beats import BeatMetrics
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.stages import StageMetrics
+from baton.telemetry.supervision import Supervision
 from baton.telemetry.switches import SwitchMetrics
 from baton.telemetry.tasks import TaskMetrics
-from baton.tls.channels import Dialer, add_port
-from baton.tls.files import TlsFiles
-from baton.urgency import CALM, Urgency
+from baton.transport.pool_memory import PoolMemory
+from baton.transport.ranks.endpoint import LocalEndpoint, RankAddress
+from baton.transport.ranks.endpoints import RankEndpoints
+from baton.transport.ranks.shard import KVShard
+from baton.transport.tcp import TcpConnector
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.beats import BeatService
-from baton.worker.config import RoleName
 from baton.worker.drain import Drain
 from baton.worker.engine_loop import EngineLoop
 from baton.worker.main import start_timers
-from baton.worker.post import Post
 from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
 from baton.worker.server import make_server
 from baton.worker.service import WorkerService
-from baton.worker.switch_request import TO_PROTO
+from baton.worker.switch_request import RoleIncarnation
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine
 from tests.support.runners import runner_of
@@ -77,11 +76,12 @@ class SlowModel(FakeModel):
 class LocalWorker:
     """One worker. ``revision`` is part of what must be equal for two workers to link; routers hear of it if
     it ``tells_terms``. ``make_engine`` is called with the model. ``port`` 0: any. What it says of
-    ``kv_bytes_per_token`` is by default true of the fake engine's pool."""
+    ``kv_bytes_per_token`` is by default true of the fake engine's pool. ``mortal``: the test wants a step of
+    it to fail; with any other worker, that ends the test (``local_ring``)."""
 
     def __init__(
         self,
-        role: RoleName,
+        role: Role,
         *,
         step_s: float = 0.0,
         tempo: Tempo = TEMPO,
@@ -93,6 +93,7 @@ class LocalWorker:
         kv_bytes_per_token: int = 96,
         tls: TlsFiles | None = None,
         cluster_key: bytes = KEY,
+        mortal: bool = False,
     ) -> None:
         self._cluster_key = cluster_key
         self.role = role
@@ -101,18 +102,21 @@ class LocalWorker:
         self._tls = tls
         self.engine = make_engine(model=make_model(step_s))
         self.routers = Routers()
-        self.post = Post.new(role)
+        self.post = RoleIncarnation.new(role)
         self.crashed = asyncio.Event()
+        self.mortal = mortal
+        self.on_failed_step: Callable[[], None] = lambda: None
         self._tempo = tempo
         self._revision = revision
         self._tells_terms = tells_terms
         self._stack = AsyncExitStack()
         pool = runner_of(self.engine).pool
         _, heads, layers, _, _, _ = pool.shape
-        self._share = Share(range(heads), range(layers))
-        connectors = {"tcp": TcpConnector(Staging(), self.crashed.set)}
-        memory = PoolMemory(pool)
-        self._ends = Ends([LocalEnd(connectors, memory, self._share)])
+        self._share = KVShard(range(heads), range(layers))
+        host = self.engine.host
+        memory = PoolMemory(pool) if host is None else PoolMemory(pool, host.settle)
+        connectors = {"tcp": TcpConnector(memory.staging(), self.crashed.set)}
+        self._ends = RankEndpoints([LocalEndpoint(connectors, memory, self._share)])
         self.address = ""
 
     async def start(self) -> None:
@@ -152,9 +156,9 @@ class LocalWorker:
             stages,
             cluster_key=self._cluster_key,
         )
-        loop = EngineLoop(self.engine, self.service.on_outputs, crash, self.service.on_start)
+        loop = EngineLoop(self.engine, self.service.on_outputs, self._fail_step, self.service.on_start)
         self.health = HealthServicer()
-        self.drain = Drain(self.service, loop, self.health)
+        self.drain = Drain(self.service, self.routers, self.prefill.links, loop, self.health)
         self.switch = self.service.switching = RoleSwitch(
             self.post,
             self.drain,
@@ -169,8 +173,8 @@ class LocalWorker:
         handoff_pb2_grpc.add_HandoffServicer_to_server(self.decode, server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
         self._stack.push_async_callback(self._ends.close)
-        self._stack.push_async_callback(self.prefill.close)
-        self.decode.data_addresses = await self._ends.listen([Place("127.0.0.1", "127.0.0.1")], 0)
+        self._stack.push_async_callback(self.prefill.links.close)
+        self.decode.data_addresses = await self._ends.listen([RankAddress("127.0.0.1", "127.0.0.1")], 0)
         loop.start()
         self._stack.callback(loop.stop)
         await server.start()
@@ -179,12 +183,16 @@ class LocalWorker:
         for timer in start_timers(self.wiring.tasks, self.service, self.prefill, self.decode, crash):
             self._stack.callback(timer.cancel)
 
-    def _take_post(self, post: Post, hello: worker_pb2.WorkerHello) -> None:
+    def _fail_step(self) -> None:
+        self.crashed.set()
+        self.on_failed_step()
+
+    def _take_post(self, post: RoleIncarnation, hello: worker_pb2.WorkerHello) -> None:
         self.post = post
         self.wiring = replace(self.wiring, incarnation=post.incarnation)
         self.prefill.rename(self.wiring)
         self.decode.rename(self.wiring)
-        hello.role, hello.incarnation = TO_PROTO[post.role], post.incarnation
+        hello.role, hello.incarnation = role_to_proto(post.role), post.incarnation
         self.service.greet_anew(hello)
 
     def _wiring(self) -> Wiring:
@@ -215,7 +223,7 @@ class LocalWorker:
     @property
     def held(self) -> int:
         """KV blocks that a sequence or a transfer holds."""
-        return self.engine.load().blocks_held
+        return self.engine.stats().blocks.held
 
 
 @asynccontextmanager
@@ -229,7 +237,8 @@ async def local_ring(
     tls: TlsFiles | None = None,
 ) -> AsyncIterator[WorkerRing]:
     """Start the workers and a router's ring before them, and end them all. ``discovery`` is made when the
-    workers have their addresses; without it they are a fixed list."""
+    workers have their addresses; without it they are a fixed list. AssertionError if a step of a worker that
+    is not ``mortal`` fails: its process would end, but here its clients would wait for ever."""
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()
@@ -240,8 +249,36 @@ async def local_ring(
         ring = WorkerRing(found, "fake", KEY, tempo, retries, metrics, placement, dialer=dialer)
         ring.start()
         stack.push_async_callback(ring.close)
-        await until(lambda: len(ring.workers) >= len(workers) and all(c.ready for c in ring.workers))
-        yield ring
+        await until(
+            lambda: len(ring.fleet.workers) >= len(workers) and all(c.ready for c in ring.fleet.workers)
+        )
+        async with _none_failing(workers):
+            yield ring
+
+
+@asynccontextmanager
+async def _none_failing(workers: Sequence[LocalWorker]) -> AsyncIterator[None]:
+    """Interrupt what runs inside, with AssertionError, when a step of a worker fails that may not."""
+    limit = asyncio.timeout(None)
+
+    def interrupt() -> None:
+        if not limit.expired():
+            limit.reschedule(0.0)
+
+    watched = [worker for worker in workers if not worker.mortal]
+    try:
+        async with limit:
+            for worker in watched:
+                worker.on_failed_step = interrupt
+            try:
+                yield
+            finally:
+                for worker in watched:
+                    worker.on_failed_step = lambda: None
+    except TimeoutError:
+        if limit.expired():
+            raise AssertionError("a step of a worker failed; its log says why") from None
+        raise
 
 
 async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
@@ -252,10 +289,14 @@ async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
 
 
 async def answer(
-    ring: WorkerRing, request_id: str, prompt: Sequence[int], max_tokens: int, urgency: Urgency = CALM
+    ring: WorkerRing,
+    request_id: str,
+    prompt: Sequence[int],
+    max_tokens: int,
+    priority: Priority = NO_PRIORITY,
 ) -> list[int]:
     """The tokens of one greedy request. Raises RingError."""
-    tokens, _ = await salted_answer(ring, request_id, prompt, max_tokens, b"", urgency)
+    tokens, _ = await salted_answer(ring, request_id, prompt, max_tokens, b"", priority)
     return tokens
 
 
@@ -265,13 +306,13 @@ async def salted_answer(
     prompt: Sequence[int],
     max_tokens: int,
     salt: bytes,
-    urgency: Urgency = CALM,
+    priority: Priority = NO_PRIORITY,
 ) -> tuple[list[int], int]:
     """Likewise, within a salt; and how many tokens of the prompt were cached."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    params = ResolvedSampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     tokens: list[int] = []
     cached = 0
-    with ring.generate(list(prompt), [Request(request_id, params, salt)], urgency) as [chunks]:
+    with ring.generate(list(prompt), [Request(request_id, params, salt)], priority) as [chunks]:
         async for chunk in chunks:
             tokens += chunk.token_ids
             cached += chunk.cached_tokens

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.models.base import CausalLM
 from baton.models.loader import new_kv_pool
-from baton_kernels.paged import Chunk, PagedBatch, Wanted
+from baton_kernels.paged import Chunk, PagedBatch, WantedRows
 from tests.support.tiny_models import VOCAB_SIZE
 
 BLOCK_SIZE = 16
@@ -65,7 +65,7 @@ class Ring:
         width = max((len(self.tables[name]) for name in wanted), default=0)
         tables = [self.tables[name] + [0] * (width - len(self.tables[name])) for name in wanted]
         rows = torch.tensor([last[name] for name in wanted], dtype=torch.int64)
-        named = Wanted(rows, torch.tensor(tables, dtype=torch.int64).view(len(wanted), width))
+        named = WantedRows(rows, torch.tensor(tables, dtype=torch.int64).view(len(wanted), width))
         with torch.inference_mode():
             ids = torch.tensor([token for _, tokens in chunks for token in tokens])
             hidden = self.model(ids, replace(batch, wanted=named), self.pool)

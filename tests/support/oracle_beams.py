@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from baton.beam_search import BeamParams, EarlyStopping
+from baton.core.beam_search import BeamParams, EarlyStopping
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Fork, Sequence
-from baton.sampling_params import SamplingParams
 from tests.support.tiny_models import load_oracle
 
 _EARLY: dict[EarlyStopping, bool | str] = {
@@ -56,19 +56,19 @@ def _answer(row: list[int], stop_ids: Ids[int]) -> Answer:
     return Answer(row, FinishReason.LENGTH)
 
 
-def beam_request(name: str, prompt_ids: Ids[int], params: SamplingParams, n: int = 1) -> Sequence:
+def beam_request(name: str, prompt_ids: Ids[int], params: ResolvedSampling, n: int = 1) -> Sequence:
     """A request for the ``n`` best answers, named ``name``, ``name/1``, …"""
     forks = tuple(Fork(f"{name}/{index}", params) for index in range(1, n))
     return Sequence(name, 1, prompt_ids, params, forks=forks)
 
 
-def search(engine: Engine, *requests: Sequence, most_steps: int = 5000) -> list[list[Answer]]:
+def search(engine: Engine, *requests: Sequence, max_steps: int = 5000) -> list[list[Answer]]:
     """Adds the requests, searches or not, and steps until nothing is left to do. The answers of each."""
     for request in requests:
         engine.add(request)
     tokens: dict[str, list[int]] = {}
     reasons: dict[str, FinishReason] = {}
-    for _ in range(most_steps):
+    for _ in range(max_steps):
         if not engine.has_work:
             break
         for output in engine.step():
@@ -80,7 +80,7 @@ def search(engine: Engine, *requests: Sequence, most_steps: int = 5000) -> list[
                 assert name not in reasons
                 reasons[name] = output.finish_reason
     else:
-        raise AssertionError(f"still at work after {most_steps} steps: {engine.load()}")
+        raise AssertionError(f"still at work after {max_steps} steps: {engine.stats()}")
     return [
         [
             Answer(tokens[name], reasons[name])

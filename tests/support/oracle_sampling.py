@@ -17,8 +17,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from baton.logprobs import Logprobs
-from baton.sampling_params import SamplingParams
+from baton.core.logprobs import Logprobs
+from baton.core.sampling_params import ResolvedSampling
 from tests.support.tiny_models import EOS, IM_END, oracle_logits
 
 CLOSE = 1e-4
@@ -36,7 +36,7 @@ class OutputPenalties(LogitsProcessor):
         return scores - counts * self.frequency - (counts > 0) * self.presence
 
 
-def processors(params: SamplingParams, num_prompt: int) -> list[LogitsProcessor]:
+def processors(params: ResolvedSampling, num_prompt: int) -> list[LogitsProcessor]:
     """The processors for ``params`` in the order that transformers' ``generate`` has."""
     found: list[LogitsProcessor] = []
     ends = sorted({EOS, IM_END} | params.stop_token_ids)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from baton.router.admission.capacity import Capacity
-from baton.router.admission.queue import Asked, Bounds, Entry, FairQueue, RefusedError
+from baton.router.admission.queue import FairQueue, QueueBounds, QueuedRequest, QueueEntry, RefusedError
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Event:
     number: int
     what: str = field(compare=False)
     tenant: str = field(compare=False)
-    entry: Entry | None = field(compare=False, default=None)
+    entry: QueueEntry | None = field(compare=False, default=None)
 
 
 class Simulation:
@@ -54,18 +54,18 @@ class Simulation:
     OUTPUT_S = 0.02
 
     def __init__(
-        self, loads: Mapping[str, Load], *, seats: int = 16, bounds: Bounds | None = None, seed: int = 0
+        self, loads: Mapping[str, Load], *, seats: int = 16, bounds: QueueBounds | None = None, seed: int = 0
     ) -> None:
         self.loads = loads
         self.accounts = {name: Account() for name in loads}
-        self.most_waiting = 0
-        self._bounds = bounds or Bounds(requests=256, prompt_tokens=1_000_000, longest_wait_s=10.0)
+        self.max_waiting = 0
+        self._bounds = bounds or QueueBounds(requests=256, prompt_tokens=1_000_000, max_wait_s=10.0)
         self.queue = FairQueue(self._bounds)
         self._capacity = Capacity(seats)
         self._rng = random.Random(seed)
         self._events: list[_Event] = []
         self._numbers = itertools.count()
-        self._outputs: dict[Entry, int] = {}
+        self._outputs: dict[QueueEntry, int] = {}
 
     def capacity_per_second(self, load: Load) -> float:
         """Requests that all seats together answer."""
@@ -82,13 +82,13 @@ class Simulation:
             else:
                 self._ends(event, counts)
             self._admit(event.at, counts)
-            self.most_waiting = max(self.most_waiting, self.queue.waiting)
+            self.max_waiting = max(self.max_waiting, self.queue.waiting)
 
     def _until(self, seconds: float) -> Iterator[_Event]:
         while self._events and self._events[0].at <= seconds:
             yield heapq.heappop(self._events)
 
-    def _push(self, at: float, what: str, tenant: str, entry: Entry | None = None) -> None:
+    def _push(self, at: float, what: str, tenant: str, entry: QueueEntry | None = None) -> None:
         heapq.heappush(self._events, _Event(at, next(self._numbers), what, tenant, entry))
 
     def _next_arrival(self, name: str, now: float) -> None:
@@ -98,11 +98,11 @@ class Simulation:
         load, account = self.loads[event.tenant], self.accounts[event.tenant]
         self._next_arrival(event.tenant, event.at)
         outputs = max(1, round(self._rng.expovariate(1 / load.mean_outputs)))
-        asked = Asked(
+        asked = QueuedRequest(
             tenant=event.tenant,
             weight=load.weight,
             prompt_tokens=max(1, round(self._rng.expovariate(1 / load.mean_prompt))),
-            most_outputs=1000,
+            max_outputs=1000,
             turn=event.at,
             deadline=None if load.patience_s is None else event.at + load.patience_s,
         )
@@ -114,7 +114,7 @@ class Simulation:
                 account.refused[error.blame] = account.refused.get(error.blame, 0) + 1
             return
         self._outputs[entry] = min(outputs, 1000)
-        until = event.at + self._bounds.longest_wait_s
+        until = event.at + self._bounds.max_wait_s
         if asked.deadline is not None:
             until = min(until, asked.deadline)
         self._push(until, "expires", event.tenant, entry)

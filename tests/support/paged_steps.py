@@ -22,35 +22,55 @@ class Case:
     block_size: int
     window: int | None
     decode: tuple[int, ...]
-    """Context of each decoding row."""
+    """Context of each decoding sequence."""
     chunks: tuple[tuple[int, int], ...]
     """(tokens cached before, length) of each chunk."""
     dtype: torch.dtype = torch.float32
     softcap: float | None = None
+    queries: int = 1
+    """Rows of each decoding sequence. With more than one, every other sequence has one row less, and behind
+    its rows one of padding."""
+
+    @property
+    def decode_rows(self) -> tuple[tuple[int, int], ...]:
+        """(first position, length) of each decoding sequence's own rows."""
+        lengths = [self.queries - (at % 2 if self.queries > 1 else 0) for at in range(len(self.decode))]
+        return tuple((n - length, length) for n, length in zip(self.decode, lengths, strict=True))
 
 
-def lay_out(case: Case, layers: int = LAYERS) -> tuple[Tensor, PagedBatch]:
-    """A pool of noise and a step over it, its sequences in shuffled blocks."""
+def lay_out(case: Case, layers: int = LAYERS, pool_on: str = "cpu") -> tuple[Tensor, PagedBatch]:
+    """A pool of noise and a step over it, its sequences in shuffled blocks. ``pool_on``: the pool's device,
+    where a large one is filled sooner."""
     contexts = [*case.decode, *(cached + length for cached, length in case.chunks)]
     sizes = [-(-context // case.block_size) for context in contexts]
     shape = (sum(sizes) + 1, case.kv_heads, layers, case.block_size, case.head_dim)
-    pool = new_pool(*shape, dtype=case.dtype, device=torch.device("cpu"))
+    pool = new_pool(*shape, dtype=case.dtype, device=torch.device(pool_on))
     pool.normal_()
     tables = torch.split(torch.randperm(sum(sizes)) + 1, sizes) if sizes else ()
-    rows = [(context - 1, 1) for context in case.decode] + list(case.chunks)
-    positions = torch.cat(
-        [torch.arange(first, first + length) for first, length in rows] or [torch.empty(0, dtype=torch.int64)]
+    rows = [*case.decode_rows, *case.chunks]
+    lengths = [case.queries] * len(case.decode) + [length for _, length in case.chunks]
+    positions = torch.tensor(
+        [
+            first + min(at, own - 1)
+            for (first, own), length in zip(rows, lengths, strict=True)
+            for at in range(length)
+        ],
+        dtype=torch.int64,
     )
-    owners = [table for table, (_, length) in zip(tables, rows, strict=True) for _ in range(length)]
+    owners = [table for table, length in zip(tables, lengths, strict=True) for _ in range(length)]
     blocks = [int(table[p // case.block_size]) for table, p in zip(owners, positions.tolist(), strict=True)]
-    decode = len(case.decode)
-    padded = torch.zeros(decode, max(sizes[:decode], default=0), dtype=torch.int64)
-    for row, table in enumerate(tables[:decode]):
+    count = len(case.decode)
+    padded = torch.zeros(count, max(sizes[:count], default=0), dtype=torch.int64)
+    for row, table in enumerate(tables[:count]):
         padded[row, : table.numel()] = table
+    decode = count * case.queries
+    seen = [
+        first + at + 1 if at < own else 0 for first, own in case.decode_rows for at in range(case.queries)
+    ]
     starts = [decode + sum(length for _, length in case.chunks[:i]) for i in range(len(case.chunks))]
     chunks = tuple(
         Chunk(start, length, cached + length, table)
-        for start, (cached, length), table in zip(starts, case.chunks, tables[decode:], strict=True)
+        for start, (cached, length), table in zip(starts, case.chunks, tables[count:], strict=True)
     )
     return pool, PagedBatch(
         positions=positions,
@@ -58,8 +78,9 @@ def lay_out(case: Case, layers: int = LAYERS) -> tuple[Tensor, PagedBatch]:
         slot_offsets=positions % case.block_size,
         num_decode=decode,
         decode_tables=padded,
-        decode_contexts=torch.tensor(case.decode, dtype=torch.int64),
+        decode_contexts=torch.tensor(seen, dtype=torch.int64),
         chunks=chunks,
+        decode_queries=case.queries,
     )
 
 
@@ -76,7 +97,7 @@ def spoil_unused(pool: Tensor, batch: PagedBatch, layer: int) -> Tensor:
     spoilt = torch.full_like(pool, torch.nan)
     spoilt[:, :, torch.arange(pool.shape[2]) != layer] = torch.inf
     size = pool.shape[4]
-    tables = [(batch.decode_tables[i], int(n)) for i, n in enumerate(batch.decode_contexts)]
+    tables = [(batch.row_tables[i], int(n)) for i, n in enumerate(batch.decode_contexts)]
     for table, context in tables + [(chunk.table, chunk.context) for chunk in batch.chunks]:
         tokens = torch.arange(context)
         blocks, offsets = table[tokens // size], tokens % size

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from aiohttp import web
 
-from baton.ready import WorkerReady
+from baton.process.ready import WorkerReady
 from tests.support.fake_kubernetes import NAMESPACE, PORT_NAME, FakeKubernetes, pod
 from tests.support.planner_world import FakeScales
 from tests.support.release import kubeconfig

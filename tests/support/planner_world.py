@@ -14,7 +14,8 @@ from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException
 from prometheus_client import CollectorRegistry
 
-from baton.connector.identity import sign_switch
+from baton.handoff.identity import sign_switch
+from baton.net.channels import Dialer
 from baton.planner.measured import ServingRole
 from baton.planner.policy import Planner
 from baton.planner.prometheus import Prometheus
@@ -24,7 +25,6 @@ from baton.planner.service import PlannerService
 from baton.planner.workers import Workers
 from baton.router.discovery.endpoint import Endpoint, Tell
 from baton.telemetry.planner import PlannerMetrics
-from baton.tls.channels import Dialer
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from tests.support.greetings import say_hello
@@ -157,7 +157,7 @@ class SwitchingWorker(pb_grpc.WorkerServicer):
         request: pb.SwitchRoleRequest,
         context: grpc.aio.ServicerContext[pb.SwitchRoleRequest, pb.SwitchRoleReply],
     ) -> pb.SwitchRoleReply:
-        wanted = "prefill" if request.role == pb.ROLE_PREFILL else "decode"
+        wanted: ServingRole = "prefill" if request.role == pb.ROLE_PREFILL else "decode"
         assert request.proof == sign_switch(KEY, self.incarnation, wanted)
         if self.refuses:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "something could not be ended")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.planner.goals import Bounds, Targets, Times
-from baton.planner.measured import Arrivals, Counts, DecodeState, Fleet, Measured, PrefillState
+from baton.planner.goals import LatencyTargets, PlanBounds, Times
+from baton.planner.measured import Arrivals, Counts, DecodeState, Measured, MeasuredFleet, PrefillState
 from baton.planner.plan import Plan
 
-TARGETS = Targets(ttft_s=2.0, itl_s=0.05, attainment=0.99)
+TARGETS = LatencyTargets(ttft_s=2.0, itl_s=0.05, attainment=0.99)
 TIMES = Times(start_s=120.0, switch_s=30.0, settle_s=120.0)
-BOUNDS = Bounds(gpu_budget=24, max_prefill=16, max_decode=16)
+BOUNDS = PlanBounds(gpu_budget=24, max_prefill=16, max_decode=16)
 PROMPT, ANSWER = 1000.0, 200.0
 STEP_S = 15.0
 
@@ -19,10 +19,10 @@ def counts(prefill: int, decode: int) -> Counts:
     return Counts(prefill=prefill, decode=decode)
 
 
-def fleet(ready: Counts, **others: Counts) -> Fleet:
+def fleet(ready: Counts, **others: Counts) -> MeasuredFleet:
     """Of workers at home, if nothing else is said."""
     parts = {"ready": ready, "switching": counts(0, 0), "replicas": ready, "strays": counts(0, 0)} | others
-    return Fleet(**parts)
+    return MeasuredFleet(**parts)
 
 
 def sequences(tokens_per_s: float, workers: int) -> float:
@@ -33,7 +33,7 @@ def sequences(tokens_per_s: float, workers: int) -> float:
 
 def measured(
     at_s: float,
-    ring: Fleet,
+    ring: MeasuredFleet,
     per_s: float,
     *,
     prompt: float = PROMPT,
@@ -78,9 +78,13 @@ class PromptRing:
     strays: Counts = field(default_factory=lambda: counts(0, 0))
 
     @property
-    def fleet(self) -> Fleet:
-        still = Fleet(ready=self.replicas, switching=counts(0, 0), replicas=self.replicas, strays=self.strays)
-        return Fleet(ready=still.to_come, switching=counts(0, 0), replicas=self.replicas, strays=self.strays)
+    def fleet(self) -> MeasuredFleet:
+        still = MeasuredFleet(
+            ready=self.replicas, switching=counts(0, 0), replicas=self.replicas, strays=self.strays
+        )
+        return MeasuredFleet(
+            ready=still.to_come, switching=counts(0, 0), replicas=self.replicas, strays=self.strays
+        )
 
     def do(self, plan: Plan) -> None:
         self.replicas = plan.replicas

@@ -10,8 +10,9 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.router.placement import Role, WorkerReport
-from baton.router.retries import RetryPolicy
+from baton.core.role import Role
+from baton.router.dispatch.retries import RetryPolicy
+from baton.router.placement import WorkerReport
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 
@@ -22,7 +23,7 @@ AT_ONCE = RetryPolicy(
     queue_timeout=10.0**6,
     settle=0.0,
     first_pause=0.0,
-    longest_pause=0.0,
+    max_pause=0.0,
     budget_most=1e9,
 )
 

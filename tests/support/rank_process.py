@@ -24,8 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.connector.ranks import server
-from baton.connector.ranks.share import Share
+from baton.transport.pool_memory import PoolMemory
+from baton.transport.ranks import server
+from baton.transport.ranks.shard import KVShard
 
 _MOST = 4096
 
@@ -43,7 +44,7 @@ class RankProcesses:
     control: socket.socket
     pids: list[int] = field(default_factory=list)
 
-    def start(self, sock: socket.socket, pool: Path, shape: Sequence[int], share: Share) -> int:
+    def start(self, sock: socket.socket, pool: Path, shape: Sequence[int], share: KVShard) -> int:
         """Returns the process id. The socket is the process's from here on."""
         heads, layers = share.heads, share.layers
         ask = {
@@ -75,12 +76,12 @@ def rank_processes() -> Iterator[RankProcesses]:
 
 def _serve(sock: socket.socket, asked: dict[str, object]) -> None:
     pool = mapped(Path(str(asked["pool"])), asked["shape"])  # type: ignore[arg-type]
-    share = Share(range(*asked["heads"]), range(*asked["layers"]))  # type: ignore[misc]
+    share = KVShard(range(*asked["heads"]), range(*asked["layers"]))  # type: ignore[misc]
 
     def crash() -> None:
         os._exit(70)
 
-    asyncio.run(server.serve(sock, pool, share, crash))
+    asyncio.run(server.serve(sock, PoolMemory(pool), share, crash))
 
 
 def _main(fd: int) -> None:

@@ -11,9 +11,9 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from baton.models.base import CausalLM
-from baton.models.config import ModelConfig
-from baton.models.loader import LoadFormat, load_model
-from baton.models.quantization import Quantization
+from baton.models.config import LoadFormat, ModelConfig
+from baton.models.loader import load_model
+from baton.models.quantization.registry import Quantization
 from baton.parallel.collectives import GroupCollectives, Parallel
 from baton.parallel.shard import Shard
 

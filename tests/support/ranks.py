@@ -12,26 +12,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.connector import choice
-from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import DataLink, LocalEnd, Place, RankEnd
-from baton.connector.ranks.ends import Ends, Strand
-from baton.connector.ranks.remote import RemoteEnd
-from baton.connector.ranks.share import Share, ties
-from baton.connector.staging import Staging
-from baton.connector.transport import KVMemory
+from baton.transport import registry
+from baton.transport.base import ConnectorSettings, KVMemory
+from baton.transport.pool_memory import PoolMemory
+from baton.transport.ranks.endpoint import DataLink, LocalEndpoint, RankAddress, RankEndpoint
+from baton.transport.ranks.endpoints import DataChannel, RankEndpoints
+from baton.transport.ranks.remote import RemoteEndpoint
+from baton.transport.ranks.shard import KVShard, slices
+from baton.transport.staging import Staging
 from tests.support.rank_process import RankProcesses, mapped
 
 HEAD_DIM = 4
-HERE = Place("127.0.0.1", "127.0.0.1")
+HERE = RankAddress("127.0.0.1", "127.0.0.1")
 
 
-def shares(tp: int, heads: int, layers: int, pp: int = 1) -> list[Share]:
+def shares(tp: int, heads: int, layers: int, pp: int = 1) -> list[KVShard]:
     """What the ranks of a worker hold: KV heads split, or replicated if there are more ranks than heads."""
     per_rank, replicas = max(1, heads // tp), max(1, tp // heads)
     stages = [range(layers * stage // pp, layers * (stage + 1) // pp) for stage in range(pp)]
     firsts = [rank // replicas * per_rank for rank in range(tp)]
-    return [Share(range(first, first + per_rank), stage) for stage in stages for first in firsts]
+    return [KVShard(range(first, first + per_rank), stage) for stage in stages for first in firsts]
 
 
 def random_kv(num_blocks: int, heads: int, layers: int, block_size: int, seed: int = 1) -> Tensor:
@@ -40,7 +40,7 @@ def random_kv(num_blocks: int, heads: int, layers: int, block_size: int, seed: i
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def cut(kv: Tensor, share: Share) -> Tensor:
+def cut(kv: Tensor, share: KVShard) -> Tensor:
     """What a rank holds of it."""
     heads, layers = share.heads, share.layers
     return kv[:, heads.start : heads.stop, layers.start : layers.stop]
@@ -55,9 +55,9 @@ def tokens(kv: Tensor) -> Tensor:
 class Side:
     """One worker's ranks with their pools, which are parts of one model's KV."""
 
-    ranks: Ends
+    ranks: RankEndpoints
     pools: list[Tensor]
-    members: list[RankEnd]
+    members: list[RankEndpoint]
     pids: list[int] = field(default_factory=list)
     """Of ranks 1 and on, if they are processes."""
     addresses: Sequence[str] = ()
@@ -72,7 +72,7 @@ Wrap = Callable[[KVMemory], KVMemory]
 async def side(
     connector: str,
     kv: Tensor,
-    held: Sequence[Share],
+    held: Sequence[KVShard],
     *,
     listens: bool,
     processes: tuple[RankProcesses, Path] | None = None,
@@ -81,16 +81,15 @@ async def side(
     """``kv``: what the pools hold together. ``processes``: where the ranks but the first live, and a folder
     for their pools; all are in this process otherwise."""
     pools: list[Tensor] = []
-    members: list[RankEnd] = []
+    members: list[RankEndpoint] = []
     pids: list[int] = []
     for number, share in enumerate(held):
         part = cut(kv, share).contiguous()
         if processes is None or number == 0:
-            connectors = choice.available(
-                connector, device=None, host="127.0.0.1", on_crash=on_crash, staging=Staging()
-            )
+            settings = ConnectorSettings(Staging(), on_crash, "127.0.0.1")
+            connectors = registry.available(connector, settings)
             pools.append(part)
-            members.append(LocalEnd(connectors, PoolMemory(part), share))
+            members.append(LocalEndpoint(connectors, PoolMemory(part), share))
             continue
         starter, folder = processes
         path = folder / f"pool-{os.urandom(8).hex()}"
@@ -98,8 +97,10 @@ async def side(
         pools[-1].copy_(part)
         ours, theirs = socket.socketpair()
         pids.append(starter.start(theirs, path, part.shape, share))
-        members.append(await RemoteEnd.meet(ours, connector=connector, host="127.0.0.1", on_crash=on_crash))
-    made = Side(Ends(members), pools, members, pids)
+        members.append(
+            await RemoteEndpoint.meet(ours, connector=connector, host="127.0.0.1", on_crash=on_crash)
+        )
+    made = Side(RankEndpoints(members), pools, members, pids)
     if listens:
         made.addresses = (await made.ranks.listen([HERE] * len(members), 0))[connector]
     return made
@@ -111,7 +112,7 @@ class Linked:
 
     sender: DataLink
     receiver: DataLink
-    strands: Sequence[Strand]
+    channels: Sequence[DataChannel]
     lost: list[str] = field(default_factory=list)
 
     async def close(self) -> None:
@@ -121,7 +122,7 @@ class Linked:
 async def link(connector: str, prefill: Side, decode: Side, block_size: int) -> Linked:
     """As the handshake does it."""
     lost: list[str] = []
-    made = decode.ranks.strands(ties(prefill.ranks.shares, decode.ranks.shares), decode.addresses)
+    made = decode.ranks.channels(slices(prefill.ranks.shares, decode.ranks.shares), decode.addresses)
     receiver = decode.ranks.expect(connector, block_size, made, lambda: lost.append("receiver"))
     await in_place(receiver)
     sender = await prefill.ranks.connect(connector, block_size, made, lambda: lost.append("sender"))

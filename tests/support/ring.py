@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton import ready
+from baton.process import ready
 from tests.support import warm
 from tests.support.warm import WarmProcess
 

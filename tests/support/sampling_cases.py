@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.philox import exponentials
-from baton.engine.sampler import BUCKET, packed
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling.philox import exponentials
+from baton.engine.sampling.sampler import BUCKET, packed
 from baton_kernels.reference import reference_adjust, reference_draw
 
 SURE = 3e-5
@@ -37,7 +37,7 @@ equal), mostly barred, all the same. A ``top_k`` of 1.5 is half as much again as
 @dataclass(frozen=True)
 class Rows:
     logits: Tensor
-    params: list[SamplingParams]
+    params: list[ResolvedSampling]
     positions: list[int]
 
     @classmethod
@@ -51,7 +51,7 @@ class Rows:
             fields = {name: choice[name] for name in ("temperature", "top_p", "min_p")}
             top_k = choice["top_k"] if isinstance(choice["top_k"], int) else vocab + vocab // 2
             params.append(
-                SamplingParams(max_tokens=1, seed=rng.randrange(-(2**63), 2**64), top_k=top_k, **fields)  # type: ignore[arg-type]
+                ResolvedSampling(max_tokens=1, seed=rng.randrange(-(2**63), 2**64), top_k=top_k, **fields)  # type: ignore[arg-type]
             )
         return cls(torch.stack(made), params, [int(choice["position"]) for choice in choices])  # type: ignore[call-overload]
 
@@ -99,7 +99,9 @@ def _logits(
     return logits
 
 
-def adjusted(logits: Tensor, params: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]) -> Tensor:
+def adjusted(
+    logits: Tensor, params: ResolvedSampling, prompt: Sequence[int], outputs: Sequence[int]
+) -> Tensor:
     """One row [V] of the reference, in float64, behind these tokens."""
     seen = {token: float(outputs.count(token)) for token in outputs}
     if params.repetition_penalty != 1:

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from baton.connector.group import GroupConnector
-from baton.connector.staging import Staging
-from baton.connector.tcp import TcpConnector
-from baton.connector.transport import Connector
-from baton.tls.session import DataTls
+from baton.net.tls_session import DataTls
+from baton.transport.base import Connector
+from baton.transport.staging import Staging
+from baton.transport.tcp import TcpConnector
+from baton.transport.torch_group import GroupConnector
 from tests.support.certificates import Authority
 from tests.support.links import HostMemory
 
@@ -40,9 +40,13 @@ def make(kind: str, staging: Staging | None = None, on_crash: Callable[[], None]
         return TcpConnector(staging, on_crash, DataTls(files))
     if kind == "tcp":
         return TcpConnector(staging, on_crash)
+    if kind == "nixl":
+        from baton.transport.nixl import NixlConnector
+
+        return NixlConnector(staging, on_crash)
     if kind == "gloo":
         return GroupConnector("gloo", staging, on_crash)
-    from baton.connector.ucx import UcxConnector
+    from baton.transport.ucx import UcxConnector
 
     return UcxConnector(staging, on_crash, UCX[kind])
 

@@ -22,9 +22,9 @@ from starlette.responses import Response
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.types import ModelInfo
 from baton.router.preparation.frames import ModelSetup
 from baton.router.preparation.pool import PreparationPool
-from baton.router.types import ModelInfo
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.preparation import PreparationMetrics
 from baton.text.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class Turns:
         return longest
 
 
-def most_memory() -> int:
+def max_memory() -> int:
     """In bytes. Not by getrusage, which counts what the process that started this one had."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
@@ -76,7 +76,7 @@ async def serve(directory: Path) -> None:
     turns = Turns()
 
     async def told(request: Request) -> Response:
-        return Response(orjson.dumps({"longest_s": turns.take(), "memory": most_memory()}))
+        return Response(orjson.dumps({"max_s": turns.take(), "memory": max_memory()}))
 
     app.add_route("/turns", told)
     async with serving_app(app) as url:

@@ -29,7 +29,7 @@ from typing import IO, NoReturn
 
 ADDRESS = "BATON_TESTS_WARM"
 """The variable that names the socket."""
-MODULES = ("baton.cli.main", "baton.worker.load", "baton.router.main", "baton.simulated.main")
+MODULES = ("baton.cli.main", "baton.worker.start", "baton.router.main", "baton.simulated.main")
 LARGEST = 1 << 20
 START_S = 60.0
 

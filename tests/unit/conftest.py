@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import uvloop
 
+from tests.support.fake_engine import AHEAD
 from tests.support.tiny_models import TINY_MODELS, ModelDir
 
 
@@ -22,6 +23,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
         return path if path.exists() else TINY_MODELS[name](path)
 
     return build
+
+
+@pytest.fixture(scope="module", params=["off", "late"])
+def launched(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a file's tests twice: with steps that are over before the next begins, and launched ahead."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(AHEAD, request.param)
+        yield
 
 
 def pytest_asyncio_loop_factories(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.router.admission.queue import Bounds
+from baton.router.admission.queue import QueueBounds
 from tests.support.overload import Load, Simulation
 
 SECONDS = 120.0
@@ -28,8 +28,8 @@ def test_goodput_stays_at_five_times_capacity(patience_s: float | None) -> None:
     account = simulation.accounts["t"]
     assert sum(account.refused.values()) > 0.7 * account.asked, "the rest is refused at once"
     # Answers have random lengths: some take longer than any estimate could have said.
-    most_late = 0.02 if patience_s is None else 0.15
-    assert account.late < most_late * account.answered, "little is begun, or waits, for nothing"
+    max_late = 0.02 if patience_s is None else 0.15
+    assert account.late < max_late * account.answered, "little is begun, or waits, for nothing"
 
 
 def test_a_ring_that_is_not_full_refuses_nobody() -> None:
@@ -71,14 +71,14 @@ def test_what_one_tenant_leaves_goes_to_the_others() -> None:
 
 
 def test_the_queue_is_bounded_and_leaves_room_for_others() -> None:
-    bounds = Bounds(requests=50, prompt_tokens=1_000_000, longest_wait_s=1e6)
+    bounds = QueueBounds(requests=50, prompt_tokens=1_000_000, max_wait_s=1e6)
     simulation = Simulation({"flood": Load(500.0)}, bounds=bounds)
     simulation.run(20.0)
-    assert 35 <= simulation.most_waiting <= 45, "4/5 of the queue"
+    assert 35 <= simulation.max_waiting <= 45, "4/5 of the queue"
     alone = Simulation(
         {"flood": Load(500.0)},
-        bounds=Bounds(requests=50, prompt_tokens=10**6, longest_wait_s=1e6, shared=False),
+        bounds=QueueBounds(requests=50, prompt_tokens=10**6, max_wait_s=1e6, shared=False),
     )
     alone.run(20.0)
-    assert alone.most_waiting == 50
+    assert alone.max_waiting == 50
     assert set(alone.accounts["flood"].refused) == {"overall"}

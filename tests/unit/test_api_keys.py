@@ -15,14 +15,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.cli import main
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 from baton.request.errors import RequestError
-from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
+from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
+from baton.router.api.priority import resolve_priority
 from baton.router.api.service import CompletionService
-from baton.router.api.urgency import resolve_urgency
-from baton.router.grpc_api import add_services
+from baton.router.api.settings import ApiSettings
 from baton.router.security.client import Client
 from baton.router.security.keys import KeyFile, KeysError, entry_line, new_key, parse
 from baton.router.shared.limits import Limits, Tenant
@@ -222,11 +222,11 @@ def test_a_keys_least_priority_holds_where_priorities_do() -> None:
     client = Client(tenant=Tenant("t"), key="k", most_urgent=5)
     heeds = dataclasses.replace(MODEL, takes_priorities=True)
     first_come = dataclasses.replace(MODEL, takes_priorities=False)
-    assert resolve_urgency(None, None, heeds, started=0.0, client=client).priority == 5
-    assert resolve_urgency(None, None, first_come, started=0.0, client=client).priority == 0
-    assert resolve_urgency(0, None, first_come, started=0.0, client=client).priority == 0
+    assert resolve_priority(None, None, heeds, started=0.0, client=client).level == 5
+    assert resolve_priority(None, None, first_come, started=0.0, client=client).level == 0
+    assert resolve_priority(0, None, first_come, started=0.0, client=client).level == 0
     with pytest.raises(RequestError, match="priority is 3, but this key's requests may have 5 at least"):
-        resolve_urgency(3, None, heeds, started=0.0, client=client)
+        resolve_priority(3, None, heeds, started=0.0, client=client)
 
 
 async def test_where_there_are_keys_no_stranger_to_a_model_hears_its_name(tokenizer: Tokenizer) -> None:
@@ -335,12 +335,12 @@ async def test_over_grpc_the_key_is_metadata(ring: FakeRing, tokenizer: Tokenize
 
 
 async def test_an_endpoint_that_forgets_who_asks_answers_nobody(ring: FakeRing, tokenizer: Tokenizer) -> None:
+    from baton.core.sampling_params import ResolvedSampling
     from baton.router.api.errors import ApiError
-    from baton.router.api.service import Job
-    from baton.sampling_params import SamplingParams
+    from baton.router.api.job import Job
     from tests.support.fake_ring import MODEL
 
-    params = SamplingParams(max_tokens=1)
+    params = ResolvedSampling(max_tokens=1)
     job = Job(request_id="r", endpoint="e", started=0.0, model=MODEL, prompts=[[1]], params=params)
     with pytest.raises(ApiError, match="An API key is needed"):
         await anext(service_of(ring, tokenizer).run(job))

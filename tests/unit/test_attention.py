@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.attention import AttentionPlan, StepAttention, paged_attention, write_kv
+from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.reference import reference_attention, reference_write_kv
+from baton_kernels.step_attention import StepAttention
 from tests.support.paged_steps import TOLERANCE, Case, lay_out
 
 CASES = {
@@ -121,7 +122,7 @@ def test_what_is_left_to_plain_torch(
 ) -> None:
     pool, batch = lay_out(Case(4, 2, head_dim, 16, None, (7,), (), dtype))
     assert CpuPlan.build(batch, pool) is None
-    assert isinstance(AttentionPlan.build(batch, pool, {None}).step, PlainPlan)
+    assert isinstance(AttentionPlan.build(batch, pool, {None}, 4).step, PlainPlan)
     assert f"attention over heads of {head_dim} {dtype} is left to plain torch" in caplog.text
 
 
@@ -129,7 +130,7 @@ def test_one_plan_serves_layers_with_different_windows() -> None:
     torch.manual_seed(0)
     case = CASES["mixed"]
     pool, batch = lay_out(case)
-    plan = AttentionPlan.build(batch, pool, {None, 9})
+    plan = AttentionPlan.build(batch, pool, {None, 9}, case.heads)
     q = torch.randn(batch.positions.numel(), case.heads, case.head_dim)
     for layer, window in ((0, None), (2, 9)):
         out = paged_attention(pool, layer, q, plan, scale=0.1, window=window)
@@ -142,10 +143,29 @@ def test_strided_inputs_are_fine() -> None:
     torch.manual_seed(0)
     case = CASES["mixed"]
     pool, batch = lay_out(case)
-    plan = AttentionPlan.build(batch, pool, {None})
+    plan = AttentionPlan.build(batch, pool, {None}, case.heads)
     fused = torch.randn(batch.positions.numel(), case.heads + 2 * case.kv_heads, case.head_dim)
     q, k, v = torch.split(fused, [case.heads, case.kv_heads, case.kv_heads], dim=1)
     write_kv(pool, 0, k, v, plan)
     out = paged_attention(pool, 0, q, plan, scale=0.1, window=None)
     expected = reference_attention(pool, 0, q, batch, scale=0.1, window=None)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("contexts", [(40, 9, 5, 129), (40,)])
+def test_a_sequence_may_have_several_rows(
+    planner: str, window: int | None, contexts: tuple[int, ...]
+) -> None:
+    """Verified drafts give a sequence several rows. Rows of padding may get anything and do no harm."""
+    torch.manual_seed(0)
+    case = Case(4, 2, 64, 16, window, contexts, ((3, 20),), queries=5)
+    pool, batch = lay_out(case)
+    q = torch.randn(batch.positions.numel(), case.heads, case.head_dim)
+    plan = AttentionPlan(PLANNERS[planner](batch, pool, {window}))
+    out = paged_attention(pool, 1, q, plan, scale=0.1, window=window)
+    expected = reference_attention(pool, 1, q, batch, scale=0.1, window=window)
+    own = torch.cat([batch.decode_contexts > 0, torch.ones(20, dtype=torch.bool)])
+    assert own.tolist().count(False) == len(contexts) // 2
+    torch.testing.assert_close(out[own].double(), expected[own], rtol=0, atol=2e-5)

@@ -17,17 +17,17 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.options import ConfigError
-from baton.router.api import ApiSettings
+from baton.process.options import ConfigError
+from baton.router.api.audit import AuditLog
 from baton.router.api.authentication import Authentication
+from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
-from baton.router.audit import AuditLog
-from baton.router.grpc_api import add_services
-from baton.router.ledger import Entry
+from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.ledger import LedgerEntry
+from baton.router.dispatch.types import RingError
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
-from baton.router.types import RingError
 from baton.router.ui.history import History
 from baton.telemetry.audit import AuditMetrics
 from baton.telemetry.metrics import RouterMetrics
@@ -241,7 +241,7 @@ async def test_a_full_disk_loses_lines_and_tells_no_prompt(
 async def test_the_log_recovers_though_no_request_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("baton.router.audit.TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr("baton.router.api.audit.TRY_AGAIN_S", 0.01)
     registry = CollectorRegistry()
     audit = AuditLog(str(tmp_path / "audit"), metrics=AuditMetrics(registry))
     following = asyncio.create_task(audit.run())
@@ -333,7 +333,7 @@ class Full:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int = 0) -> None:
         self._write, self._room, self._over = os.write, after, False
-        monkeypatch.setattr("baton.router.audit.os.write", self.write)
+        monkeypatch.setattr("baton.router.api.audit.os.write", self.write)
 
     def write(self, descriptor: int, data: bytes | memoryview) -> int:
         if self._over:
@@ -353,5 +353,5 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_chunks_tell_their_attempt() -> None:
-    chunk = Entry(attempt=2).accept(worker_pb2.TokenDelta(attempt=2, token_ids=[5]))
+    chunk = LedgerEntry(attempt=2).accept(worker_pb2.TokenDelta(attempt=2, token_ids=[5]))
     assert not isinstance(chunk, RingError) and chunk is not None and chunk.attempt == 2

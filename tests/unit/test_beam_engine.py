@@ -12,20 +12,22 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from baton.beam_search import BeamParams, EarlyStopping
-from baton.engine.beams import Candidates
+from baton.core.beam_search import BeamParams, EarlyStopping
+from baton.core.priority import Priority
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine, SequenceOutput
+from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import Fork, Sequence
-from baton.sampling_params import SamplingParams
-from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run_alone
 from tests.support.oracle_beams import Answer, beam_request, search
 from tests.unit.test_engine import HookedModel
 
+pytestmark = pytest.mark.usefixtures("launched")
+
 STOPS = frozenset(range(0, VOCAB_SIZE, 9))
-GREEDY = SamplingParams(max_tokens=14, temperature=0.0)
+GREEDY = ResolvedSampling(max_tokens=14, temperature=0.0)
 
 
 def prompt(length: int, salt: int = 0) -> tuple[int, ...]:
@@ -34,13 +36,13 @@ def prompt(length: int, salt: int = 0) -> tuple[int, ...]:
 
 def beams(
     width: int = 3, max_tokens: int = 14, stops: frozenset[int] = STOPS, **search: object
-) -> SamplingParams:
+) -> ResolvedSampling:
     params = BeamParams(width, **search)  # type: ignore[arg-type]
-    return SamplingParams(max_tokens=max_tokens, stop_token_ids=stops, beam_search=params)
+    return ResolvedSampling(max_tokens=max_tokens, stop_token_ids=stops, beam_search=params)
 
 
 @lru_cache(maxsize=4096)
-def alone(prompt_ids: tuple[int, ...], params: SamplingParams, n: int) -> list[Answer]:
+def alone(prompt_ids: tuple[int, ...], params: ResolvedSampling, n: int) -> list[Answer]:
     """What a search finds with an engine to itself: no chunks, no cache, no want of blocks."""
     engine = fake_engine(
         2048, max_num_seqs=16, max_num_batched_tokens=1024, prefill_chunk=1024, prefix_caching=False
@@ -67,7 +69,7 @@ def test_answers_do_not_depend_on_how_they_are_computed(settings: dict[str, int]
     requests = [(prompt(length, length), beams(width)) for width, length in enumerate((1, 8, 21, 30), 1)]
     found = search(engine, *(beam_request(str(i), *each, n=2 if i else 1) for i, each in enumerate(requests)))
     assert found == [alone(*each, n=2 if i else 1) for i, each in enumerate(requests)]
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_beams_share_what_they_have_in_common() -> None:
@@ -84,11 +86,11 @@ def test_beams_share_what_they_have_in_common() -> None:
     engine.add(beam_request("r", prompt(30), beams(4, stops=frozenset()), n=4))
     while engine.has_work:
         engine.step()
-        most = max(most, engine.load().blocks_held)
+        most = max(most, engine.stats().blocks.held)
     assert model.tokens == 30 + 4 * 13
     assert most <= 7 + 4 * 5, "each has the prompt's full blocks for itself"
-    assert engine.load().copied_blocks > 0
-    assert engine.load().generated_tokens == 4 * 14
+    assert engine.stats().scheduler.copied_blocks > 0
+    assert engine.stats().generated_tokens == 4 * 14
 
 
 def test_a_prompt_in_the_prefix_cache_gives_the_same() -> None:
@@ -109,10 +111,10 @@ def test_in_a_pool_too_small_for_two_they_are_preempted_and_nothing_else_changes
     engine = fake_engine(26, prefix_caching=caching, prefill_chunk=chunk)
     found = search(engine, *(beam_request(name, prompt(9, i), params, 3) for i, name in enumerate("abc")))
     assert found == [alone(prompt(9, i), params, 3) for i in range(3)]
-    load = engine.load()
-    assert load.preemptions > 0
-    assert load.copied_blocks > 0
-    assert load.blocks_held == 0
+    load = engine.stats()
+    assert load.scheduler.preemptions > 0
+    assert load.scheduler.copied_blocks > 0
+    assert load.blocks.held == 0
 
 
 class TwoRoads(FakeModel):
@@ -132,11 +134,11 @@ def test_a_beam_comes_back_into_a_pool_that_has_room_only_if_the_prompt_is_share
     params = beams(2, max_tokens=12, stops=frozenset())
     engine = fake_engine(17, prefix_caching=False, prefill_chunk=chunk, model=TwoRoads(VOCAB_SIZE))
     engine.add(beam_request("a", prompt(30), params, 2))
-    while engine.load().blocks_held < 7 + 2 * 3:
+    while engine.stats().blocks.held < 7 + 2 * 3:
         engine.step()
     taken = engine.pool.allocate(engine.pool.num_allocatable)
     assert taken is not None
-    while not engine.load().preemptions:
+    while not engine.stats().scheduler.preemptions:
         engine.step()
     for _ in range(4):  # the other one computes what it can, and waits
         engine.step()
@@ -149,7 +151,7 @@ def test_a_beam_comes_back_into_a_pool_that_has_room_only_if_the_prompt_is_share
             if output.new_tokens:
                 tokens.setdefault(output.seq.request_id, []).extend(output.new_tokens)
     assert sorted(tokens.values()) == [[1] * 12, [2] * 12]
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_without_seats_for_two_they_take_turns() -> None:
@@ -157,7 +159,7 @@ def test_without_seats_for_two_they_take_turns() -> None:
     engine = fake_engine(max_num_seqs=4)
     found = search(engine, *(beam_request(name, prompt(9, i), params) for i, name in enumerate("abc")))
     assert found == [alone(prompt(9, i), params, 1) for i in range(3)]
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_others_get_what_they_would_get_alone() -> None:
@@ -175,12 +177,12 @@ def test_an_urgent_search_goes_first_and_the_other_comes_back() -> None:
     params = beams(3, max_tokens=20, stops=frozenset())
     engine = fake_engine(23, priority_aging=100.0)
     low = beam_request("low", prompt(9), params, 3)
-    low.urgency = Urgency(priority=1)
+    low.priority = Priority(level=1)
     engine.add(low)
     for _ in range(2):
         engine.step()
     high = beam_request("high", prompt(9, 1), params, 3)
-    high.urgency = Urgency(priority=-1)
+    high.priority = Priority(level=-1)
     ended: list[str] = []
     tokens: dict[str, list[int]] = {}
     engine.add(high)
@@ -198,7 +200,7 @@ def test_an_urgent_search_goes_first_and_the_other_comes_back() -> None:
     for name, salt in (("high", 1), ("low", 0)):
         told = [tokens[f"{name}{suffix}"] for suffix in ("", "/1", "/2")]
         assert told == [answer.token_ids for answer in alone(prompt(9, salt), params, 3)]
-    assert engine.load().preemptions > 0
+    assert engine.stats().scheduler.preemptions > 0
 
 
 def test_cancelled_it_leaves_nothing() -> None:
@@ -211,7 +213,7 @@ def test_cancelled_it_leaves_nothing() -> None:
         assert engine.cancel("a", 1)
         assert not engine.cancel("a/1", 1)
         assert search(engine) == []
-        assert engine.load().blocks_held == 0
+        assert engine.stats().blocks.held == 0
 
 
 def test_cancelled_in_the_middle_of_a_pass_it_leaves_nothing() -> None:
@@ -223,7 +225,7 @@ def test_cancelled_in_the_middle_of_a_pass_it_leaves_nothing() -> None:
     model.hook = lambda: engine.cancel("a", 1)
     assert engine.step() == []
     assert not engine.has_work
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_a_newer_attempt_takes_the_place_of_an_older() -> None:
@@ -234,13 +236,13 @@ def test_a_newer_attempt_takes_the_place_of_an_older() -> None:
     newer = beam_request("a", prompt(9), beams(3))
     newer.attempt = 2
     assert search(engine, newer) == [alone(prompt(9), beams(3), 1)]
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_overdue_it_is_named_once() -> None:
     engine = fake_engine()
     request = beam_request("a", prompt(9), beams(3, stops=frozenset()), 3)
-    request.urgency = Urgency(deadline=5.0)
+    request.priority = Priority(deadline=5.0)
     engine.add(request)
     for _ in range(3):
         engine.step()
@@ -262,7 +264,7 @@ def test_a_pass_that_fails_is_taken_again() -> None:
     with pytest.raises(RuntimeError):
         engine.step()
     assert search(engine) == []
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 class TestRefused:
@@ -320,7 +322,7 @@ class TestRefused:
         with pytest.raises(ValueError, match=why):
             engine.admit_beams(request, Candidates(token_ids, logprobs), blocks)
         assert not engine.has_work
-        assert engine.load().blocks_held == 0
+        assert engine.stats().blocks.held == 0
 
     def test_what_would_change_the_distribution(self) -> None:
         params = replace(beams(2), frequency_penalty=1.0)
@@ -331,7 +333,7 @@ class TestRefused:
         self.refused(fake_engine(), request, "tells none before its end", ValueError)
 
 
-def needed(length: int, params: SamplingParams) -> int:
+def needed(length: int, params: ResolvedSampling) -> int:
     """Blocks of 2 tokens without which a request is refused."""
     width = params.beam_search.width if params.beam_search else 1
     return length // 2 + width * (-(-(length + params.max_tokens) // 2) - length // 2 + 1)
@@ -366,7 +368,7 @@ PLAIN = st.builds(replace, st.just(GREEDY), seed=st.integers(0, 2), temperature=
     gap=st.integers(0, 6),
 )
 def test_random_groups_find_what_they_would_alone(
-    requests: list[tuple[int, int, SamplingParams]],
+    requests: list[tuple[int, int, ResolvedSampling]],
     extra: int,
     max_num_seqs: int,
     budget: int,
@@ -392,7 +394,7 @@ def test_random_groups_find_what_they_would_alone(
     for at, (length, kind, params) in enumerate(requests):
         n = params.beam_search.width if params.beam_search else 1
         request = beam_request(str(at), prompt(length, kind), params, n)
-        request.urgency = Urgency(priority=priorities[at])
+        request.priority = Priority(level=priorities[at])
         asked.append(request)
     engine_step = engine.step
     steps = 0
@@ -409,7 +411,7 @@ def test_random_groups_find_what_they_would_alone(
     tokens: dict[str, list[int]] = {}
     pending = list(asked)
     while engine.has_work or pending:
-        assert steps < 3000, engine.load()
+        assert steps < 3000, engine.stats()
         if pending and steps % (gap + 1) == 0:
             engine.add(pending.pop(0))
         for output in engine.step():
@@ -424,6 +426,6 @@ def test_random_groups_find_what_they_would_alone(
         names = [str(at), *(f"{at}/{i}" for i in range(1, params.beam_search.width))]
         wanted = alone(prompt(length, kind), params, params.beam_search.width)
         assert [tokens[name] for name in names] == [answer.token_ids for answer in wanted]
-    load = engine.load()
-    assert (load.blocks_held, load.running, load.waiting) == (0, 0, 0)
-    event(f"preempted: {load.preemptions > 0}, copied: {load.copied_blocks > 0}")
+    load = engine.stats()
+    assert (load.blocks.held, load.running, load.waiting) == (0, 0, 0)
+    event(f"preempted: {load.scheduler.preemptions > 0}, copied: {load.scheduler.copied_blocks > 0}")

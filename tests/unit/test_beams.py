@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.beam_search import BeamParams, EarlyStopping
-from baton.engine.beams import BeamSearch, Candidates
-from baton.logprobs import Logprobs
+from baton.core.beam_search import BeamParams, EarlyStopping
+from baton.core.logprobs import Logprobs
+from baton.engine.sampling.beams import BeamSearch, Candidates
 from baton.v1 import inference_pb2 as pb
 
 VOCAB = 12

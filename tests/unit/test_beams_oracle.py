@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.beam_search import BeamParams, EarlyStopping
+from baton.core.beam_search import BeamParams, EarlyStopping
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import FinishReason, Sequence
-from baton.sampling_params import SamplingParams
 from tests.support.oracle_beams import Answer, beam_request, oracle_beams, search
 from tests.support.tiny_models import EOS, IM_END, TINY_MODELS
 
@@ -46,8 +46,8 @@ def prompt(length: int, salt: int = 0) -> list[int]:
 
 def params(
     beams: BeamParams, stops: frozenset[int], max_tokens: int = NEW_TOKENS, **more: object
-) -> SamplingParams:
-    return SamplingParams(max_tokens, stop_token_ids=stops, beam_search=beams, **more)  # type: ignore[arg-type]
+) -> ResolvedSampling:
+    return ResolvedSampling(max_tokens, stop_token_ids=stops, beam_search=beams, **more)  # type: ignore[arg-type]
 
 
 def oracle(
@@ -81,7 +81,7 @@ def test_answers_are_transformers(
     answers = list(itertools.chain(*found[1:]))
     assert any(answer.finish_reason is FinishReason.STOP for answer in answers)
     assert len({tuple(answer.token_ids) for answer in found[0]}) == n
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_a_prompt_in_chunks_or_in_the_prefix_cache_changes_nothing(model: Path) -> None:
@@ -104,10 +104,10 @@ def test_in_a_pool_too_small_for_all_they_are_transformers_too(model: Path) -> N
     ]
     found = search(engine, *requests)
     assert found == [oracle(model, ids, beams, frozenset(), 3, 24) for ids in prompts]
-    load = engine.load()
-    assert load.preemptions > 0
-    assert load.copied_blocks > 0
-    assert load.blocks_held == 0
+    load = engine.stats()
+    assert load.scheduler.preemptions > 0
+    assert load.scheduler.copied_blocks > 0
+    assert load.blocks.held == 0
 
 
 def test_log_probabilities_are_those_of_the_same_answer_scored(model: Path, engine: Engine) -> None:
@@ -122,7 +122,7 @@ def test_log_probabilities_are_those_of_the_same_answer_scored(model: Path, engi
                 answers[output.seq.request_id].extend(output.new_tokens)
                 told.append((output.seq.request_id, output.details))
     for name, answer in answers.items():
-        scoring = SamplingParams(1, prompt_logprobs=5, temperature=0.0)
+        scoring = ResolvedSampling(1, prompt_logprobs=5, temperature=0.0)
         engine.add(Sequence("s", 1, ids + answer, scoring))
         [scored] = [
             output.details.prompt_logprobs

@@ -11,24 +11,28 @@ from hypothesis import strategies as st
 
 from baton.bench.arrivals import send_times
 from baton.bench.goals import Goals, parse_goals
-from baton.bench.record import Arrival, Failure, Record
+from baton.bench.record import RequestFailure, RequestRecord, TokenArrival
 from baton.bench.spread import Spread
 from baton.bench.summary import summarise
-from baton.bench.sweep.candidate import Grid, Split, default_splits, parse_split
-from baton.bench.sweep.halving import most_candidates, rounds_for
+from baton.bench.sweep.candidate import Grid, RoleSplit, default_splits, parse_split
+from baton.bench.sweep.halving import max_candidates, rounds_for
 from baton.bench.sweep.plot import pareto
 from baton.bench.sweep.search import RateSearch
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 
 
-def record(*arrivals: tuple[float, int], sent: float = 0.0, failure: Failure | None = None) -> Record:
+def record(
+    *arrivals: tuple[float, int], sent: float = 0.0, failure: RequestFailure | None = None
+) -> RequestRecord:
     """A request whose chunks came at these times, with so many tokens each."""
-    chunks = tuple(Arrival(at, tokens) for at, tokens in arrivals)
+    chunks = tuple(TokenArrival(at, tokens) for at, tokens in arrivals)
     output = sum(tokens for _, tokens in arrivals)
     ended = arrivals[-1][0] if arrivals else 0.0
-    return Record(0, sent, sent, ended, chunks, prompt_tokens=10, output_tokens=output, failure=failure)
+    return RequestRecord(
+        0, sent, sent, ended, chunks, prompt_tokens=10, output_tokens=output, failure=failure
+    )
 
 
 class TestArrivals:
@@ -93,7 +97,7 @@ class TestGoodput:
     def test_counts_whole_answers_within_all_goals(self) -> None:
         late = record((0.6, 1), (0.65, 1), sent=1.0)
         slow = record((0.1, 1), (0.9, 1), sent=2.0)
-        failed = record((0.1, 1), (0.15, 1), sent=3.0, failure=Failure("timeout", ""))
+        failed = record((0.1, 1), (0.15, 1), sent=3.0, failure=RequestFailure("timeout", ""))
         good = record((0.5, 1), (0.6, 1), sent=3.4)
         summary = summarise([late, slow, failed, good], self.GOALS)
         assert summary.duration == pytest.approx(4.0 - 1.0)
@@ -162,7 +166,7 @@ class TestSweep:
 
     @given(st.integers(1, 100), st.floats(1, 7200))
     def test_no_more_candidates_than_the_time_allows(self, available: int, seconds: float) -> None:
-        count = most_candidates(available, seconds, 30)
+        count = max_candidates(available, seconds, 30)
         assert 0 <= count <= available
         if count:
             rounds = rounds_for(count)
@@ -171,7 +175,7 @@ class TestSweep:
             assert count >= 1
 
     def test_what_makes_no_sense_is_not_tried(self) -> None:
-        grid = Grid([Split(1, 1), Split(both=2)], [16, 512], [256, 1024], [128, 512])
+        grid = Grid([RoleSplit(1, 1), RoleSplit(both=2)], [16, 512], [256, 1024], [128, 512])
         found = grid.candidates(cores=4)
         assert len(found) == len(set(found)) == 2 * 5
         assert all(one.max_num_seqs <= one.max_num_batched_tokens >= one.prefill_chunk for one in found)
@@ -179,8 +183,9 @@ class TestSweep:
 
     def test_splits_stay_within_the_cores(self) -> None:
         assert default_splits(4) == [
-            Split(1, 1), Split(1, 3), Split(2, 2), Split(3, 1), Split(both=1), Split(both=4),
-        ]  # fmt: skip
+            *(RoleSplit(1, 1), RoleSplit(1, 3), RoleSplit(2, 2), RoleSplit(3, 1)),
+            *(RoleSplit(both=1), RoleSplit(both=4)),
+        ]
         assert [parse_split("splits", str(split)) for split in default_splits(8)] == default_splits(8)
 
     @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=30))

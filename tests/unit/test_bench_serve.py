@@ -10,17 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.config import ServeConfig, WorkloadConfig, parse_url
+from baton.bench.config import ServeConfig, parse_url
 from baton.bench.document import check_writable, write_document
 from baton.bench.events import EventReader
-from baton.bench.exchange import Exchange, Prepared
+from baton.bench.exchange import Prepared, RequestSender
 from baton.bench.goals import Goals
 from baton.bench.http import HttpClient
-from baton.bench.load import open_loop
+from baton.bench.load_generator import open_loop
 from baton.bench.plots import plot_serve
 from baton.bench.serve import ServeResult, measure
-from baton.bench.target import Request
-from baton.options import ConfigError, UserError
+from baton.bench.target import RequestFormat
+from baton.bench.workload.config import WorkloadConfig
+from baton.process.options import ConfigError, UserError
 from tests.support.api_server import serving_app
 from tests.support.fake_openai import FakeServer
 from tests.support.patience import undisturbed
@@ -61,7 +62,7 @@ async def test_a_server_that_takes_only_text_and_tells_no_ids() -> None:
     server = FakeServer([(0.0, 2), (0.1, 4)], token_ids=False, takes_ids=False)
     result = await run(server)
     [record] = result.records
-    assert result.request == Request(
+    assert result.request == RequestFormat(
         model="demo", prompts="text", token_ids=False, ignore_eos=True, temperature=0
     )
     assert isinstance(server.calls[-1].body["prompt"], str)
@@ -127,7 +128,7 @@ async def test_a_closed_loop_keeps_so_many_open() -> None:
     server = FakeServer([(0.02, 1), (0.02, 1)])
     result = await run(server, count=20, max_concurrency=3)
     assert result.summary.completed == 20
-    assert server.most_open == 3
+    assert server.max_open == 3
     assert [record.index for record in result.records] == list(range(20))
 
 
@@ -135,7 +136,7 @@ async def test_a_closed_loop_keeps_so_many_open() -> None:
 async def test_an_open_loop_does_not_wait_for_answers() -> None:
     server = FakeServer([(0.5, 1)])
     result = await run(server, count=10, request_rate=100.0)
-    assert server.most_open == 10
+    assert server.max_open == 10
     assert result.summary.duration < 1.5
 
 
@@ -144,9 +145,9 @@ async def test_send_times_are_kept_when_the_client_is_late() -> None:
     server = FakeServer()
     async with serving_app(server.app()) as url:
         client = HttpClient(parse_url("url", url))
-        body = Request(model="m", prompts="text", token_ids=True, ignore_eos=True, temperature=0)
+        body = RequestFormat(model="m", prompts="text", token_ids=True, ignore_eos=True, temperature=0)
         requests = [Prepared(body.body("x", 1, 0), 1)] * 5
-        exchange = Exchange(client, timeout=5)
+        exchange = RequestSender(client, timeout=5)
         running = asyncio.create_task(open_loop(exchange, requests, [0.05, 0.1, 0.2, 0.6, 0.7]))
         await asyncio.sleep(0)
         time.sleep(0.3)  # noqa: ASYNC251 - the loop is held up, as by a busy machine
@@ -163,8 +164,8 @@ async def test_what_is_open_at_the_end_is_given_up() -> None:
     server = FakeServer([(0.0, 1), (30.0, 1)])
     async with serving_app(server.app()) as url:
         client = HttpClient(parse_url("url", url))
-        body = Request(model="m", prompts="text", token_ids=True, ignore_eos=True, temperature=0)
-        exchange = Exchange(client, timeout=60)
+        body = RequestFormat(model="m", prompts="text", token_ids=True, ignore_eos=True, temperature=0)
+        exchange = RequestSender(client, timeout=60)
         [record] = await open_loop(exchange, [Prepared(body.body("x", 1, 0), 1)], [0.0], until=0.2)
     assert record.failure is not None
     assert record.failure.kind == "unfinished"

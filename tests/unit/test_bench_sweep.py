@@ -10,29 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.config import ServeConfig, WorkloadConfig
+from baton.bench.config import ServeConfig
 from baton.bench.goals import Goals
 from baton.bench.serve import load_tokenizer
 from baton.bench.sweep import halving, trial
-from baton.bench.sweep.candidate import Candidate, Grid, Split
+from baton.bench.sweep.candidate import Grid, RingCandidate, RoleSplit
 from baton.bench.sweep.config import SearchConfig
 from baton.bench.sweep.plan import SweepPlan
 from baton.bench.sweep.plot import plot_sweep
 from baton.bench.sweep.run import Sweep
 from baton.bench.sweep.score import Comparison, Probe, Score, Trial
+from baton.bench.sweep.table import verdict
 from baton.bench.sweep.trial import TrialRunner
-from baton.bench.tables import verdict
+from baton.bench.workload.config import WorkloadConfig
 from baton.cli.bench_ring import LocalRings
-from baton.options import ConfigError, StartError, UserError
+from baton.process.options import ConfigError, StartError, UserError
 from baton.worker.config import WorkerConfig
 from tests.support.api_server import serving_app
 from tests.support.fake_openai import FakeServer
 from tests.support.patience import undisturbed
 
-DEFAULT = Candidate(Split(1, 1), 1, 4, 512, 256)
-QUICK = Candidate(Split(both=1), 2, 4, 512, 128)
-SLOW = Candidate(Split(both=1), 2, 4, 512, 256)
-BROKEN = Candidate(Split(both=2), 1, 4, 512, 128)
+DEFAULT = RingCandidate(RoleSplit(1, 1), 1, 4, 512, 256)
+QUICK = RingCandidate(RoleSplit(both=1), 2, 4, 512, 128)
+SLOW = RingCandidate(RoleSplit(both=1), 2, 4, 512, 256)
+BROKEN = RingCandidate(RoleSplit(both=2), 1, 4, 512, 128)
 SECONDS = {DEFAULT: 0.3, QUICK: 0.03, SLOW: 0.4}
 """To the first token."""
 GOALS = Goals(ttft=0.2)
@@ -41,13 +42,13 @@ GOALS = Goals(ttft=0.2)
 class FakeRings:
     """Remembers which rings it started, and that there was only one at a time."""
 
-    def __init__(self, broken: Candidate = BROKEN) -> None:
-        self.started: list[Candidate] = []
+    def __init__(self, broken: RingCandidate = BROKEN) -> None:
+        self.started: list[RingCandidate] = []
         self._broken = broken
         self._running = 0
 
     @asynccontextmanager
-    async def running(self, candidate: Candidate) -> AsyncIterator[str]:
+    async def running(self, candidate: RingCandidate) -> AsyncIterator[str]:
         assert self._running == 0
         self.started.append(candidate)
         if candidate == self._broken:
@@ -60,10 +61,10 @@ class FakeRings:
             self._running -= 1
 
 
-def sweep_of(rings: FakeRings, *candidates: Candidate, seconds: float) -> Sweep:
+def sweep_of(rings: FakeRings, *candidates: RingCandidate, seconds: float) -> Sweep:
     load = WorkloadConfig(input_len=4, output_len=2)
     runner = TrialRunner(ServeConfig(workload=load, goals=GOALS), load_tokenizer("demo"), attainment=0.7)
-    plan = SweepPlan(default=DEFAULT, candidates=candidates, seconds=seconds, least_slot=0.9)
+    plan = SweepPlan(default=DEFAULT, candidates=candidates, seconds=seconds, min_slot=0.9)
     return Sweep(plan, rings, runner, lambda line: None)
 
 
@@ -92,7 +93,7 @@ async def test_the_best_settings_win_in_time(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "s.svg").stat().st_size > 1000
 
 
-def score_of(candidate: Candidate, goodputs: list[float], round_: int = 1) -> Score:
+def score_of(candidate: RingCandidate, goodputs: list[float], round_: int = 1) -> Score:
     """In one trial before the last round and those of ``goodputs`` in ``round_``."""
     probes = [Probe(goodput, 10, 1.0, True, 0.1, 0.01, 50.0) for goodput in goodputs]
     trials = [Trial(0, (probes[0],)), *(Trial(round_, (probe,)) for probe in probes)]
@@ -111,7 +112,7 @@ def score_of(candidate: Candidate, goodputs: list[float], round_: int = 1) -> Sc
     ],
 )
 def test_only_what_is_better_beyond_the_spread_takes_the_place_of_the_defaults(
-    winner: list[float], default: list[float], chosen: Candidate, conclusion: str
+    winner: list[float], default: list[float], chosen: RingCandidate, conclusion: str
 ) -> None:
     scores = [score_of(QUICK, winner), score_of(DEFAULT, default), score_of(SLOW, [99], round_=0)]
     found = Comparison.of(sorted(scores, key=lambda score: score.rank, reverse=True))
@@ -179,5 +180,5 @@ def test_the_command_is_that_of_the_ring() -> None:
 
 def test_the_grid_counts_what_it_combines() -> None:
     grid: Grid = SearchConfig(splits="1p1d,2b", max_num_seqs="8,8").grid(places=2)
-    assert grid.splits == [Split(1, 1), Split(both=2)]
+    assert grid.splits == [RoleSplit(1, 1), RoleSplit(both=2)]
     assert grid.max_num_seqs == [8]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from baton import hub
-from baton.bench.config import WorkloadConfig
 from baton.bench.workload.choice import make_items
-from baton.bench.workload.items import Item, Piece, WorkloadError, fit
+from baton.bench.workload.config import WorkloadConfig
+from baton.bench.workload.items import Item, PromptPiece, WorkloadError, fit
 from baton.bench.workload.vocabulary import Vocabulary
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 from baton.text.tokenizer import Tokenizer
 
 MOONCAKE = [
@@ -76,7 +76,7 @@ class TestDrawn:
         assert max(i.prompt_tokens for i in items) == 1024
 
     def test_what_does_not_fit_is_left_out_and_counted(self) -> None:
-        items = [Item((Piece("a", n),), n, 4) for n in (5, 10, 15)]
+        items = [Item((PromptPiece("a", n),), n, 4) for n in (5, 10, 15)]
         fitted = fit(items, 14)
         assert (fitted.items, fitted.left_out) == (items[:2], 1)
         with pytest.raises(WorkloadError, match="8 tokens: the shortest has 9"):

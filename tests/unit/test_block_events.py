@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.block_hash import chain, hash_blocks, short
+from baton.core.block_hash import chain, hash_blocks, short
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sequence import Sequence
-from baton.router.prefixes import Prefixes
-from baton.sampling_params import SamplingParams
+from baton.router.placement.prefixes import Prefixes
 from baton.v1 import worker_pb2 as pb
 from baton.worker import block_feed
 from baton.worker.block_feed import BlockFeed
@@ -96,12 +96,18 @@ class TestRouter:
         prefixes.joined("w", HELLO)
         assert not prefixes.told("w", pb.BlockEvents(left=1)), "its beginning"
 
+    def test_the_last_part_of_a_snapshot_is_missed_by_the_next_event(self) -> None:
+        prefixes = Prefixes()
+        prefixes.joined("w", HELLO)
+        assert prefixes.told("w", pb.BlockEvents(first=3, end=3, restart=True, left=1))
+        assert not prefixes.told("w", pb.BlockEvents(first=3, end=4, removed=[8]))
+
 
 class TestFeed:
     def test_a_long_account_is_told_in_parts(self) -> None:
         engine = fake_engine()
         prompt = [i % 50 for i in range(40)]
-        run(engine, Sequence("r", 0, prompt, SamplingParams(max_tokens=1)))
+        run(engine, Sequence("r", 0, prompt, ResolvedSampling(max_tokens=1)))
         feed, prefixes = BlockFeed(engine, most=3), Prefixes()
         prefixes.joined("w", HELLO)
         parts = []
@@ -122,8 +128,8 @@ class TestFeed:
         for number in range(journal._events.maxlen or 0):
             journal.stored(number.to_bytes(32, "little"))
         events = feed.take()
-        assert events is not None and not events.restart and events.end == block_feed.MOST_HASHES
-        for number in range(block_feed.MOST_HASHES + 1):
+        assert events is not None and not events.restart and events.end == block_feed.MAX_HASHES
+        for number in range(block_feed.MAX_HASHES + 1):
             journal.removed(number.to_bytes(32, "little"))
         events = feed.take()
         assert events is not None and events.restart and events.end == journal.end
@@ -137,20 +143,20 @@ async def test_a_second_turn_goes_where_the_first_one_is() -> None:
     async with local_ring([*prefills, *decodes]) as ring:
         prompt = PROMPT * 3
         first = await answer(ring, "first", prompt, 12)
-        held = [w for w in (*prefills, *decodes) if w.engine.load().blocks_cached]
+        held = [w for w in (*prefills, *decodes) if w.engine.stats().blocks.cached]
         assert len(held) == 2
         placer = ring.fleet.placer
         await until(lambda: len(placer._prefixes.cached([*prompt, *first])) == 2)
         for worker in (*prefills, *decodes):
             if worker not in held:  # so that nothing else speaks for those who have it
-                assert not worker.engine.load().prefix_queried_tokens
+                assert not worker.engine.stats().scheduler.prefix_queried_tokens
         second = [*prompt, *first, 1, 2, 3]
         await asyncio.gather(*(answer(ring, f"second-{n}", second, 4) for n in range(2)))
         for worker in (*prefills, *decodes):
             if worker not in held:
-                assert not worker.engine.load().blocks_cached, "nobody else was asked"
+                assert not worker.engine.stats().blocks.cached, "nobody else was asked"
         [prefill] = [w for w in held if w in prefills]
-        assert prefill.engine.load().prefix_hit_tokens >= 36
+        assert prefill.engine.stats().scheduler.prefix_hit_tokens >= 36
 
 
 async def test_a_router_that_missed_something_gets_a_snapshot() -> None:

@@ -6,8 +6,8 @@ from array import array
 
 import pytest
 
-from baton.block_hash import hash_blocks
-from baton.engine.block_pool import BlockAccountingError, BlockPool
+from baton.core.block_hash import hash_blocks
+from baton.engine.kv.block_pool import BlockAccountingError, BlockPool
 
 
 def take(pool: BlockPool, n: int) -> list[int]:

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.router.security.client import Client
 from baton.router.security.salts import CacheSalts
 from baton.router.shared.limits import Tenant
@@ -39,8 +39,8 @@ async def test_a_handoff_carries_the_salt() -> None:
             assert cached == 0 and other == first
         assert decode.decode.counters.committed == 4
         # Decode keeps them apart too: else it would have asked for no blocks the third time.
-        await until(lambda: decode.engine.load().blocks_held == 0)
-        assert decode.engine.load().blocks_cached >= 3 * (len(PROMPT) // decode.engine.pool.block_size)
+        await until(lambda: decode.engine.stats().blocks.held == 0)
+        assert decode.engine.stats().blocks.cached >= 3 * (len(PROMPT) // decode.engine.pool.block_size)
 
 
 async def test_placement_looks_for_the_prompt_under_its_salt(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +52,7 @@ async def test_placement_looks_for_the_prompt_under_its_salt(caplog: pytest.LogC
         await until(lambda: prefixes.cached(PROMPT, b"a"))
         assert not prefixes.cached(PROMPT, b"b") and not prefixes.cached(PROMPT)
         [holder] = prefixes.cached(PROMPT, b"a")
-        caplog.set_level(logging.DEBUG, "baton.router.placer")
+        caplog.set_level(logging.DEBUG, "baton.router.placement.placer")
         for salt, counted in ((b"a", "40"), (b"b", "0"), (b"", "0")):
             caplog.clear()
             _, cached = await salted_answer(ring, f"2-{salt!r}", PROMPT, 3, salt)
@@ -67,10 +67,10 @@ async def test_a_request_that_goes_on_elsewhere_keeps_its_salt() -> None:
     first, second = LocalWorker("both", step_s=0.02), LocalWorker("both", step_s=0.02)
     async with local_ring([first, second]) as ring:
         alone, _ = await salted_answer(ring, "0", PROMPT, 30, b"z")
-        await until(lambda: all(worker.engine.load().running == 0 for worker in (first, second)))
+        await until(lambda: all(worker.engine.stats().running == 0 for worker in (first, second)))
         task = asyncio.create_task(salted_answer(ring, "1", PROMPT, 30, b"a"))
-        await until(lambda: any(worker.engine.load().running for worker in (first, second)))
-        dies, stays = (first, second) if first.engine.load().running else (second, first)
+        await until(lambda: any(worker.engine.stats().running for worker in (first, second)))
+        dies, stays = (first, second) if first.engine.stats().running else (second, first)
         await asyncio.sleep(0.2)
         await dies.stop()
         tokens, _ = await task
@@ -78,7 +78,7 @@ async def test_a_request_that_goes_on_elsewhere_keeps_its_salt() -> None:
         for salt, expected in ((b"a", 40), (b"b", 0)):
             _, cached = await salted_answer(ring, f"2-{salt!r}", PROMPT, 3, salt)
             assert cached == expected, f"{salt!r} on the worker that stays"
-        assert stays.engine.load().blocks_cached
+        assert stays.engine.stats().blocks.cached
 
 
 def test_salts_are_keyed_by_the_cluster_key() -> None:

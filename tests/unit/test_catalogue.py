@@ -12,15 +12,15 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.options import ConfigError
-from baton.router.api import ApiSettings
+from baton.process.options import ConfigError
 from baton.router.api.catalogue import Catalogue
+from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
-from baton.router.api.http.cors import Cors
+from baton.router.api.http.server.cors import Cors
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.router.config import RouterConfig
-from baton.router.grpc_api import add_services
-from baton.router.models import each_model
+from baton.router.models_file import each_model
 from baton.router.shared.state import SharedState
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.shared import SharedStateMetrics

@@ -18,7 +18,7 @@ import yaml
 
 import baton
 from baton.cli.main import commands
-from baton.options import flag
+from baton.process.options import flag
 from baton.worker.drain import LIVE_SERVICE
 from tests.support.chart import (
     CHART,

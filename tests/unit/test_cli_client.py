@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton import ready
-from baton.cli.client import Piece, Question, ask, is_ready, read_events
-from baton.logs import LogReader
-from baton.options import UserError
+from baton.cli.client import AnswerPiece, Question, ask, is_ready, read_events
+from baton.process import ready
+from baton.process.logs import LogReader
+from baton.process.options import UserError
 from tests.support.fake_service import Router
 
 
@@ -31,7 +31,7 @@ def url() -> Iterator[str]:
 def test_an_answer_is_streamed(url: str) -> None:
     assert is_ready(url)
     pieces = list(ask(url, Question(prompt="What?")))
-    assert pieces == [Piece("The "), Piece("answer."), Piece("", 2)]
+    assert pieces == [AnswerPiece("The "), AnswerPiece("answer."), AnswerPiece("", 2)]
 
 
 def events(*lines: str) -> io.BytesIO:
@@ -68,6 +68,7 @@ def test_an_address_that_is_none(address: str) -> None:
         ready.WorkerReady("127.0.0.1:1", "both", "127.0.0.1:2"),
         ready.RouterReady("127.0.0.1:1"),
         ready.Progress("load", 3, 9),
+        ready.ChosenSizes("cpu: blocks of 16 tokens"),
     ],
 )
 def test_ready_lines_survive_the_round_trip(message: ready.Message) -> None:

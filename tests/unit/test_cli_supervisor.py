@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from baton import ready
 from baton.cli.child import ChildSpec
 from baton.cli.supervisor import Patience, Supervisor
-from baton.options import StartError
+from baton.process import ready
+from baton.process.options import StartError
 
 SERVICE = str(Path(__file__).parents[1] / "support" / "fake_service.py")
-QUICK = Patience(deaths=3, first_pause=0.01, longest_pause=0.02, grace=0.5)
+QUICK = Patience(deaths=3, first_pause=0.01, max_pause=0.02, grace=0.5)
 
 
 @dataclass
@@ -56,11 +56,11 @@ def child(*actions: str, name: str = "worker") -> ChildSpec:
 async def test_children_become_ready_and_end() -> None:
     view = Recorder()
     supervisor = Supervisor(
-        [child("progress", "ready", "sleep"), child("ready", "sleep", name="b")], view, QUICK
+        [child("sizes:large", "progress", "ready", "sleep"), child("ready", "sleep", name="b")], view, QUICK
     )
     messages = await supervisor.all_ready()
     assert messages == dict.fromkeys(("worker", "b"), ready.WorkerReady("127.0.0.1:1", "both"))
-    assert {"progress 1/2", "ready 127.0.0.1:1"} <= set(view.events)
+    assert {"worker: large", "progress 1/2", "ready 127.0.0.1:1"} <= set(view.events)
     await supervisor.stop()
     await supervisor.run()  # returns: nothing is left to watch
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from baton.cli import main, ring
 from baton.cli.up import url_of
+from baton.core.role import Role
 from baton.nodes.config import NodeConfig
-from baton.options import (
+from baton.planner.config import PlannerConfig
+from baton.process.options import (
     ConfigError,
     StartError,
     join_address,
@@ -22,10 +24,9 @@ from baton.options import (
     parse_size,
     served_name,
 )
-from baton.planner.config import PlannerConfig
-from baton.ready import RouterReady
+from baton.process.ready import RouterReady
 from baton.router.config import RouterConfig
-from baton.worker.config import RoleName, WorkerConfig
+from baton.worker.config import WorkerConfig
 from tests.support.certificates import Authority
 
 
@@ -306,6 +307,7 @@ def test_worker_options_survive_the_command_line(
         metrics_port=-1,
         vllm_metric_names=True,
         connector="tcp",
+        require_rdma=True,
         verify_handoff=True,
         handoff_patience=9.5,
         drain_timeout=8,
@@ -319,6 +321,8 @@ def test_worker_options_survive_the_command_line(
         chunked_prefill=False,
         prefix_caching=False,
         enforce_eager=True,
+        max_graph_tokens=64,
+        async_scheduling="off",
         scheduling_policy="priority",
         priority_aging=2.5,
         max_model_len=6,
@@ -485,13 +489,13 @@ def test_ranks_get_devices_and_cores_of_their_own(monkeypatch: pytest.MonkeyPatc
 def test_roles_may_be_split_differently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "_cores", lambda: 12)
     worker = WorkerConfig(role="both", tensor_parallel_size=2)
-    own: dict[RoleName, WorkerConfig] = {
+    own: dict[Role, WorkerConfig] = {
         "prefill": ring.with_ranks(worker, "prefill", 1, None),
         "decode": ring.with_ranks(worker, "decode", None, 2),
     }
 
-    def planned(*devices: str) -> ring.Ring:
-        roles: list[RoleName] = ["prefill", "prefill", "decode", "both"]
+    def planned(*devices: str) -> ring.RingPlan:
+        roles: list[Role] = ["prefill", "prefill", "decode", "both"]
         return ring.plan(worker, roles, devices, {"port": 0, "grpc_port": 0}, own)
 
     found = planned(*(f"cuda:{number}" for number in range(8)))

@@ -10,9 +10,9 @@ import pytest
 
 from baton.request.limits import ConversationLimits
 from baton.router.api.errors import RequestError
-from baton.router.api.http.messages import input as messages
-from baton.router.api.http.messages.fields import Block, CountRequest, Turn
-from baton.router.api.http.renaming import Names, renaming
+from baton.router.api.http.anthropic import input as messages
+from baton.router.api.http.anthropic.fields import ContentBlock, CountRequest, InputMessage
+from baton.router.api.http.openai.renaming import Names, renaming
 from baton.router.api.http.responses import input as responses
 from baton.router.api.http.responses.fields import InputItem, ResponseRequest
 
@@ -30,18 +30,18 @@ def response_calls() -> None:
     )
 
 
-def assistant_blocks(block: Block) -> None:
-    turns = [Turn(role="assistant", content=[block] * COUNT)]
+def assistant_blocks(block: ContentBlock) -> None:
+    turns = [InputMessage(role="assistant", content=[block] * COUNT)]
     [message] = messages.chat_of(CountRequest(messages=turns), {}, LIMITS).body.messages
     assert len(message.tool_calls or message.reasoning_content or ()) >= COUNT
 
 
 def message_thoughts() -> None:
-    assistant_blocks(Block(type="thinking", thinking="t" * 400))
+    assistant_blocks(ContentBlock(type="thinking", thinking="t" * 400))
 
 
 def message_calls() -> None:
-    assistant_blocks(Block(type="tool_use", id="i", name="f", input={}))
+    assistant_blocks(ContentBlock(type="tool_use", id="i", name="f", input={}))
 
 
 def error_names() -> None:
@@ -92,7 +92,7 @@ def test_fields_have_the_names_of_their_protocol(param: str, name: str) -> None:
         ),
         (
             lambda limits: messages.chat_of(
-                CountRequest(messages=[Turn(role="user", content="a")] * 4), {}, limits
+                CountRequest(messages=[InputMessage(role="user", content="a")] * 4), {}, limits
             ),
             "messages has 4 entries; at most 3 are allowed.",
         ),
@@ -100,8 +100,11 @@ def test_fields_have_the_names_of_their_protocol(param: str, name: str) -> None:
             lambda limits: messages.chat_of(
                 CountRequest(
                     messages=[
-                        Turn(
-                            role="user", content=[Block(type="tool_result", content=[Block(type="text")] * 5)]
+                        InputMessage(
+                            role="user",
+                            content=[
+                                ContentBlock(type="tool_result", content=[ContentBlock(type="text")] * 5)
+                            ],
                         )
                     ]
                 ),

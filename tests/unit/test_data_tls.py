@@ -19,13 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.connector import choice, door
-from baton.connector.staging import Staging
-from baton.connector.tcp import TcpConnector
-from baton.connector.transport import Link, TransferError
-from baton.options import ConfigError, parse_address
-from baton.tls.files import TlsFiles
-from baton.tls.session import DataTls
+from baton.net.certificates import TlsFiles
+from baton.net.tls_session import DataTls
+from baton.process.options import ConfigError, parse_address
+from baton.transport import data_listener as door
+from baton.transport import registry
+from baton.transport.base import ConnectorSettings, Link, TransferError
+from baton.transport.staging import Staging
+from baton.transport.tcp import TcpConnector
 from tests.support.certificates import Authority
 from tests.support.ipv6 import needs_ipv6
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
@@ -83,7 +84,7 @@ async def decode(files: TlsFiles | None, host: str = "127.0.0.1") -> AsyncIterat
         for link in running.links:
             await link.close()
         await made.close()
-    assert kv_threads() == [], "a thread was left behind"
+    assert kv_threads("Tcp") == [], "a thread was left behind"
 
 
 async def moved(decode: Decode, files: TlsFiles | None, address: str | None = None) -> None:
@@ -239,7 +240,7 @@ class TestStrangers:
     async def test_of_too_many_the_oldest_goes(
         self, files: TlsFiles, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(door, "MOST_GREETINGS", 8)
+        monkeypatch.setattr(door, "MAX_GREETINGS", 8)
         async with decode(files) as running:
             strangers = [socket.create_connection(("127.0.0.1", running.port), WAIT_S) for _ in range(20)]
             try:
@@ -387,9 +388,8 @@ class TestNewFiles:
 class TestChoice:
     @staticmethod
     async def available(wanted: str, tls: TlsFiles | None) -> list[str]:
-        found = choice.available(
-            wanted, device=None, host="127.0.0.1", on_crash=lambda: None, staging=Staging(), tls=tls
-        )
+        settings = ConnectorSettings(Staging(), lambda: None, "127.0.0.1", tls=tls)
+        found = registry.available(wanted, settings)
         for connector in found.values():
             await connector.close()
         return list(found)
@@ -398,10 +398,10 @@ class TestChoice:
         assert await self.available("auto", files) == await self.available("tcp", files) == ["tcp"]
         assert await self.available("gloo", files) == ["gloo"]
         assert "gloo" in await self.available("auto", None)
-        assert kv_threads() == []
+        assert kv_threads("Tcp") == []
 
     def test_what_a_worker_tells_of_it(self, files: TlsFiles) -> None:
-        assert choice.encryption("auto", files) == choice.encryption("tcp", files) == "TLS 1.3"
+        assert registry.encryption("auto", files) == registry.encryption("tcp", files) == "TLS 1.3"
         for wanted in ("ucx", "gloo", "nccl"):
-            assert choice.encryption(wanted, files) == ""
-        assert choice.encryption("auto", None) == choice.encryption("tcp", None) == ""
+            assert registry.encryption(wanted, files) == ""
+        assert registry.encryption("auto", None) == registry.encryption("tcp", None) == ""

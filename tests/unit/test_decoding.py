@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.decoding import DecodingInterceptor
+from baton.net.decoding import DecodingInterceptor
 from baton.v1 import inference_pb2 as pb
 
 GOOD = pb.ListModelsResponse(models=["a"]).SerializeToString()

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from baton.router.discovery.endpoint import Endpoint
 from baton.router.discovery.inventory import Inventory
 from baton.router.discovery.kubernetes import KubernetesDiscovery
-from baton.router.discovery.pace import Pace
+from baton.router.discovery.pace import WatchTimings
 from baton.router.discovery.slices import EndpointSlice, endpoints_of
 from baton.router.discovery.static import StaticDiscovery
 from baton.telemetry.discovery import DiscoveryCounts
 from tests.support.fake_kubernetes import PORT_NAME, FakeKubernetes, Slice, pod, serving
 from tests.support.local_worker import until
 
-FACTOR = 10.0
+FACTOR = 4.0
 
 
 def decoded(
@@ -144,7 +144,7 @@ class Told:
 async def discovering(server: FakeKubernetes) -> AsyncIterator[Told]:
     async with serving(server):
         counts = DiscoveryCounts(CollectorRegistry())
-        discovery = KubernetesDiscovery(server.api(), PORT_NAME, counts, Pace().faster(server.factor))
+        discovery = KubernetesDiscovery(server.api(), PORT_NAME, counts, WatchTimings().faster(server.factor))
         told = Told(discovery)
         task = asyncio.create_task(discovery.run(told))
         try:

@@ -15,21 +15,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.beam_search import BeamParams
+from baton.core.beam_search import BeamParams
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.engine.sequence import FinishReason, Sequence, SequenceStatus
+from baton.engine.startup import launches_ahead
 from baton.engine.step import StepTensors
 from baton.request.limits import MAX_PROMPT_LOGPROBS
-from baton.sampling_params import SamplingParams
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
+pytestmark = pytest.mark.usefixtures("launched")
+
 T = TypeVar("T")
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
-DRAWN = SamplingParams(max_tokens=12, seed=3, temperature=2.0, top_p=0.95)
+GREEDY = ResolvedSampling(max_tokens=12, temperature=0.0)
+DRAWN = ResolvedSampling(max_tokens=12, seed=3, temperature=2.0, top_p=0.95)
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:
@@ -76,16 +79,16 @@ class TestTokens:
         ids=str,
     )
     def test_do_not_depend_on_how_they_are_computed(
-        self, settings: dict[str, int], params: SamplingParams
+        self, settings: dict[str, int], params: ResolvedSampling
     ) -> None:
         engine = fake_engine(**settings)  # type: ignore[arg-type]
         prompts = [prompt(1), prompt(4), prompt(23), prompt(30), prompt(30, salt=1), prompt(23)]
         outputs = run(engine, *(Sequence(str(i), 1, p, params) for i, p in enumerate(prompts)))
         assert outputs == [run_alone(p, params) for p in prompts]
-        assert engine.load().blocks_held == 0
+        assert engine.stats().blocks.held == 0
 
     @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-    def test_go_on_where_another_worker_stopped(self, params: SamplingParams) -> None:
+    def test_go_on_where_another_worker_stopped(self, params: ResolvedSampling) -> None:
         whole = run_alone(prompt(21), params)
         for given in range(1, params.max_tokens):
             seq = Sequence("r", 2, prompt(21), params, whole[:given])
@@ -94,10 +97,10 @@ class TestTokens:
 
     def test_survive_preemption(self) -> None:
         engine = fake_engine(num_blocks=12)
-        params = SamplingParams(max_tokens=30, seed=8, top_p=0.9)
+        params = ResolvedSampling(max_tokens=30, seed=8, top_p=0.9)
         prompts = [prompt(5, salt=i) for i in range(6)]
         outputs = run(engine, *(Sequence(str(i), 1, p, params) for i, p in enumerate(prompts)))
-        assert engine.load().preemptions > 0
+        assert engine.stats().scheduler.preemptions > 0
         assert outputs == [run_alone(p, params) for p in prompts]
 
     def test_are_the_same_after_a_hit_in_the_prefix_cache(self) -> None:
@@ -110,17 +113,17 @@ class TestTokens:
         turn = Sequence("c", 1, prompt(30) + first + [1, 2, 3], DRAWN)
         run(engine, turn)
         assert turn.num_cached == (30 + 11) // 4 * 4
-        load = engine.load()
-        assert (load.prefix_queried_tokens, load.prefix_hit_tokens) == (30 + 30 + 45, 28 + 40)
+        counted = engine.stats().scheduler
+        assert (counted.prefix_queried_tokens, counted.prefix_hit_tokens) == (30 + 30 + 45, 28 + 40)
 
 
 class TestStopping:
-    def finish(self, params: SamplingParams, eos: int | None = None, **settings: int) -> Sequence:
+    def finish(self, params: ResolvedSampling, eos: int | None = None, **settings: int) -> Sequence:
         engine = fake_engine(eos_token_ids=frozenset() if eos is None else frozenset([eos]), **settings)  # type: ignore[arg-type]
         seq = Sequence("r", 1, prompt(10), params)
         run(engine, seq)
-        assert seq.status is Status.FINISHED
-        assert engine.load().blocks_held == 0
+        assert seq.status is SequenceStatus.FINISHED
+        assert engine.stats().blocks.held == 0
         return seq
 
     def first_new(self) -> int:
@@ -137,13 +140,13 @@ class TestStopping:
         eos = run_alone(prompt(10), GREEDY)[at]
         seq = self.finish(GREEDY, eos)
         assert (seq.num_outputs, seq.finish_reason) == (at + 1, FinishReason.STOP)
-        ignoring = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        ignoring = ResolvedSampling(max_tokens=12, temperature=0.0, ignore_eos=True)
         assert self.finish(ignoring, eos).num_outputs == 12
 
     def test_at_a_stop_token_even_if_the_end_is_ignored(self) -> None:
         at = self.first_new()
         token = run_alone(prompt(10), GREEDY)[at]
-        params = SamplingParams(
+        params = ResolvedSampling(
             max_tokens=12, temperature=0.0, ignore_eos=True, stop_token_ids=frozenset([token])
         )
         seq = self.finish(params, token)
@@ -162,17 +165,17 @@ class TestOutputs:
         engine.add(seq)
         seen = [(out.advanced_to, not out.new_tokens) for _ in range(4) for out in engine.step()]
         assert seen == [(8, True), (16, True), (20, False), (21, False)]
-        assert engine.load().generated_tokens == 2
+        assert engine.stats().generated_tokens == 2
 
     def test_load_counts_what_is_to_be_computed(self) -> None:
-        engine = fake_engine(prefill_chunk=8, max_num_seqs=1)
+        engine = fake_engine(prefill_chunk=8, max_num_seqs=1, ahead="off")
         for name in "ab":
             engine.add(Sequence(name, 1, prompt(20), GREEDY))
-        assert engine.load().waiting_prefill_tokens == 40
+        assert engine.stats().waiting_prefill_tokens == 40
         engine.step()
-        load = engine.load()
+        load = engine.stats()
         assert (load.running, load.waiting, load.waiting_prefill_tokens) == (1, 1, 32)
-        assert (load.blocks_free, load.blocks_cached, load.blocks_held) == (62, 0, 2)
+        assert (load.blocks.free, load.blocks.cached, load.blocks.held) == (62, 0, 2)
 
     def test_token_ids_must_be_in_the_vocabulary(self) -> None:
         engine = fake_engine()
@@ -228,7 +231,7 @@ class TestOutputs:
 
     @pytest.mark.parametrize("penalty", [math.nan, math.inf, 5000.0, -5000.0])
     def test_a_length_penalty_must_keep_scores_finite(self, penalty: float) -> None:
-        params = SamplingParams(max_tokens=8, beam_search=BeamParams(2, penalty))
+        params = ResolvedSampling(max_tokens=8, beam_search=BeamParams(2, penalty))
         with pytest.raises(ValueError, match=r"length_penalty is .*; allowed: -10 to 10"):
             fake_engine().add(Sequence("r", 1, [5], params))
 
@@ -244,12 +247,12 @@ class TestOutputs:
     def test_numbers_at_their_bounds_are_taken_as_the_wire_rounds_them(self) -> None:
         engine = fake_engine()
         for params in (
-            SamplingParams(2, temperature=2.0, top_p=1.0, min_p=1.0, repetition_penalty=0.01),
-            SamplingParams(2, presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=100.0),
-            SamplingParams(2, top_k=2**31 - 1, logit_bias=((3, -100.0), (4, 100.0)), logprobs=20),
-            SamplingParams(2, beam_search=BeamParams(2, -10.0)),
+            ResolvedSampling(2, temperature=2.0, top_p=1.0, min_p=1.0, repetition_penalty=0.01),
+            ResolvedSampling(2, presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=100.0),
+            ResolvedSampling(2, top_k=2**31 - 1, logit_bias=((3, -100.0), (4, 100.0)), logprobs=20),
+            ResolvedSampling(2, beam_search=BeamParams(2, -10.0)),
         ):
-            engine.check(Sequence("r", 1, [5], SamplingParams.from_proto(params.to_proto())))
+            engine.check(Sequence("r", 1, [5], ResolvedSampling.from_proto(params.to_proto())))
 
 
 class TestHolding:
@@ -261,10 +264,10 @@ class TestHolding:
     def test_stops_at_the_first_token_and_keeps_the_blocks(self) -> None:
         engine = fake_engine()
         seq = self.prefilled(engine)
-        assert (seq.status, seq.num_computed) == (Status.HELD, 20)
+        assert (seq.status, seq.num_computed) == (SequenceStatus.HELD, 20)
         assert seq.output_ids == run_alone(prompt(20), GREEDY)[:1]
         assert engine.step() == []
-        assert (engine.load().blocks_held, engine.load().held) == (5, 1)
+        assert (engine.stats().blocks.held, engine.stats().held) == (5, 1)
 
     @pytest.mark.parametrize("end", [lambda e, s: e.release(s), lambda e, s: e.cancel("r", 1)])
     def test_ends_by_release_or_cancel_once(self, end: Callable[[Engine, Sequence], bool]) -> None:
@@ -274,15 +277,15 @@ class TestHolding:
         assert not end(engine, seq)
         assert not engine.cancel("r", 1)
         assert not engine.release(seq)
-        assert (seq.status, engine.load().blocks_held) == (Status.FINISHED, 0)
+        assert (seq.status, engine.stats().blocks.held) == (SequenceStatus.FINISHED, 0)
 
     def test_does_not_happen_when_the_first_token_is_the_last(self) -> None:
         engine = fake_engine()
         seq = Sequence(
-            "r", 1, prompt(20), SamplingParams(max_tokens=1, temperature=0.0), hold_after_prefill=True
+            "r", 1, prompt(20), ResolvedSampling(max_tokens=1, temperature=0.0), hold_after_prefill=True
         )
         run(engine, seq)
-        assert (seq.status, seq.finish_reason) == (Status.FINISHED, FinishReason.LENGTH)
+        assert (seq.status, seq.finish_reason) == (SequenceStatus.FINISHED, FinishReason.LENGTH)
 
     def test_a_handoff_continues_the_same_stream(self) -> None:
         prefill, decode = fake_engine(), fake_engine()
@@ -306,7 +309,7 @@ class TestHolding:
         engine = fake_engine(num_blocks=4)
         assert engine.reserve(4)
         assert not engine.reserve(1)
-        assert engine.load().blocks_reserved == 4
+        assert engine.stats().blocks_reserved == 4
         engine.unreserve(4)
         with pytest.raises(ValueError, match="0 blocks reserved"):
             engine.unreserve(1)
@@ -322,8 +325,10 @@ class TestCancelling:
             assert engine.cancel(name, 1)
             assert not engine.cancel(name, 1)
         assert not engine.cancel("unknown", 1)
-        load = engine.load()
-        assert (load.blocks_held, load.running, load.waiting, load.waiting_prefill_tokens) == (0, 0, 0, 0)
+        if engine.computing:  # blocks that a step under way may write to are not free
+            assert engine.step() == []
+        load = engine.stats()
+        assert (load.blocks.held, load.running, load.waiting, load.waiting_prefill_tokens) == (0, 0, 0, 0)
         assert not engine.has_work
 
     def test_an_older_attempt_does_not_touch_a_newer_one(self) -> None:
@@ -376,20 +381,34 @@ class TestCancelling:
         model.hook = meanwhile
         outputs = engine.step()
         assert [out.seq for out in outputs] == [other]
-        assert (victim.status, victim.finish_reason) == (Status.FINISHED, FinishReason.CANCELLED)
+        assert (victim.status, victim.finish_reason) == (SequenceStatus.FINISHED, FinishReason.CANCELLED)
         assert victim.num_outputs == 1
         engine.pool.free(stolen)
         while engine.has_work:
             engine.step()
         assert other.output_ids == run_alone(prompt(9), DRAWN)
-        assert engine.load().blocks_held == 0
+        assert engine.stats().blocks.held == 0
+
+    @pytest.mark.parametrize("length", range(4, 8))
+    def test_at_the_end_of_a_block_hurts_nobody(self, length: int) -> None:
+        """Steps may be under way that fill the block, the last of them with a token nobody hears of."""
+        model = HookedModel()
+        engine = fake_engine(model=model)
+        other = Sequence("other", 1, prompt(9), GREEDY)
+        engine.add(Sequence("victim", 1, prompt(length, salt=1), GREEDY))
+        engine.add(other)
+        engine.step()
+        model.hook = lambda: engine.cancel("victim", 1)
+        assert run(engine) == []
+        assert other.output_ids == run_alone(prompt(9), GREEDY)
+        assert engine.stats().blocks.held == 0
 
     def test_the_lock_is_free_during_a_pass(self) -> None:
         model = HookedModel()
         engine = fake_engine(model=model)
         engine.add(Sequence("r", 1, prompt(10), GREEDY))
         loads: list[int] = []
-        model.hook = lambda: loads.append(elsewhere(engine.load).running)
+        model.hook = lambda: loads.append(elsewhere(engine.stats).running)
         engine.step()
         assert loads == [1]
 
@@ -408,7 +427,7 @@ class TestFailure:
             raise RuntimeError("out of memory")
 
         for _ in range(3):
-            model.hook = fail if seqs[1].status is Status.RUNNING else None
+            model.hook = fail if seqs[1].status is SequenceStatus.RUNNING else None
             if model.hook is None:
                 break
             with pytest.raises(RuntimeError, match="out of memory"):
@@ -417,12 +436,12 @@ class TestFailure:
         while engine.has_work:
             engine.step()
         assert seqs[0].output_ids == run_alone(prompt(18), DRAWN)
-        assert engine.load().blocks_held == 0
+        assert engine.stats().blocks.held == 0
 
 
 class TestPreparation:
     def test_lays_out_tokens_slots_and_tables(self) -> None:
-        engine = fake_engine(prefill_chunk=6)
+        engine = fake_engine(prefill_chunk=6, ahead="off")
         short, long = Sequence("a", 1, prompt(3), GREEDY), Sequence("b", 1, prompt(9, salt=1), GREEDY)
         engine.add(short)
         engine.step()
@@ -500,9 +519,9 @@ class TestRealModel:
         config = EngineConfig(model, dtype="float32", num_blocks=13, prefill_chunk=chunk, num_threads=1)
         engine = Engine.from_config(config)
         prompts = [[(i * 29 + salt * 3) % 250 for i in range(20)] for salt in range(4)]
-        params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=60, temperature=0.0, ignore_eos=True)
         outputs = run(engine, *(Sequence(str(i), 1, p, params) for i, p in enumerate(prompts)))
-        assert engine.load().preemptions > 0
+        assert engine.stats().scheduler.preemptions > 0
         for ids, answer in zip(prompts, outputs, strict=True):
             expected, margin = oracle_greedy(model, ids, 60)
             assert answer == expected or margin < 1e-3
@@ -521,3 +540,24 @@ def test_blocks_are_stored_as_int64() -> None:
     seq = Sequence("r", 1, [1, 2], GREEDY)
     assert (seq.token_ids.itemsize, seq.block_ids.itemsize) == (8, 8)
     assert isinstance(seq.block_ids, array)
+
+
+class TestAsyncScheduling:
+    """Whether steps are launched ahead, as the engine's settings have it."""
+
+    def test_is_on_where_there_is_a_device_alone(self) -> None:
+        cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+        config = EngineConfig(Path("model"))
+        assert [launches_ahead(config, device) for device in (cpu, cuda)] == [False, True]
+        assert [launches_ahead(replace(config, async_scheduling="on"), device) for device in (cpu, cuda)] == [
+            True,
+            True,
+        ]
+        assert not launches_ahead(replace(config, async_scheduling="off"), cuda)
+        assert not launches_ahead(replace(config, tensor_parallel_size=2), cuda)
+        assert not launches_ahead(replace(config, speculative_method="ngram"), cuda)
+
+    @pytest.mark.parametrize("change", [{"pipeline_parallel_size": 2}, {"speculative_method": "ngram"}])
+    def test_is_refused_where_it_cannot_be(self, change: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=r"async_scheduling is 'on'; allowed with .*: auto, off"):
+            EngineConfig(Path("model"), async_scheduling="on", **change)

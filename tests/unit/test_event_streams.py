@@ -15,10 +15,10 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from baton.router.api import ApiSettings
 from baton.router.api.http.app import app_for
-from baton.router.api.http.connection import Exchange
+from baton.router.api.http.server.connection import Exchange
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving_app, until

@@ -14,9 +14,9 @@ import pytest
 import tokenizers
 
 from baton import hub
-from baton.router import workers
-from baton.router.expected import ExpectedModel, WorkerRefusedError, check_worker
-from baton.router.ring import WorkerRing
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.fleet import worker_client as workers
+from baton.router.fleet.expected import ExpectedModel, WorkerRefusedError, check_worker
 from baton.text.digest import NO_TOKENIZER, tokenizer_digest
 from baton.text.errors import TokenizerError
 from baton.v1 import worker_pb2 as pb
@@ -197,7 +197,7 @@ async def test_one_that_is_refused_is_not_ready_is_told_of_once_and_asked_again(
     async with ring_before(worker) as ring:
         await until(lambda: worker.calls >= 4)
         assert not ring.ready and ring.model is None
-        [view] = ring.loads()
+        [view] = ring.fleet.loads()
         assert (view.ready, view.refused) == (False, True)
         refusals = [line for line in caplog.messages if "is refused" in line]
         assert len(refusals) == 1 and "llama-70b" in refusals[0]
@@ -208,7 +208,7 @@ async def test_one_that_is_refused_is_not_ready_is_told_of_once_and_asked_again(
         assert sum("is refused" in line for line in caplog.messages) == 2
         worker.says = hello()
         await until(lambda: ring.ready)
-        [view] = ring.loads()
+        [view] = ring.fleet.loads()
         assert (view.ready, view.refused) == (True, False)
 
 
@@ -220,7 +220,7 @@ async def test_one_that_is_away_is_not_refused_any_more(monkeypatch: pytest.Monk
     await server.start()
     ring = WorkerRing([address], "demo", KEY, expected=OURS)
     ring.start()
-    [client] = ring.workers
+    [client] = ring.fleet.workers
     await until(lambda: client.refused)
     await server.stop(None)
     await until(lambda: not client.refused)

@@ -6,47 +6,49 @@ from dataclasses import replace
 
 import pytest
 
+from baton.core.priority import Priority
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
-from baton.engine.sequence import FinishReason, Fork, Sequence, Status
-from baton.sampling_params import SamplingParams
-from baton.urgency import Urgency
+from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
 from tests.support.runners import runner_of
 from tests.unit.test_engine import HookedModel
 
-DRAWN = SamplingParams(max_tokens=14, seed=3, temperature=2.0, ignore_eos=True)
+pytestmark = pytest.mark.usefixtures("launched")
+
+DRAWN = ResolvedSampling(max_tokens=14, seed=3, temperature=2.0, ignore_eos=True)
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:
     return [(i * i * 29 + i * 13 + salt * 7 + 5) % VOCAB_SIZE for i in range(length)]
 
 
-def params(number: int, like: SamplingParams = DRAWN) -> SamplingParams:
+def params(number: int, like: ResolvedSampling = DRAWN) -> ResolvedSampling:
     return replace(like, seed=like.seed + 100 * number)
 
 
 def forked(
-    name: str, prompt_ids: list[int], n: int, like: SamplingParams = DRAWN, **options: object
+    name: str, prompt_ids: list[int], n: int, like: ResolvedSampling = DRAWN, **options: object
 ) -> Sequence:
     forks = tuple(Fork(f"{name}-{i}", params(i, like)) for i in range(1, n))
     return Sequence(f"{name}-0", 1, prompt_ids, params(0, like), forks=forks, **options)  # type: ignore[arg-type]
 
 
-def outputs(engine: Engine, *sequences: Sequence, most_steps: int = 2000) -> dict[str, list[int]]:
+def outputs(engine: Engine, *sequences: Sequence, max_steps: int = 2000) -> dict[str, list[int]]:
     """Request → its tokens, as they were told."""
     told: dict[str, list[int]] = {}
     for seq in sequences:
         engine.add(seq)
-    for _ in range(most_steps):
+    for _ in range(max_steps):
         if not engine.has_work:
             return told
         for output in engine.step():
             if output.new_tokens:
                 told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
-    raise AssertionError(f"still at work after {most_steps} steps: {engine.load()}")
+    raise AssertionError(f"still at work after {max_steps} steps: {engine.stats()}")
 
 
-def alone(name: str, prompt_ids: list[int], n: int, like: SamplingParams = DRAWN) -> dict[str, list[int]]:
+def alone(name: str, prompt_ids: list[int], n: int, like: ResolvedSampling = DRAWN) -> dict[str, list[int]]:
     return {f"{name}-{i}": run_alone(prompt_ids, params(i, like)) for i in range(n)}
 
 
@@ -55,10 +57,10 @@ def alone(name: str, prompt_ids: list[int], n: int, like: SamplingParams = DRAWN
 def test_each_answer_is_that_of_a_request_alone(length: int, n: int) -> None:
     engine = fake_engine()
     assert outputs(engine, forked("r", prompt(length), n)) == alone("r", prompt(length), n)
-    load = engine.load()
-    assert (load.blocks_held, load.generated_tokens) == (0, 14 * n)
+    load = engine.stats()
+    assert (load.blocks.held, load.generated_tokens) == (0, 14 * n)
     # The last to write into a block that all share has it for itself.
-    assert load.copied_blocks == (0 if length % 4 == 0 else n - 1)
+    assert load.scheduler.copied_blocks == (0 if length % 4 == 0 else n - 1)
 
 
 def test_the_prompt_is_computed_once() -> None:
@@ -82,16 +84,16 @@ def test_in_a_pool_too_small_they_are_preempted_and_nothing_else_changes(num_blo
     for i, name in enumerate("abc"):
         expected |= alone(name, prompt(13 + i, i), 4)
     assert outputs(engine, *sequences) == expected
-    load = engine.load()
-    assert load.preemptions > 0
-    assert load.copied_blocks > 0
-    assert load.blocks_held == 0
+    load = engine.stats()
+    assert load.scheduler.preemptions > 0
+    assert load.scheduler.copied_blocks > 0
+    assert load.blocks.held == 0
 
 
 def test_without_seats_they_wait() -> None:
     engine = fake_engine(max_num_seqs=2)
     assert outputs(engine, forked("r", prompt(9), 5)) == alone("r", prompt(9), 5)
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_one_can_be_cancelled_and_the_others_go_on() -> None:
@@ -109,7 +111,7 @@ def test_one_can_be_cancelled_and_the_others_go_on() -> None:
     expected = alone("r", prompt(9), 3)
     assert told["r-0"] == expected["r-0"][:1]
     assert (told["r-1"], told["r-2"]) == (expected["r-1"], expected["r-2"])
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_cancelled_before_its_first_token_it_has_no_forks() -> None:
@@ -119,7 +121,7 @@ def test_cancelled_before_its_first_token_it_has_no_forks() -> None:
     model.hook = lambda: engine.cancel("r-0", 1)
     assert engine.step() == []
     assert not engine.has_work
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_first_tokens_that_were_delivered_are_not_drawn_again() -> None:
@@ -152,11 +154,11 @@ def test_held_until_none_is_left_to_hand_on(ending: tuple[int, ...]) -> None:
         FinishReason.STOP if i in ending else None for i in range(3)
     ]
     held = len(ending) < 3
-    assert sequence.status is (Status.HELD if held else Status.FINISHED)
+    assert sequence.status is (SequenceStatus.HELD if held else SequenceStatus.FINISHED)
     assert [fork.output_ids for fork in sequence.forked] == ([[t] for t in firsts[1:]] if held else [])
-    assert engine.load().held == held
+    assert engine.stats().held == held
     engine.release(sequence)
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_a_step_that_fails_leaves_every_block_as_it_was() -> None:
@@ -179,11 +181,11 @@ def test_a_step_that_fails_leaves_every_block_as_it_was() -> None:
     model.hook = fail
     with pytest.raises(RuntimeError, match="on purpose"):
         step()
-    assert engine.load().copied_blocks == 0
+    assert engine.stats().scheduler.copied_blocks == 0
     while engine.has_work:
         step()
     assert told == alone("r", prompt(9), 3)
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -196,29 +198,29 @@ def test_a_copy_takes_the_place_of_what_the_host_tier_saved(fails: bool) -> None
     engine.add(forked("r", prompt(5), 3))
     told: dict[str, list[int]] = {}
     while engine.has_work:
-        before = engine.load()
+        before = engine.stats()
         if told and fails:
             model.hook = lambda: pytest.fail("broken on purpose")
             with pytest.raises(pytest.fail.Exception, match="on purpose"):
                 engine.step()
             fails, model.hook = False, lambda: None
-            assert engine.load().copied_blocks == 0
-            assert engine.load().host_tier.saved_blocks > before.host_tier.saved_blocks
+            assert engine.stats().scheduler.copied_blocks == 0
+            assert engine.stats().host_tier.blocks.saved > before.host_tier.blocks.saved
         for output in engine.step():
             if output.new_tokens:
                 told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
     assert told == alone("r", prompt(5), 3)
-    assert engine.load().copied_blocks == 2
-    assert engine.load().host_tier.saved_blocks > 0
+    assert engine.stats().scheduler.copied_blocks == 2
+    assert engine.stats().host_tier.blocks.saved > 0
     again = Sequence("again", 1, prompt(24, 9), old.params)
     assert run(engine, again) == [first] == [run_alone(old.prompt_ids, old.params)]
     assert again.num_cached == 20
-    assert engine.load().host_tier.hit_blocks > 0
+    assert engine.stats().host_tier.blocks.restored > 0
 
 
 def test_a_fork_gives_its_seat_to_whom_is_more_urgent_and_keeps_its_blocks() -> None:
     engine = fake_engine(max_num_seqs=3, priority_aging=10.0)
-    engine.add(forked("r", prompt(9), 3, urgency=Urgency(1)))
+    engine.add(forked("r", prompt(9), 3, priority=Priority(1)))
     while not engine.scheduler.running or engine.scheduler.running[0].num_outputs < 3:
         engine.step()
     blocks = engine.pool.allocate(2)
@@ -232,18 +234,21 @@ def test_a_fork_gives_its_seat_to_whom_is_more_urgent_and_keeps_its_blocks() -> 
     urgent = Sequence("urgent", 1, prompt(5, 1), DRAWN, [filled[0]])
     urgent.bind(blocks)
     engine.admit_computed(urgent)
+    while engine.computing:  # nobody loses a seat while a step computes him
+        engine.step()
     told = {seq.request_id: list(seq.output_ids) for seq in engine.scheduler.running}
+    kept = [len(seq.block_ids) for seq in engine.scheduler.running if seq.request_id == "r-2"]
     engine.step()
     assert [seq.request_id for seq in engine.scheduler.running] == ["urgent", "r-0", "r-1"]
     [waits] = engine.scheduler.joining
-    assert (waits.request_id, waits.output_ids, len(waits.block_ids)) == ("r-2", told["r-2"], 3)
+    assert (waits.request_id, waits.output_ids, [len(waits.block_ids)]) == ("r-2", told["r-2"], kept)
     everybody = [*engine.scheduler.running, waits]
     while engine.has_work:
         engine.step()
     assert {seq.request_id: seq.output_ids for seq in everybody} == alone("r", prompt(9), 3) | {
         "urgent": filled
     }
-    assert engine.load().preemptions == 0
+    assert engine.stats().scheduler.preemptions == 0
 
 
 def test_who_is_preempted_gets_no_copy() -> None:
@@ -261,7 +266,7 @@ def test_who_is_preempted_gets_no_copy() -> None:
     with engine.lock:
         batch = engine.scheduler.schedule()
         kept = {copy.sequence for copy in batch.copies}
-    assert engine.load().preemptions > 0
+    assert engine.stats().scheduler.preemptions > 0
     assert kept <= {item.sequence for item in batch.items}
     taken = {copy.target for copy in batch.copies}
     free = [block for block in range(12) if pool.allocatable(block)]

@@ -15,14 +15,14 @@ from prometheus_client import CollectorRegistry
 
 from baton.router.admission.capacity import Capacity, capacity_of
 from baton.router.admission.gate import Gate
-from baton.router.admission.queue import Asked, Bounds, RefusedError
-from baton.router.api import ApiSettings
+from baton.router.admission.queue import QueueBounds, QueuedRequest, RefusedError
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.types import RingError
 from baton.router.security.client import Client
 from baton.router.shared.limits import Limits, Tenant
-from baton.router.types import RingError
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ from tests.support.fake_ring import FakeRing
 from tests.support.local_worker import LocalWorker, local_ring
 from tests.support.tiny_tokenizers import byte_level_tokenizer
 
-BOUNDS = Bounds(requests=8, prompt_tokens=1000, longest_wait_s=5.0)
+BOUNDS = QueueBounds(requests=8, prompt_tokens=1000, max_wait_s=5.0)
 
 
 @dataclass
@@ -44,12 +44,12 @@ class Room:
         return self.now
 
 
-def gate_of(room: Room, bounds: Bounds = BOUNDS) -> Gate:
+def gate_of(room: Room, bounds: QueueBounds = BOUNDS) -> Gate:
     return Gate(bounds, room, AdmissionMetrics(CollectorRegistry()))
 
 
-def asked(tenant: str = "t", **fields: object) -> Asked:
-    return Asked(tenant=tenant, prompt_tokens=5, most_outputs=5, **fields)  # type: ignore[arg-type]
+def asked(tenant: str = "t", **fields: object) -> QueuedRequest:
+    return QueuedRequest(tenant=tenant, prompt_tokens=5, max_outputs=5, **fields)  # type: ignore[arg-type]
 
 
 class TestGate:
@@ -106,7 +106,7 @@ class TestGate:
         assert tokens == 5 + 1, "of the first: the second had nothing done for it"
 
     async def test_a_turn_that_does_not_come(self) -> None:
-        gate = gate_of(Room(), Bounds(requests=8, prompt_tokens=1000, longest_wait_s=0.1))
+        gate = gate_of(Room(), QueueBounds(requests=8, prompt_tokens=1000, max_wait_s=0.1))
         await gate.enter(asked())
         with pytest.raises(RefusedError, match="did not come in time"):
             await gate.enter(asked())
@@ -130,12 +130,12 @@ async def test_capacity_follows_from_what_workers_say() -> None:
     async with local_ring(workers) as ring:
         seats = 2 * workers[1].engine.scheduler.limits.max_num_seqs
         pool = workers[1].engine.pool
-        found = capacity_of(ring.workers, 1)
+        found = capacity_of(ring.fleet.workers, 1)
         assert found is not None
         assert found.seats == -(-seats * 5 // 4) + 4
         assert found.tokens == -(-2 * pool.num_blocks * pool.block_size * 5 // 4)
-        await until(lambda: (capacity_of(ring.workers, 1) or found).spare > 0)
-        half = capacity_of(ring.workers, 2)
+        await until(lambda: (capacity_of(ring.fleet.workers, 1) or found).spare > 0)
+        half = capacity_of(ring.fleet.workers, 2)
         assert half is not None and half.seats < found.seats
     assert capacity_of([], 1) is None
 
@@ -162,7 +162,7 @@ async def serving(ring: FakeRing, tokenizer: Tokenizer, gate: Gate) -> AsyncIter
 
 async def test_refusals_come_at_once_and_say_when_to_try_again(tokenizer: Tokenizer) -> None:
     ring = FakeRing(lambda call: [10, 11, 12], delay=0.05)
-    gate = gate_of(Room(), Bounds(requests=5, prompt_tokens=1000, longest_wait_s=30.0))
+    gate = gate_of(Room(), QueueBounds(requests=5, prompt_tokens=1000, max_wait_s=30.0))
     async with serving(ring, tokenizer, gate) as client:
 
         async def ask(tenant: str, **fields: object) -> tuple[httpx.Response, float]:
@@ -196,7 +196,7 @@ async def test_refusals_come_at_once_and_say_when_to_try_again(tokenizer: Tokeni
 
 async def test_what_the_queue_refuses_has_used_nothing(tokenizer: Tokenizer) -> None:
     ring = FakeRing(lambda call: [10, 11, 12], delay=0.3)
-    gate = gate_of(Room(), Bounds(requests=8, prompt_tokens=150, longest_wait_s=30.0))
+    gate = gate_of(Room(), QueueBounds(requests=8, prompt_tokens=150, max_wait_s=30.0))
     tenant = Tenant("a", Limits(tokens_per_day=1000))
     metrics = RouterMetrics(CollectorRegistry())
     service = CompletionService(ring, tokenizer, ApiSettings(), metrics, tenant=tenant, gate=gate)

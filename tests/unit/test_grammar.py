@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,15 +15,15 @@ from pathlib import Path
 import pytest
 from llguidance import LLMatcher
 
+from baton.core.structured_output import Kind, StructuredOutput, choice_text
 from baton.grammar import compiler as compiler_module
 from baton.grammar import lanes, proof, trial
-from baton.grammar.compiler import Grammar, GrammarCompiler
+from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError, GrammarLimitError
 from baton.grammar.limits import MAX_SOURCE_BYTES, TRIAL_CPU_S
 from baton.grammar.simple import is_simple
 from baton.grammar.source import check_source
-from baton.grammar.table import TokenTable
-from baton.structured_output import Kind, StructuredOutput, choice_text
+from baton.grammar.table import Grammar, TokenTable
 from baton.text.errors import TokenizerError
 from baton.text.tokenizer import SpecialTokens, Tokenizer
 from tests.support.hostile_grammars import HOSTILE, variants
@@ -189,7 +190,7 @@ class TestAHostThatGivesOthersItsTime:
 
         monkeypatch.setattr("baton.grammar.trial.time.thread_time", thread_time)
         tokens = TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]).build()
-        return trial.try_out(tokens, trial.Attempt("regex", "[a-z]{100}"))
+        return trial.try_out(tokens, trial.GrammarTrial("regex", "[a-z]{100}"))
 
     @pytest.mark.parametrize("taken_from", [{1}, {24}, {5, 10}, {1, 2}])
     def test_a_grammar_is_not_refused_for_a_mask_that_was_slow_once_or_twice(
@@ -209,6 +210,8 @@ class TestAHostThatGivesOthersItsTime:
     ) -> None:
         compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
         compiled(compiler, StructuredOutput("regex", "warm"))
+        while not compiler._lanes._others.idle:  # until then a second thread would take the next one
+            time.sleep(0.001)
         process = grounds[0]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
@@ -226,6 +229,8 @@ class TestAHostThatGivesOthersItsTime:
         """Before the worker, which stood still as well, could give it up."""
         compiler = GrammarCompiler(lambda: TokenTable.of(tokenizer, VOCAB_SIZE, [EOS]))
         compiled(compiler, StructuredOutput("regex", "warm"))
+        while not compiler._lanes._others.idle:  # until then a second thread would take the next one
+            time.sleep(0.001)
         process = grounds[0]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
@@ -344,8 +349,16 @@ class TestTenants:
         # All processes are there, as they are in a router that has served structured outputs.
         for output in (StructuredOutput("json_object"), GOOD):
             compiled(compiler, output)
-        both = [compiler.compile(StructuredOutput("regex", f"{t}+"), t) for t in ("a", "b")]
-        assert all(future.exception(60) is None for future in both)
+        prove, both = proof.ProvingGround.prove, threading.Barrier(2)
+
+        def beside_another(ground: proof.ProvingGround, output: StructuredOutput) -> str:
+            both.wait(60)
+            return prove(ground, output)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(proof.ProvingGround, "prove", beside_another)
+            trials = [compiler.compile(StructuredOutput("regex", f"{t}+"), t) for t in ("a", "b")]
+            assert all(future.exception(60) is None for future in trials)
         yield compiler
         compiler.close()
 
@@ -471,7 +484,7 @@ def test_the_dearest_simple_schema_takes_little_of_a_trial(tokenizer: Tokenizer,
     best = 1.0
     for _ in range(3):
         began = time.thread_time()
-        outcome = trial.try_out(tokens, trial.Attempt(output.kind, output.text))
+        outcome = trial.try_out(tokens, trial.GrammarTrial(output.kind, output.text))
         best = min(best, time.thread_time() - began)
     assert outcome.error is None
     assert best < TRIAL_CPU_S / 4

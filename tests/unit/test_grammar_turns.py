@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.structured_output import StructuredOutput
 from baton.grammar.errors import GrammarBusyError, GrammarLimitError
 from baton.grammar.turns import MINUTE_S, PendingGrammar, TrialBudgets, TrialTurns
-from baton.structured_output import StructuredOutput
 
 
 def pending(name: str = "a") -> PendingGrammar:
     return PendingGrammar(StructuredOutput("regex", name), Future())
 
 
-def turns_of(seconds: float | None = None, most: int = 100, most_of_tenant: int = 10) -> TrialTurns:
-    return TrialTurns(TrialBudgets(seconds), most, most_of_tenant)
+def turns_of(seconds: float | None = None, most: int = 100, max_of_tenant: int = 10) -> TrialTurns:
+    return TrialTurns(TrialBudgets(seconds), most, max_of_tenant)
 
 
 def test_a_tenant_waits_for_its_own_grammars_alone() -> None:
@@ -39,7 +39,7 @@ def test_a_tenant_waits_for_its_own_grammars_alone() -> None:
 
 @given(st.lists(st.sampled_from([0.01, 0.1, 0.5]), min_size=3, max_size=3))
 def test_seconds_are_shared_evenly_whatever_a_trial_takes(takes: list[float]) -> None:
-    turns = turns_of(most=1000, most_of_tenant=1000)
+    turns = turns_of(most=1000, max_of_tenant=1000)
     used = [0.0] * len(takes)
     for number in range(200):
         for tenant in range(len(takes)):
@@ -54,7 +54,7 @@ def test_seconds_are_shared_evenly_whatever_a_trial_takes(takes: list[float]) ->
 
 
 def test_one_tenant_does_not_fill_the_queue_for_others() -> None:
-    turns = turns_of(most=20, most_of_tenant=5)
+    turns = turns_of(most=20, max_of_tenant=5)
     for number in range(5):
         turns.offer("acme", pending(f"{number}"), 0.0)
     with pytest.raises(GrammarLimitError, match="5 new grammars of this tenant wait already"):

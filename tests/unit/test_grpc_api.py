@@ -12,12 +12,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from baton.beam_search import BeamParams, EarlyStopping
-from baton.logprobs import Logprobs
-from baton.router.api import ApiSettings
+from baton.core.beam_search import BeamParams, EarlyStopping
+from baton.core.logprobs import Logprobs
+from baton.router.api.grpc.service import SERVICE_NAME, add_services, server_options
 from baton.router.api.service import CompletionService
-from baton.router.grpc_api import SERVICE_NAME, add_services, server_options
-from baton.router.types import RingError
+from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.types import RingError
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb

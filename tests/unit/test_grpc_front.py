@@ -12,15 +12,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from baton.message_bounds import MessageBounds
-from baton.router import grpc_front
-from baton.router.api import ApiSettings
+from baton.net.message_bounds import MessageBounds
 from baton.router.api.authentication import Authentication
 from baton.router.api.catalogue import Catalogue
+from baton.router.api.grpc import front as grpc_front
+from baton.router.api.grpc.front import FrontInterceptor, interceptors_for
+from baton.router.api.grpc.messages import MessageLimits, MessageRoom
+from baton.router.api.grpc.service import SERVICE_NAME, add_services, server_options
 from baton.router.api.service import CompletionService
-from baton.router.grpc_api import SERVICE_NAME, add_services, server_options
-from baton.router.grpc_front import FrontInterceptor, interceptors_for
-from baton.router.grpc_messages import MessageLimits, MessageRoom
+from baton.router.api.settings import ApiSettings
 from baton.router.security.client import Client
 from baton.router.shared.limits import Limits, Tenant
 from baton.telemetry.metrics import RouterMetrics
@@ -130,7 +130,7 @@ async def test_a_silent_connection_is_closed(
 async def test_connections_leave_descriptors_for_others(
     ring: FakeRing, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_front, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(grpc_front, "MAX_CONNECTIONS", 3)
     service = service_of(ring, tokenizer)
     server = grpc.aio.server(interceptors=interceptors_for(service), options=server_options(service.settings))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -225,7 +225,7 @@ async def test_who_sends_slowly_makes_room_for_others(
 async def test_watchers_of_the_health_are_bounded(
     ring: FakeRing, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_front, "MOST_OPEN_CALLS", 3)
+    monkeypatch.setattr(grpc_front, "MAX_OPEN_CALLS", 3)
     monkeypatch.setattr(grpc_front, "OPEN_CALL_S", 1.0)
     async with channel_to(service_of(ring, tokenizer)) as channel:
         health = health_pb2_grpc.HealthStub(channel)

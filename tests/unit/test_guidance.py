@@ -12,20 +12,22 @@ import numpy as np
 import pytest
 import torch
 
+from baton.core.sampling_params import ResolvedSampling
+from baton.core.structured_output import StructuredOutput, choice_text
 from baton.engine.engine import Engine, SequenceOutput
-from baton.engine.guidance import NOTHING_LEFT, GuidedRow, StepMasks
-from baton.engine.sequence import FinishReason, Sequence, Status
-from baton.grammar.compiler import Grammar, GrammarCompiler
+from baton.engine.sampling.guidance import NOTHING_LEFT, GuidedRow, StepMasks
+from baton.engine.sequence import FinishReason, Sequence, SequenceStatus
+from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
-from baton.grammar.table import TokenTable
-from baton.sampling_params import SamplingParams
+from baton.grammar.table import Grammar, TokenTable
 from baton.speculation.drafter import Drafter
-from baton.structured_output import StructuredOutput, choice_text
 from baton.text.tokenizer import Tokenizer
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import fake_engine
 from tests.support.runners import runner_of
 from tests.support.tiny_models import BOS, EOS, IM_END, VOCAB_SIZE, save_byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("launched")
 
 ENDS = frozenset({EOS, IM_END})
 PROMPT = [7, 8, 9, 10, 11]
@@ -50,8 +52,8 @@ JSON = StructuredOutput(
 
 
 @pytest.fixture(scope="module")
-def grammars(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarCompiler]:
-    """Over tokens that are bytes."""
+def grammars(launched: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrammarCompiler]:
+    """Over tokens that are bytes. Made again for each way to launch steps, so that nothing is known yet."""
     path = tmp_path_factory.mktemp("tokenizer")
     save_byte_tokenizer(path)
     tokenizer = Tokenizer.from_dir(path)
@@ -71,7 +73,7 @@ def engine_of(
 def guided(output: StructuredOutput | None, name: str = "r", *given: int, **fields: object) -> Sequence:
     """A request for it, greedy unless ``fields`` say otherwise, that goes on from the outputs ``given``."""
     settings: dict[str, object] = {"max_tokens": 60, "temperature": 0.0, **fields}
-    params = SamplingParams(structured_output=output, **settings)  # type: ignore[arg-type]
+    params = ResolvedSampling(structured_output=output, **settings)  # type: ignore[arg-type]
     prompt = [*PROMPT, *name.encode()]
     return Sequence(name, 1, prompt, params, output_ids=list(given))
 
@@ -89,7 +91,7 @@ def run(engine: Engine, *sequences: Sequence) -> list[SequenceOutput]:
         outputs += step
         if not step:
             engine.work.wait(0.02)
-    raise AssertionError(f"still at work: {engine.load()}")
+    raise AssertionError(f"still at work: {engine.stats()}")
 
 
 def alone(grammars: GrammarCompiler, seq: Sequence) -> list[int]:
@@ -213,8 +215,8 @@ def test_preemption_changes_no_token(grammars: GrammarCompiler) -> None:
     ]
     engine = engine_of(grammars, 24)
     run(engine, *sequences)
-    assert engine.load().preemptions > 0
-    assert engine.load().blocks_held == 0
+    assert engine.stats().scheduler.preemptions > 0
+    assert engine.stats().blocks.held == 0
     assert [seq.output_ids for seq in sequences] == [alone(grammars, seq) for seq in sequences]
     followed = sum(s.num_outputs for s in sequences if s.guide is not None)
     assert runner_of(engine).masks.stats.masks >= followed
@@ -226,7 +228,7 @@ def test_prefill_samples_the_first_token_and_decode_the_rest(grammars: GrammarCo
     first.hold_after_prefill = True
     prefill, decode = engine_of(grammars), engine_of(grammars)
     run(prefill, first)
-    assert first.status is Status.HELD
+    assert first.status is SequenceStatus.HELD
     second = guided(JSON, "r", *first.output_ids)
     with decode.lock:
         second.bind(decode.pool.allocate(-(-(second.num_tokens - 1) // 4)) or ())
@@ -254,7 +256,7 @@ def test_drafts_change_no_token(grammars: GrammarCompiler, fault: int) -> None:
     engine = engine_of(grammars, drafter=drafter)
     run(engine, *sequences)
     assert [seq.output_ids for seq in sequences] == expected
-    stats = engine.load().speculation
+    stats = engine.stats().speculation
     assert stats.accepted_tokens > 30
     if fault == 0:
         assert stats.accepted_tokens >= stats.drafted_tokens - 3 * len(sequences)
@@ -316,7 +318,7 @@ def test_a_refused_grammar_ends_the_request(grammars: GrammarCompiler) -> None:
         engine.add(guided(StructuredOutput("regex", "(a"), "c"))
     with pytest.raises(GrammarError, match="unclosed group"):
         engine.check(guided(StructuredOutput("regex", "(a"), "c"))
-    assert (engine.load().running, engine.load().waiting) == (0, 0)
+    assert (engine.stats().running, engine.stats().waiting) == (0, 0)
 
 
 def test_without_an_end_or_a_tokenizer_there_is_no_guidance(grammars: GrammarCompiler) -> None:
@@ -350,9 +352,9 @@ def test_others_go_on_while_a_grammar_is_compiled(grammars: GrammarCompiler) -> 
     seq, other = guided(LETTERS, "a"), guided(None, "b", max_tokens=5)
     engine.add(seq)
     engine.add(other)
-    while other.status is not Status.FINISHED:
+    while other.status is not SequenceStatus.FINISHED:
         engine.step()
-    assert (seq.num_outputs, engine.load().waiting, engine.has_work, engine.step()) == (0, 1, True, [])
+    assert (seq.num_outputs, engine.stats().waiting, engine.has_work, engine.step()) == (0, 1, True, [])
     slow.finish()
     run(engine)
     assert seq.output_ids == alone(grammars, seq)
@@ -380,7 +382,7 @@ def test_blocks_that_came_by_handoff_are_freed(grammars: GrammarCompiler, ending
     with engine.lock:
         seq.bind(engine.pool.allocate(-(-(seq.num_tokens - 1) // 4)) or ())
     engine.admit_computed(seq)
-    assert (engine.load().blocks_held, engine.load().waiting) == (2, 1)
+    assert (engine.stats().blocks.held, engine.stats().waiting) == (2, 1)
     if ending == "cancelled":
         engine.cancel("a", 1)
     else:
@@ -388,4 +390,4 @@ def test_blocks_that_came_by_handoff_are_freed(grammars: GrammarCompiler, ending
         [output] = engine.step()
         assert (output.error, output.finish_reason) == ("structured output: no", FinishReason.ERROR)
         assert output.blameless == (ending == "busy")
-    assert (engine.load().blocks_held, engine.has_work, seq.block_ids) == (0, False, array("q"))
+    assert (engine.stats().blocks.held, engine.has_work, seq.block_ids) == (0, False, array("q"))

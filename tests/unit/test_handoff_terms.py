@@ -7,19 +7,19 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.connector import checksum as checksums
-from baton.connector import wire
-from baton.connector.messages import Name
-from baton.connector.ranks.end import LocalEnd
-from baton.connector.ranks.ends import Ends
-from baton.connector.ranks.share import Share, Tie, ties
-from baton.connector.staging import Staging
-from baton.connector.tcp import TcpConnector
-from baton.connector.timeline import Stage, Timeline
-from baton.connector.transport import Connector, DeviceView
-from baton.connector.wiring import Terms, Wiring, agree
+from baton.handoff import wire
+from baton.handoff.messages import Name
+from baton.handoff.timeline import Stage, Timeline
+from baton.handoff.wiring import Terms, Wiring, agree
 from baton.telemetry import handoff as telemetry
 from baton.telemetry.handoff import BusyTime, HandoffMetrics, Pair
+from baton.transport import checksum as checksums
+from baton.transport.base import Connector, DeviceView
+from baton.transport.ranks.endpoint import LocalEndpoint
+from baton.transport.ranks.endpoints import RankEndpoints
+from baton.transport.ranks.shard import KVShard, KVSlice, slices
+from baton.transport.staging import Staging
+from baton.transport.tcp import TcpConnector
 from baton.v1 import handoff_pb2 as pb
 
 COMPATIBILITY = pb.Compatibility(
@@ -51,19 +51,22 @@ class _Bytes:
     def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
         raise NotImplementedError
 
+    def whole(self) -> memoryview:
+        raise NotImplementedError
+
     def in_place(self, blocks: Sequence[int]) -> list[memoryview]:
         return [memoryview(self.content)[block : block + 1] for block in blocks]
 
-    def gather(self, blocks: Sequence[int], into: memoryview) -> None: ...
+    def gather(self, blocks: Sequence[int], into: memoryview | DeviceView) -> None: ...
 
-    def scatter(self, blocks: Sequence[int], piece: memoryview) -> None: ...
-
-
-WHOLE = Share(range(2), range(3))
-HALVES = (Share(range(1), range(3)), Share(range(1, 2), range(3)))
+    def scatter(self, blocks: Sequence[int], piece: memoryview | DeviceView) -> None: ...
 
 
-def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[Share] = (WHOLE,)) -> Wiring:
+WHOLE = KVShard(range(2), range(3))
+HALVES = (KVShard(range(1), range(3)), KVShard(range(1, 2), range(3)))
+
+
+def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[KVShard] = (WHOLE,)) -> Wiring:
     compatibility = pb.Compatibility()
     compatibility.CopyFrom(COMPATIBILITY)
     compatibility.block_size = block_size
@@ -71,7 +74,7 @@ def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[Share
     return Wiring(
         incarnation="D",
         address="10.0.0.2:9000",
-        ends=Ends([LocalEnd({"tcp": connector}, _NoMemory(), share) for share in shares]),
+        ends=RankEndpoints([LocalEndpoint({"tcp": connector}, _NoMemory(), share) for share in shares]),
         compatibility=compatibility,
         metrics=HandoffMetrics(CollectorRegistry(), "decode"),
         verify=verify,
@@ -79,7 +82,7 @@ def wiring(*, verify: bool = False, block_size: int = 16, shares: Sequence[Share
 
 
 def opened(
-    *, decode: str = "D", verify: bool = False, shares: Sequence[Share] = (WHOLE,), **differing: object
+    *, decode: str = "D", verify: bool = False, shares: Sequence[KVShard] = (WHOLE,), **differing: object
 ) -> pb.LinkOpen:
     connectors = differing.pop("connectors", ["ucx", "tcp"])
     compatibility = pb.Compatibility()
@@ -92,7 +95,7 @@ def opened(
         compatibility=compatibility,
         connectors=connectors,  # type: ignore[arg-type]
         verify=verify,
-        ranks=[wire.share_to_proto(share) for share in shares],
+        ranks=[wire.shard_to_proto(share) for share in shares],
     )
 
 
@@ -139,17 +142,19 @@ def test_what_cannot_work_is_refused_by_name(field: str, value: object, words: t
 
 @pytest.mark.parametrize("theirs", [(WHOLE,), HALVES])
 @pytest.mark.parametrize("ours", [(WHOLE,), HALVES, HALVES * 2])
-def test_how_many_ranks_there_are_is_no_mismatch(ours: tuple[Share, ...], theirs: tuple[Share, ...]) -> None:
+def test_how_many_ranks_there_are_is_no_mismatch(
+    ours: tuple[KVShard, ...], theirs: tuple[KVShard, ...]
+) -> None:
     terms = agree(wiring(shares=ours), opened(shares=theirs))
     assert isinstance(terms, Terms)
-    assert terms.ties == ties(theirs, ours)
+    assert terms.slices == slices(theirs, ours)
 
 
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [(HALVES[:1], "do not hold"), ((WHOLE, *HALVES), "equal or have nothing in common")],
 )
-def test_ranks_that_cannot_be_are_refused(theirs: tuple[Share, ...], words: str) -> None:
+def test_ranks_that_cannot_be_are_refused(theirs: tuple[KVShard, ...], words: str) -> None:
     refusal = agree(wiring(), opened(shares=theirs))
     assert isinstance(refusal, pb.LinkRefuse)
     assert refusal.field == "ranks"
@@ -159,7 +164,7 @@ def test_ranks_that_cannot_be_are_refused(theirs: tuple[Share, ...], words: str)
 def test_a_worker_that_says_nothing_of_ranks_has_one() -> None:
     terms = agree(wiring(), opened(shares=()))
     assert isinstance(terms, Terms)
-    assert terms.ties == (Tie(0, 0, WHOLE),)
+    assert terms.slices == (KVSlice(0, 0, WHOLE),)
     refusal = agree(wiring(shares=HALVES), opened(shares=()))
     assert isinstance(refusal, pb.LinkRefuse)
     assert (refusal.field, "decode has 2" in refusal.reason) == ("ranks", True)
@@ -168,12 +173,12 @@ def test_a_worker_that_says_nothing_of_ranks_has_one() -> None:
 def test_decode_tells_prefill_of_each_data_connection() -> None:
     for number, (ours, theirs) in enumerate([((WHOLE,), (WHOLE,)), (HALVES, (WHOLE,)), (HALVES, HALVES)]):
         addresses = [f"10.0.0.2:{rank}" for rank in range(len(ours))]
-        strands = wiring(shares=ours).ends.strands(ties(theirs, ours), addresses)
+        channels = wiring(shares=ours).ends.channels(slices(theirs, ours), addresses)
         accept = pb.LinkAccept()
-        wire.accept_strands(accept, strands)
-        assert wire.strands_of(pb.LinkAccept.FromString(accept.SerializeToString()), WHOLE) == strands
+        wire.accept_channels(accept, channels)
+        assert wire.channels_of(pb.LinkAccept.FromString(accept.SerializeToString()), WHOLE) == channels
         assert (accept.data_address == "10.0.0.2:0") == (number == 0), "as it was before there were ranks"
-    assert len({strand.token for strand in strands}) == 2
+    assert len({channel.token for channel in channels}) == 2
 
 
 def test_another_process_is_not_meant() -> None:
@@ -236,7 +241,7 @@ def test_a_peer_that_comes_back_is_a_reconnect_whatever_carries_the_blocks() -> 
 
 
 def test_the_number_of_series_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry, "MOST_PEERS", 3)
+    monkeypatch.setattr(telemetry, "MAX_PEERS", 3)
     registry = CollectorRegistry()
     metrics = HandoffMetrics(registry, "prefill")
     for port in range(10):

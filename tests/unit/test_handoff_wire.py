@@ -9,15 +9,16 @@ from typing import get_args
 
 import pytest
 
-from baton.connector import wire
-from baton.connector.identity import (
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.handoff import wire
+from baton.handoff.identity import (
     first_mismatch,
     handle_is_valid,
     new_incarnation,
     sign_handle,
     tokens_digest,
 )
-from baton.connector.messages import (
+from baton.handoff.messages import (
     Cancel,
     Credit,
     Decline,
@@ -34,7 +35,6 @@ from baton.connector.messages import (
     ToPrefill,
     Withdraw,
 )
-from baton.logprobs import Logprobs, TokenDetails
 from baton.v1 import handoff_pb2 as pb
 
 NAME = Name("01J0-Ünïcode", 2**32 - 1)

@@ -9,20 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.break_even import BreakEven
+from baton.core.role import Role
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.host_memory import HostMemory
-from baton.engine.host_tier import CopyPlan, HostTier
+from baton.engine.kv.break_even import BreakEven
+from baton.engine.kv.host_memory import HostMemory
+from baton.engine.kv.host_tier import CopyPlan, HostTier
 from baton.engine.sequence import Sequence
-from baton.sampling_params import SamplingParams
-from baton.worker.config import RoleName
 from tests.support.fake_engine import AlwaysCopy, fake_engine, run, run_alone
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
 from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy
 
-PARAMS = SamplingParams(max_tokens=24, seed=5, temperature=1.5)
+pytestmark = pytest.mark.usefixtures("launched")
+
+PARAMS = ResolvedSampling(max_tokens=24, seed=5, temperature=1.5)
 
 
 def prompt(number: int, length: int = 33) -> list[int]:
@@ -47,17 +49,17 @@ class TestEngine:
         again = Sequence("b", 1, prompt(1), PARAMS)
         assert run(engine, again) == [first] == [run_alone(prompt(1), PARAMS)]
         assert again.num_cached == 32
-        load = engine.load()
-        assert load.host_tier.hit_blocks == 8
+        load = engine.stats()
+        assert load.host_tier.blocks.restored == 8
         block_bytes = runner_of(engine).pool[0].nbytes
-        assert load.host_tier.restored_bytes == 8 * block_bytes
-        assert load.host_tier.saved_bytes == load.host_tier.saved_blocks * block_bytes
-        assert load.host_tier.blocks_used == load.host_tier.saved_blocks <= load.host_tier.blocks == 100
-        assert load.prefix_hit_tokens == 32
+        assert load.host_tier.copied.restored == 8 * block_bytes
+        assert load.host_tier.copied.saved == load.host_tier.blocks.saved * block_bytes
+        assert load.host_tier.used == load.host_tier.blocks.saved <= load.host_tier.slots == 100
+        assert load.scheduler.prefix_hit_tokens == 32
         # It is in the pool again, for others to find.
         once_more = Sequence("c", 1, prompt(1), PARAMS)
         assert run(engine, once_more) == [first]
-        assert (once_more.num_cached, engine.load().host_tier.hit_blocks) == (32, 8)
+        assert (once_more.num_cached, engine.stats().host_tier.blocks.restored) == (32, 8)
 
     def test_and_is_computed_where_that_is_cheaper(self) -> None:
         engine = fake_engine(num_blocks=20, host_blocks=100, break_even=Never(4))
@@ -65,7 +67,7 @@ class TestEngine:
         push_out(engine)
         again = Sequence("b", 1, prompt(1), PARAMS)
         assert run(engine, again) == [first]
-        assert (again.num_cached, engine.load().host_tier.hit_blocks) == (0, 0)
+        assert (again.num_cached, engine.stats().host_tier.blocks.restored) == (0, 0)
 
     def test_a_block_that_was_kept_once_is_not_copied_again(self) -> None:
         engine = fake_engine(num_blocks=20, host_blocks=100)
@@ -73,24 +75,22 @@ class TestEngine:
             run(engine, Sequence(f"a{round_}", 1, prompt(1), PARAMS))
             push_out(engine)
             if round_ == 1:
-                saved = engine.load().host_tier.saved_blocks
-        assert engine.load().host_tier.saved_blocks == saved
+                saved = engine.stats().host_tier.blocks.saved
+        assert engine.stats().host_tier.blocks.saved == saved
 
     @pytest.mark.parametrize("host_blocks", [1, 5, 300])
     def test_preempted_sequences_come_back_by_copy(self, host_blocks: int) -> None:
         engine = fake_engine(num_blocks=16, host_blocks=host_blocks)
-        params = SamplingParams(max_tokens=40, seed=8, top_p=0.9)
+        params = ResolvedSampling(max_tokens=40, seed=8, top_p=0.9)
         prompts = [prompt(n, 9) for n in range(6)]
         outputs = run(engine, *(Sequence(str(i), 1, p, params) for i, p in enumerate(prompts)))
         assert outputs == [run_alone(p, params) for p in prompts]
-        load = engine.load()
-        assert load.preemptions > 0
-        assert host_blocks < 300 or load.host_tier.swapped_in > 0
-        assert load.blocks_held == 0
+        load = engine.stats()
+        assert load.scheduler.preemptions > 0
+        assert host_blocks < 300 or load.scheduler.swapped_in > 0
+        assert load.blocks.held == 0
         assert (
-            load.host_tier.saved_blocks - load.host_tier.evicted_blocks
-            == load.host_tier.blocks_used
-            <= host_blocks
+            load.host_tier.blocks.saved - load.host_tier.blocks.evicted == load.host_tier.used <= host_blocks
         )
 
     def test_salted_sequences_find_their_own_only(self) -> None:
@@ -127,7 +127,7 @@ class TestEngine:
         ]
         pool.free([*kept, *tail])
         assert run(engine, seq) == [first]
-        assert (seq.num_cached, engine.load().host_tier.hit_blocks) == (32, 3)
+        assert (seq.num_cached, engine.stats().host_tier.blocks.restored) == (32, 3)
 
 
 class TestBreakEven:
@@ -172,7 +172,7 @@ class TestTier:
         memory.carry_out(CopyPlan({0: 2, 1: 3, 4: 7, 5: 6}, {}))
         memory.carry_out(CopyPlan({2: 1}, {2: 4, 3: 5, 1: 0, 0: 2}))
         assert pool[:, 0].tolist() == [1, 2, 7, 6, 4, 5, 6, 7]
-        assert (memory.saved_bytes, memory.restored_bytes) == (5 * 12, 4 * 12)
+        assert (memory.copied.saved, memory.copied.restored) == (5 * 12, 4 * 12)
 
 
 class TestSettings:
@@ -195,31 +195,31 @@ class TestSettings:
         engine = Engine.from_config(config)
         assert engine.scheduler.tier is not None
         engine.scheduler.tier.break_even.copying_pays = lambda blocks: True  # type: ignore[method-assign]
-        params = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=60, temperature=0.0, ignore_eos=True)
         prompts = [[(i * 29 + salt * 3) % 250 for i in range(20)] for salt in range(4)]
         oracle = [oracle_greedy(model, ids, 60) for ids in prompts]
         for turn in range(2):
             outputs = run(engine, *(Sequence(f"{turn}-{i}", 1, p, params) for i, p in enumerate(prompts)))
             for output, (expected, margin) in zip(outputs, oracle, strict=True):
                 assert output == expected or margin < 1e-3
-        host = engine.load().host_tier
-        assert host.hit_blocks > 0
-        assert host.swapped_in > 0
+        load = engine.stats()
+        assert load.host_tier.blocks.restored > 0
+        assert load.scheduler.swapped_in > 0
 
 
 @pytest.mark.parametrize("roles", [["both"], ["prefill", "decode"]], ids=["one worker", "ring"])
-async def test_small_pools_answer_as_large_ones_do(roles: list[RoleName]) -> None:
+async def test_small_pools_answer_as_large_ones_do(roles: list[Role]) -> None:
     """Through real services. Requests come again after others have pushed them out of both pools."""
     make = partial(fake_engine, num_blocks=18, host_blocks=300)
     workers = [LocalWorker(role, make_engine=make) for role in roles]
     asked = [(prompt(n, 13), 40) for n in range(6)]
-    expected = [run_alone(ids, SamplingParams(n, temperature=0.0, ignore_eos=True)) for ids, n in asked]
+    expected = [run_alone(ids, ResolvedSampling(n, temperature=0.0, ignore_eos=True)) for ids, n in asked]
     async with local_ring(workers) as ring:
         for turn in range(2):
             answers = [answer(ring, f"r{turn}-{n}", *request) for n, request in enumerate(asked)]
             assert await asyncio.gather(*answers) == expected
-        loads = [worker.engine.load() for worker in workers]
-        assert all(load.host_tier.hit_blocks > 0 for load in loads)
-        assert loads[-1].preemptions > 0
-        assert loads[-1].host_tier.swapped_in > 0
+        loads = [worker.engine.stats() for worker in workers]
+        assert all(load.host_tier.blocks.restored > 0 for load in loads)
+        assert loads[-1].scheduler.preemptions > 0
+        assert loads[-1].scheduler.swapped_in > 0
         await until(lambda: all(worker.held == 0 for worker in workers))

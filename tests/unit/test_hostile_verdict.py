@@ -93,11 +93,11 @@ def test_the_longest_turn_is_the_routers_word() -> None:
 
 def test_a_turn_is_told_without_waits_for_a_processor_where_the_router_knows() -> None:
     before, after = page(0.8, le0=5), page(2.5, le0=5, le3=6)
-    whole, own = verdict.longest_turns(before, after)
+    whole, own = verdict.max_turns(before, after)
     assert whole == 2.5 and math.isnan(own)
-    assert verdict.longest_turns(before, {**after, OWN: 0.02}) == (2.5, 0.02)
+    assert verdict.max_turns(before, {**after, OWN: 0.02}) == (2.5, 0.02)
     grown = page(0.8, le0=9, le1=12, le2=12, le3=12)
-    assert verdict.longest_turns(before, {**grown, OWN: 0.4}).own == 0.05, "0.4 s came before the attack"
+    assert verdict.max_turns(before, {**grown, OWN: 0.4}).own == 0.05, "0.4 s came before the attack"
 
 
 @pytest.mark.parametrize(

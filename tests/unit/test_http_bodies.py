@@ -13,13 +13,13 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.errors import ApiError
-from baton.router.api.http import bodies, body, connection, decode
 from baton.router.api.http.app import app_for
-from baton.router.api.http.bodies import SMALL, BodyBudget
+from baton.router.api.http.server import bodies, body, connection, decode
+from baton.router.api.http.server.bodies import SMALL, BodyBudget
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.router.security.client import Client
 from baton.router.shared.limits import Limits, Tenant
 from baton.telemetry.http import HttpMetrics
@@ -102,7 +102,7 @@ class TestRate:
     def hurried(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(body, "BODY_GRACE_S", 0.3)
         monkeypatch.setattr(connection, "BODY_PATIENCE_S", 0.8)
-        monkeypatch.setattr(connection, "LEAST_BODY_RATE", 10_000)
+        monkeypatch.setattr(connection, "MIN_BODY_RATE", 10_000)
 
     @pytest.mark.parametrize("path", ENDPOINTS)
     async def test_a_body_without_end_is_told(self, tokenizer: Tokenizer, path: str) -> None:
@@ -287,7 +287,7 @@ class TestBudget:
 
     def test_room_for_eight_of_the_largest(self) -> None:
         metrics = HttpMetrics(CollectorRegistry())
-        assert BodyBudget(1024, metrics, shared=False).room == bodies.LEAST_IN_ALL
+        assert BodyBudget(1024, metrics, shared=False).room == bodies.MIN_IN_ALL
         assert BodyBudget(100 * MIB, metrics, shared=False).room == 800 * MIB
 
 

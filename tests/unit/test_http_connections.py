@@ -19,17 +19,17 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.net.https import FollowingContext
 from baton.router.api.errors import ApiError
-from baton.router.api.http import connection as connection_module
-from baton.router.api.http import listener as listener_module
-from baton.router.api.http import server as server_module
 from baton.router.api.http.app import create_app
-from baton.router.api.http.connection import MOST_HEAD_BYTES, MOST_HEAD_LINES
-from baton.router.api.http.slots import ConnectionSlots, Slot, SlotLimits
+from baton.router.api.http.server import connection as connection_module
+from baton.router.api.http.server import http_server as server_module
+from baton.router.api.http.server import listener as listener_module
+from baton.router.api.http.server.connection import MAX_HEAD_BYTES, MAX_HEAD_LINES
+from baton.router.api.http.server.slots import ConnectionSlots, Slot, SlotLimits
 from baton.telemetry.http import HttpMetrics
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
-from baton.tls.http import FollowingContext
 from tests.support.api_server import serving_app, until
 from tests.support.certificates import Authority
 from tests.support.fake_ring import FakeRing
@@ -97,14 +97,14 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestHeads:
     async def test_a_head_of_the_most_bytes_is_read(self, ring: FakeRing, tokenizer: Tokenizer) -> None:
-        rest = MOST_HEAD_BYTES - len(get("/version", "x: "))
+        rest = MAX_HEAD_BYTES - len(get("/version", "x: "))
         async with front(ring, tokenizer) as at, connected(at.url) as client:
             await client.send(get("/version", "x: " + "a" * rest))
             assert (await client.answer()).status == 200
 
     @pytest.mark.parametrize("piece", [1 << 20, 1000], ids=["at once", "in pieces"])
     async def test_a_byte_more_is_refused(self, ring: FakeRing, tokenizer: Tokenizer, piece: int) -> None:
-        head = get("/version", "x: " + "a" * (MOST_HEAD_BYTES - len(get("/version", "x: ")) + 1))
+        head = get("/version", "x: " + "a" * (MAX_HEAD_BYTES - len(get("/version", "x: ")) + 1))
         async with front(ring, tokenizer) as at, connected(at.url) as client:
             for start in range(0, len(head), piece):
                 await client.send(head[start : start + piece])
@@ -122,12 +122,12 @@ class TestHeads:
     ) -> None:
         more = start[-2:] if start == b"\r\n" else b"a: b\r\n" if start[-1:] == b"\n" else b"a" * 6
         async with front(ring, tokenizer) as at, connected(at.url) as client:
-            await client.send(start + more * (MOST_HEAD_BYTES // len(more) + 1))
+            await client.send(start + more * (MAX_HEAD_BYTES // len(more) + 1))
             assert (await client.answer()).status == 431
             await client.end()
 
     async def test_lines_are_counted(self, ring: FakeRing, tokenizer: Tokenizer) -> None:
-        lines = [f"x-{number}: a" for number in range(MOST_HEAD_LINES - 1)]
+        lines = [f"x-{number}: a" for number in range(MAX_HEAD_LINES - 1)]
         async with front(ring, tokenizer) as at, connected(at.url) as client:
             await client.send(get("/version", *lines))
             assert (await client.answer()).status == 200, "with the host there are as many as may be"
@@ -149,8 +149,8 @@ class TestHeads:
                 assert answer.status == 200 and answer.headers["x-request-id"] != "trailer"
             for endless in (
                 chunk + b"a: b\r\n" * 200,
-                chunk + b"a: " + b"b" * 2 * MOST_HEAD_BYTES,
-                b"1;" + b"a" * 2 * MOST_HEAD_BYTES,
+                chunk + b"a: " + b"b" * 2 * MAX_HEAD_BYTES,
+                b"1;" + b"a" * 2 * MAX_HEAD_BYTES,
             ):
                 async with connected(at.url) as client:
                     await client.send(head + endless)
@@ -159,7 +159,7 @@ class TestHeads:
     async def test_heads_in_all_are_bounded(
         self, ring: FakeRing, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("baton.router.api.http.slots.MOST_HEAD_BYTES", 200_000)
+        monkeypatch.setattr("baton.router.api.http.server.slots.MAX_HEAD_BYTES", 200_000)
         async with front(ring, tokenizer) as at, AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(connected(at.url)) for _ in range(5)]
             for client in clients:
@@ -212,7 +212,7 @@ class TestTime:
                 await client.send(post("/nowhere", b"a", length=10**6))
                 assert (await client.answer()).status == 404
                 await client.end(2)
-            monkeypatch.setattr(connection_module, "MOST_UNWANTED_BYTES", 10**6)
+            monkeypatch.setattr(connection_module, "MAX_UNWANTED_BYTES", 10**6)
             async with connected(at.url) as client:
                 await client.send(post("/nowhere", b"a", length=10**9))
                 assert (await client.answer()).status == 404
@@ -264,7 +264,7 @@ class TestPipelining:
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
     @pytest.mark.parametrize(
-        "more", [get("/version") * 40, b"a" * (MOST_HEAD_BYTES + 1)], ids=["requests", "bytes"]
+        "more", [get("/version") * 40, b"a" * (MAX_HEAD_BYTES + 1)], ids=["requests", "bytes"]
     )
     async def test_what_is_sent_ahead_is_bounded(
         self, ring: FakeRing, tokenizer: Tokenizer, more: bytes
@@ -510,7 +510,7 @@ class TestSlots:
 
 async def test_the_soft_limit_is_raised() -> None:
     program = (
-        "import resource as r; from baton.descriptors import raise_limit;"
+        "import resource as r; from baton.process.descriptors import raise_limit;"
         "r.setrlimit(r.RLIMIT_NOFILE, (100, 300)); print(raise_limit(), r.getrlimit(r.RLIMIT_NOFILE))"
     )
     process = await asyncio.create_subprocess_exec(

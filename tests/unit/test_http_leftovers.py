@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.router.security.client import Client
 from baton.router.shared.limits import Limits, Tenant
 from baton.telemetry.metrics import RouterMetrics

@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
 )
 
 from baton import hub
-from baton.errors import ModelError
+from baton.process.options import ModelError
 from tests.support.tiny_models import TINY_MODELS
 
 

@@ -1,11 +1,12 @@
-"""Arrows between packages point one way, and the router runs where no torch is installed."""
+"""Arrows between folders point one way, and the router runs where no torch is installed."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,64 +14,78 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SERVICES = ROOT / "services"
 
+LAYERS = (
+    {"v1", "demo_model", "baton_kernels"},
+    {"core", "process"},
+    {"net", "text", "hub"},
+    {"telemetry", "parallel", "greeting", "request", "tools", "models.quantization"},
+    {"grammar", "models", "transport", "engine.kv", "bench.workload"},
+    {"transport.ranks", "engine.sampling", "speculation", "bench"},
+    {"handoff", "engine", "nodes", "bench.sweep"},
+    {"roles", "rank", "bench.offline"},
+    {"worker"},
+    {"simulated"},
+    {"router.placement", "router.processes"},
+    {"router.discovery", "router.shared", "router.traces", "router.ui"},
+    {"router.security", "router.pulse"},
+    {"router.fleet"},
+    {"router.dispatch"},
+    {"router.admission"},
+    {"router.api"},
+    {"router.api.http.server"},
+    {"router.api.http.openai", "router.api.http.ops"},
+    {"router.api.http.anthropic", "router.api.http.responses"},
+    {"router.api.http.preparing"},
+    {"router.api.http", "router.api.grpc", "router.preparation"},
+    {"router"},
+    {"planner"},
+    {"cli"},
+)
+"""All folders, from the bottom up. A folder imports folders of lower layers only, and itself."""
+
 BELOW = {
+    "core",
+    "process",
+    "net",
     "text",
     "tools",
-    "hub",
     "request",
-    "beam_search",
-    "block_hash",
-    "sampling_params",
-    "structured_output",
     "grammar",
-    "urgency",
-    "logprobs",
-    "connector",
-    "telemetry",
-    "v1",
-    "errors",
-    "options",
-    "ready",
-    "logs",
-    "tls",
-    "watched",
-    "decoding",
-    "message_bounds",
-    "rpc_status",
     "greeting",
-    "names",
-    "cluster_key",
-    "switching",
-    "parent",
-    "wakeups",
-    "supervision",
-    "sockets",
-    "ending",
-    "stacks",
-    "descriptors",
+    "hub",
+    "v1",
 }
-"""What every package may use, these among each other too. They import nothing above themselves."""
+"""Packages that every package above them may use. They know nothing of routers, workers and engines."""
 
 ALLOWED = {
     "cli": {"router", "worker", "simulated", "bench", "nodes", "planner"},
-    "planner": {"router"},
-    "simulated": {"worker", "engine", "models", "parallel"},
+    "planner": {"router", "handoff", "telemetry"},
+    "router": {"handoff", "telemetry"},
+    "simulated": {"worker", "engine", "models", "parallel", "transport", "telemetry"},
     "bench": {"engine"},
-    "router": set[str](),
-    "worker": {"prefill", "decode", "engine", "speculation", "models", "nodes", "parallel", "baton_kernels"},
-    "prefill": {"engine", "models"},
-    "decode": {"engine", "models"},
-    "rank": {"engine", "models", "parallel", "baton_kernels"},
+    "worker": {
+        *("roles", "handoff", "transport", "engine", "speculation", "models", "nodes", "parallel"),
+        *("telemetry", "baton_kernels"),
+    },
+    "roles": {"engine", "handoff", "transport", "telemetry"},
+    "rank": {"engine", "models", "parallel", "transport", "baton_kernels"},
+    "nodes": {"parallel", "transport"},
     "engine": {"speculation", "models", "parallel", "baton_kernels"},
     "speculation": {"models", "parallel", "baton_kernels"},
     "models": {"parallel", "baton_kernels"},
-    "nodes": {"parallel"},
+    "handoff": {"transport", "telemetry"},
+    "transport": {"telemetry"},
+    "telemetry": set[str](),
     "parallel": set[str](),
-    "baton_kernels": set[str](),
     "demo_model": set[str](),
+    "baton_kernels": set[str](),
     **{name: set[str]() for name in BELOW},
 }
-"""Package → the packages it may import besides itself and BELOW."""
+"""Package → the packages that it may import besides itself and BELOW. Whoever computes may not import
+telemetry: it declares its figures, and those who serve it export them."""
+
+AT_THE_ROOT = {"__init__.py", "__main__.py", "hub.py"}
+"""The only modules that lie in no folder."""
 
 
 def modules() -> Iterator[Path]:
@@ -107,19 +122,88 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.module
 
 
+def folder(name: str) -> str | None:
+    """The folder of a module: ``baton.router.api.errors`` → ``router.api``. None: no code of Baton's."""
+    first, _, rest = name.partition(".")
+    if first == "baton_kernels":
+        return first
+    if first != "baton" or not rest:
+        return None
+    parts = rest.split(".")
+    while parts:
+        path = SERVICES / "baton" / Path(*parts)
+        if path.is_dir():
+            return ".".join(parts)
+        if len(parts) == 1:
+            return parts[0]  # hub, or a name of the package itself
+        parts.pop()
+    return None
+
+
+def layer(name: str) -> int | None:
+    """The number of a folder's layer, from the bottom; None: it has none."""
+    return next((number for number, folders in enumerate(LAYERS) if name in folders), None)
+
+
 @pytest.mark.parametrize("path", list(modules()), ids=lambda path: module_name(path))
 def test_arrows(path: Path) -> None:
     here = unit(module_name(path))
     if here is None or here == "__main__":  # the package itself and its entry point hold nothing
         return
     assert here in ALLOWED, f"a new package: give {here} its place in ALLOWED and in docs/architecture.md"
+    room = folder(module_name(path))
+    level = layer(room) if room else None
+    assert level is not None, f"a new folder: give {room} its place in LAYERS"
     wrong = []
     for line, name in imported(ast.parse(path.read_text(encoding="utf-8"))):
-        there = unit(name)
+        there, other = unit(name), folder(name)
         known = there in ALLOWED  # `from baton import __version__` names no package
-        if known and there != here and there not in BELOW | ALLOWED[here]:
+        if not known or other is None or other == room:
+            continue
+        below = layer(other)
+        if there != here and there not in BELOW | ALLOWED[here]:
             wrong.append(f"{path.relative_to(ROOT)}:{line}: {here} must not import {there}")
+        elif below is None or below >= level:
+            wrong.append(
+                f"{path.relative_to(ROOT)}:{line}: {room} must not import {other}, which is not below it"
+            )
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    files = {module_name(path): path for path in modules()}
+    graph = {
+        name: {
+            there
+            for _, there in imported_modules(ast.parse(path.read_text(encoding="utf-8")), files)
+            if there != name
+        }
+        for name, path in files.items()
+    }
+    assert not circle(graph)
+
+
+def imported_modules(tree: ast.AST, files: Container[str]) -> Iterator[tuple[int, str]]:
+    """Like `imported`, with ``from package import module`` told as the module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield node.lineno, whole if whole in files else node.module
+    yield from imported(tree)
+
+
+def circle(graph: Mapping[str, Set[str]]) -> list[str]:
+    """A way from a module back to itself; empty: there is none."""
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_only_the_hub_lies_at_the_root() -> None:
+    assert {path.name for path in (SERVICES / "baton").glob("*.py")} == AT_THE_ROOT
 
 
 WITHOUT_TORCH = """
@@ -168,3 +252,13 @@ def test_a_router_that_needs_neither_kubernetes_nor_redis_does_not_import_them()
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert result.stdout.strip() == "set()", result.stdout + result.stderr
+
+
+def test_no_public_class_name_is_there_twice() -> None:
+    generated = (SERVICES / "baton" / "v1").glob("*.py")
+    places: dict[str, list[str]] = {}
+    for path in (*modules(), *generated):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module_name(path))
+    assert not {name: where for name, where in places.items() if len(where) > 1}

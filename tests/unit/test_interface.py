@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from baton.connector.interface import interface_of
+from baton.transport.network_interface import interface_of
 from tests.support.ipv6 import needs_ipv6
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the Linux kernel")
@@ -34,7 +34,7 @@ def test_a_wildcard_or_an_address_of_others_is_no_interface(host: str) -> None:
 )
 class TestUcx:
     def test_a_specific_host_restricts_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from baton.connector.ucx_driver import interface_options
+        from baton.transport.ucx_driver import interface_options
 
         monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
         assert interface_options("127.0.0.1") == {"NET_DEVICES": "lo"}
@@ -42,7 +42,7 @@ class TestUcx:
 
     @needs_ipv6
     def test_a_host_of_ipv6_is_called_by_ipv6(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from baton.connector.ucx_driver import interface_options
+        from baton.transport.ucx_driver import interface_options
 
         monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
         monkeypatch.delenv("UCX_TCP_AF_PRIO", raising=False)
@@ -52,7 +52,7 @@ class TestUcx:
         assert interface_options("::1") == {"NET_DEVICES": "lo"}
 
     def test_the_users_own_choice_goes_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from baton.connector.ucx_driver import interface_options
+        from baton.transport.ucx_driver import interface_options
 
         monkeypatch.setenv("UCX_NET_DEVICES", "eth7")
         assert interface_options("127.0.0.1") == {}

@@ -40,6 +40,16 @@ CASES = {
     "soft-cap": Case(4, 2, 64, 16, None, (7, 500), ((0, 40), (21, 13)), softcap=0.5),
     "soft-cap, window": Case(4, 2, 64, 16, 50, (7, 500), ((0, 140), (21, 13)), softcap=0.5),
     "drafts of two sequences": Case(8, 2, 64, 16, None, (30,), ((60, 2), (29, 2))),
+    "drafts in a uniform step": Case(8, 2, 64, 16, None, (60, 7, 700, 33), (), queries=5),
+    "drafts in a uniform step, window": Case(8, 2, 64, 16, 50, (60, 7, 700, 33), (), queries=5),
+    "the same, a window of one": Case(8, 2, 64, 16, 1, (60, 7, 700, 33), (), queries=3),
+    "the same beside chunks": Case(4, 4, 64, 32, None, (5, 4000), ((30, 70), (3, 9), (900, 1)), queries=2),
+    "drafts, sixty-four rows to one": Case(8, 1, 128, 16, 40, (300, 20), (), torch.bfloat16, queries=8),
+    "short chunks behind long prefixes": Case(4, 2, 64, 16, None, (9,), ((2000, 5), (0, 14), (500, 12))),
+    "short chunks, window": Case(4, 2, 64, 16, 70, (9,), ((2000, 5), (0, 14), (500, 12))),
+    "short chunks of seven heads to one": Case(7, 1, 64, 16, None, (), ((90, 1), (300, 9), (0, 2))),
+    "a long chunk split over programs": Case(2, 1, 64, 64, None, (), ((3900, 70),), torch.float16),
+    "the same, window, soft-cap": Case(2, 1, 64, 64, 2500, (), ((3900, 70),), torch.float16, 20.0),
     "nothing": Case(4, 2, 64, 16, None, (), ()),
 }
 
@@ -51,7 +61,7 @@ def check(case: Case, device: shapes.Device = FEW) -> None:
     fused = torch.randn(batch.positions.numel(), case.heads + 2, case.head_dim).to(case.dtype)
     q = fused[:, : case.heads]
     how = {"scale": scale, "window": case.window, "softcap": case.softcap}
-    plan = attention.CudaPlan.build(batch, pool, {case.window}, device)
+    plan = attention.CudaPlan.build(batch, pool, {case.window}, case.heads, device)
     out = plan.attend(spoil_unused(pool, batch, layer), layer, q, **how)
     expected = reference_attention(pool, layer, q, batch, **how)
     assert out.shape == q.shape
@@ -92,7 +102,7 @@ def test_rows_without_a_context_get_zeros() -> None:
     """As those have that pad a batch to the size of a captured graph."""
     pool, batch = lay_out(Case(4, 2, 64, 16, None, (5, 300, 9), ()))
     batch.decode_contexts[1] = 0
-    plan = attention.CudaPlan.build(batch, pool, {None, 7}, FEW)
+    plan = attention.CudaPlan.build(batch, pool, {None, 7}, 4, FEW)
     q = torch.randn(3, 4, 64)
     for window in (None, 7):
         out = plan.attend(pool, 0, q, scale=0.1, window=window, softcap=None)
@@ -118,7 +128,7 @@ def test_what_the_kernels_cannot_do_is_an_error(
     pool, batch = lay_out(Case(heads, 2, head_dim, 16, None, (5,), (), dtype))
     q = torch.randn(1, heads, head_dim).to(dtype)
     with pytest.raises(ValueError, match=says):
-        plan = attention.CudaPlan.build(batch, pool, {None}, shapes.Device(3, arch))
+        plan = attention.CudaPlan.build(batch, pool, {None}, heads, shapes.Device(3, arch))
         plan.attend(pool, 0, q, scale=0.1, window=None, softcap=None)
 
 
@@ -127,6 +137,50 @@ def test_the_grid_and_the_workspace_depend_on_no_length() -> None:
     plans = []
     for contexts in ((5, 5, 5), (300, 1, 2000)):
         pool, batch = lay_out(Case(4, 2, 64, 16, None, contexts, ()))
-        plans.append(attention.CudaPlan.build(batch, pool, {None}, FEW).decode[None])
+        plans.append(attention.CudaPlan.build(batch, pool, {None}, 4, FEW).decode[None])
     assert plans[0].programs == plans[1].programs
     assert plans[0].starts.shape == plans[1].starts.shape
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(4, 2, 64, 16, None, (3, 4000, 1, 900), ()),
+        Case(4, 2, 64, 16, None, (8, 4000, 5, 900), (), queries=5),
+        Case(4, 2, 64, 16, None, (), ((2000, 5), (0, 9))),
+        Case(2, 1, 64, 64, None, (), ((3900, 70),), torch.float16),
+    ],
+    ids=["decode", "verify", "short chunks", "a long chunk"],
+)
+def test_parts_are_joined_again_in_every_layer(case: Case) -> None:
+    """The counters of parts are back at 0 after each launch: a plan, or a graph, is used again and again."""
+    torch.manual_seed(0)
+    pool, batch = lay_out(case)
+    plan = attention.CudaPlan.build(batch, pool, {case.window}, case.heads, FEW)
+    q = torch.randn(batch.positions.numel(), case.heads, case.head_dim).to(case.dtype)
+    parts = plan.prefill or next(iter((plan.decode or plan.short).values()))
+    for layer in (0, 2, 0):
+        out = plan.attend(pool, layer, q, scale=0.1, window=None, softcap=None)
+        expected = reference_attention(pool, layer, q, batch, scale=0.1, window=None)
+        torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])
+        assert parts.arrivals is not None
+        assert not parts.arrivals.any()
+
+
+def test_a_chunk_of_a_few_queries_is_split_as_decode_is() -> None:
+    """A verification of five tokens behind a long context has as many programs as a decoding row."""
+    pool, batch = lay_out(Case(8, 2, 64, 16, None, (2000,), ((2000, 5), (0, 40), (0, 3))))
+    plan = attention.CudaPlan.build(batch, pool, {None}, 8, shapes.Device(40, 90))
+    short = plan.short[None]
+    assert short.programs == plan.decode[None].programs == 40
+    assert (short.starts.numel() - 1, short.queries) == (2, 8)
+    assert plan.prefill is not None
+    assert plan.prefill.chunks.shape == (4, 2)
+
+
+def test_a_chunk_behind_a_long_context_fills_the_device() -> None:
+    pool, batch = lay_out(Case(2, 1, 64, 64, None, (), ((3900, 70),), torch.float16))
+    plan = attention.CudaPlan.build(batch, pool, {None}, 2, shapes.Device(16, 90))
+    assert plan.prefill is not None
+    assert plan.prefill.programs < 4
+    assert plan.prefill.programs * plan.prefill.splits >= 16

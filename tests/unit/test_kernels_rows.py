@@ -58,7 +58,7 @@ def test_heads_are_normed_rotated_and_stored(
     expected = pool.double()
     reference_write_kv(expected, 1, expected_k, v.double(), batch)
 
-    plan = AttentionPlan.build(batch, pool, {None})
+    plan = AttentionPlan.build(batch, pool, {None}, heads)
     by_torch = pool.clone()
     out = rotate_and_store(by_torch, 1, qkv, plan, cos=cos, sin=sin, norm=norm)
     by_triton = pool.clone()

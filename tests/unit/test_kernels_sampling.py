@@ -13,11 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine import sampler
-from baton.engine.logits import LogitRules, PackedRules, Row, adjust, adjust_by_kernels, allowed_words
-from baton.engine.philox import exponentials
-from baton.engine.sampler import choose, choose_by_kernel, packed, sample
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling import sampler
+from baton.engine.sampling.logits import (
+    LogitRules,
+    PackedRules,
+    Row,
+    adjust,
+    adjust_by_kernels,
+    allowed_words,
+)
+from baton.engine.sampling.philox import exponentials
+from baton.engine.sampling.sampler import choose, choose_by_kernel, packed, sample
 from baton_kernels import rows as entry
 from tests.support.sampling_cases import Rows, adjusted
 
@@ -26,10 +33,11 @@ if find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("tests/gpu runs them on the device", allow_module_level=True)
 
+from loadtest.draw_passes import passes
 from tests.support.interpreted import logits as kernels
 from tests.support.interpreted import sampling, times_of
 
-PLAIN = SamplingParams(max_tokens=1)
+PLAIN = ResolvedSampling(max_tokens=1)
 
 
 def drawn(rows: Rows) -> list[int]:
@@ -73,6 +81,46 @@ class TestDraw:
         assert drawn(rows) == [0] * 8
         wider = Rows(logits, [replace(PLAIN, top_k=2, top_p=0.85, seed=5)] * 8, list(range(8)))
         assert len(set(drawn(wider))) > 2
+
+    @pytest.mark.parametrize("shape", ["smooth", "rounded", "flat"])
+    def test_is_the_same_whether_the_edge_is_in_registers_or_not(
+        self, shape: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With few columns almost every filter has its edge below what the columns keep."""
+        vocab = 400
+        choices = [
+            {"shape": shape, "spread": 0.3, "temperature": 1.0, "min_p": min_p, "position": 3}
+            | {"top_k": top_k, "top_p": top_p}
+            for top_k in (0, 7, 150, vocab)
+            for top_p, min_p in ((0.9, 0.0), (0.99999, 0.0), (1.0, 0.02))
+        ]
+        rows = Rows.of(choices, vocab, seed=11)
+        wide = drawn(rows)
+        monkeypatch.setattr(sampling, "COLUMNS", 16)
+        assert drawn(rows) == wide
+        plain = sample(rows.logits, rows.params, rows.positions)
+        sure = [at for at, token in enumerate(rows.expected()) if token is not None]
+        assert [wide[at] for at in sure] == [plain[at] for at in sure]
+        assert len(sure) > 4
+
+    def test_goes_over_a_row_three_times_where_the_filters_leave_few(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        row = torch.randn(4096, generator=torch.Generator().manual_seed(2)) * 3
+        row[:60] += 20  # in neighbouring columns, as frequent tokens are
+        for filters in ({"top_k": 20}, {"top_k": 40, "top_p": 0.9}, {"top_p": 0.95}, {"min_p": 0.1}):
+            assert 3 <= passes(row, filters) < 3.1
+        assert 1 <= passes(row, {"temperature": 0.0}) < 1.1
+        monkeypatch.setattr(sampling, "COLUMNS", 8)
+        assert passes(row, {"top_k": 40, "top_p": 0.9}) > 10
+
+    def test_rows_that_begin_anywhere_must_have_such_a_stride(self) -> None:
+        with pytest.raises(ValueError, match="must begin at a multiple of 16 bytes"):
+            sampling.draw(torch.zeros(2, 44)[:, 1:], *packed([PLAIN] * 2, [0, 0], torch.device("cpu")))
+        odd = torch.full((3, 43), -1.0)
+        odd[1:, 21] = 3.0
+        params = [replace(PLAIN, temperature=0.0)] * 2
+        assert sampling.draw(odd[1:], *packed(params, [0, 0], odd.device)).tolist() == [21, 21]
 
     def test_rows_apart_and_with_nothing_to_choose(self) -> None:
         wide = torch.full((3, 100), -math.inf)
@@ -148,7 +196,7 @@ class TestTheEngine:
         assert torch.equal(chosen[sure], expected[sure])
 
 
-def random_rules(rng: random.Random, vocab: int) -> SamplingParams:
+def random_rules(rng: random.Random, vocab: int) -> ResolvedSampling:
     ids = rng.sample(range(vocab), 6)
     return replace(
         PLAIN,

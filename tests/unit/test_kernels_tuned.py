@@ -39,7 +39,7 @@ def name_of(kernel: str, chosen: Tiling, group: int = 4) -> str:
 def test_they_are_found_where_they_were_kept(cache: Path) -> None:
     pool, _ = lay_out(Case(8, 2, 128, 64, None, (5,), (), torch.bfloat16))
     plain = shapes.Shape.of(pool, shapes.Device(132, 90))
-    decode, prefill = plain.decode(4), plain.prefill(4, 500)
+    decode, prefill = plain.decode(4), plain.prefill(4)
     ours = {
         name_of("decode", decode): Tiling(decode.rows, decode.tile, 2, 3),
         name_of("prefill", prefill): Tiling(64, 32, 4, 2),
@@ -48,23 +48,23 @@ def test_they_are_found_where_they_were_kept(cache: Path) -> None:
     assert read(cache, DEVICE) == ours
     shape = shapes.Shape.of(pool, GPU)
     assert shape.decode(4) == Tiling(decode.rows, decode.tile, 2, 3)
-    assert shape.prefill(4, 500) == Tiling(64, 32, 4, 2)
+    assert shape.prefill(4) == Tiling(64, 32, 4, 2)
     # Other shapes keep the defaults.
     assert shape.decode(8) == plain.decode(8)
-    assert shape.prefill(4, 3) == plain.prefill(4, 3)
+    assert shape.decode(4, 5) == plain.decode(4, 5)
 
 
 def test_the_kernels_use_them(cache: Path) -> None:
     case = Case(8, 2, 64, 16, None, (100, 30), ((20, 40),))
     pool, batch = lay_out(case)
     plain = shapes.Shape.of(pool, shapes.Device(132, 90))
-    write(cache, DEVICE, {plain.name("prefill", 4, plain.prefill(4, 40)): Tiling(16, 16, 1, 1)})
+    write(cache, DEVICE, {plain.name("prefill", 4, plain.prefill(4)): Tiling(16, 16, 1, 1)})
     q = torch.randn(batch.positions.numel(), 8, 64)
-    nameless = attention.CudaPlan.build(batch, pool, {None}, shapes.Device(132, 90))
-    assert nameless.shape.prefill(4, 40).rows == 64
+    nameless = attention.CudaPlan.build(batch, pool, {None}, 8, shapes.Device(132, 90))
+    assert nameless.shape.prefill(4).rows == 64
     by_default = nameless.attend(pool, 0, q, scale=0.1, window=None, softcap=None)
-    plan = attention.CudaPlan.build(batch, pool, {None}, GPU)
-    assert plan.shape.prefill(4, 40).rows == 16
+    plan = attention.CudaPlan.build(batch, pool, {None}, 8, GPU)
+    assert plan.shape.prefill(4).rows == 16
     tuned = plan.attend(pool, 0, q, scale=0.1, window=None, softcap=None)
     torch.testing.assert_close(tuned, by_default)
 
@@ -115,9 +115,9 @@ def test_what_does_not_go_with_the_plan_is_refused() -> None:
     name = plain.name("decode", 4, plain.decode(4))
     with pytest.raises(TuningError, match="decode is tuned to 16 rows and tiles of 32; allowed: 16 and 64"):
         shapes.Shape(64, 128, torch.bfloat16, 90, {name: Tiling(16, 32, 4, 3)}).decode(4)
-    name = plain.name("prefill", 40, plain.prefill(40, 500))
+    name = plain.name("prefill", 40, plain.prefill(40))
     with pytest.raises(TuningError, match="prefill is tuned to 32 rows; allowed: at least 40"):
-        shapes.Shape(64, 128, torch.bfloat16, 90, {name: Tiling(32, 32, 4, 3)}).prefill(40, 500)
+        shapes.Shape(64, 128, torch.bfloat16, 90, {name: Tiling(32, 32, 4, 3)}).prefill(40)
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from baton.models.llama import LlamaForCausalLM
 from baton.models.loader import load_model
-from baton.models.quantization import Quantization
+from baton.models.quantization.registry import Quantization
 from baton_kernels.cpu.layers import LayerStack
 from tests.support.model_ring import Ring, prompt
 from tests.support.threads import in_threads

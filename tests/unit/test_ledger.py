@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.logprobs import Logprobs, TokenDetails
-from baton.router.ledger import Entry
-from baton.router.types import TokenChunk
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.router.dispatch.ledger import LedgerEntry
+from baton.router.dispatch.types import TokenChunk
 from baton.v1 import inference_pb2, worker_pb2
 from tests.support.fake_ring import made_up
 
@@ -25,7 +25,7 @@ def delta(
     )
 
 
-def accepted(entry: Entry, delta: worker_pb2.TokenDelta) -> TokenChunk:
+def accepted(entry: LedgerEntry, delta: worker_pb2.TokenDelta) -> TokenChunk:
     chunk = entry.accept(delta)
     assert isinstance(chunk, TokenChunk)
     return chunk
@@ -37,7 +37,7 @@ def told(chunk: TokenChunk) -> tuple[Logprobs | None, Logprobs | None]:
 
 
 def test_a_delta_brings_the_logprobs_of_its_tokens() -> None:
-    entry = Entry()
+    entry = LedgerEntry()
     first = accepted(entry, delta(0, [10], prompt=True))
     assert (first.token_ids, first.cached_tokens) == ((10,), 3)
     assert told(first) == (made_up([10], 2), made_up(PROMPT[1:], 1))
@@ -46,7 +46,7 @@ def test_a_delta_brings_the_logprobs_of_its_tokens() -> None:
 
 
 def test_what_is_repeated_is_not_told_again() -> None:
-    entry = Entry()
+    entry = LedgerEntry()
     accepted(entry, delta(0, [10], prompt=True))
     assert entry.accept(delta(0, [10], prompt=True)) is None, "decode repeats prefill's first token"
     later = accepted(entry, delta(0, [10, 11, 12], prompt=True))
@@ -55,27 +55,27 @@ def test_what_is_repeated_is_not_told_again() -> None:
 
 
 def test_whoever_comes_first_with_the_first_token_tells_all() -> None:
-    entry = Entry()
+    entry = LedgerEntry()
     repeated_by_decode = accepted(entry, delta(0, [10], prompt=True))
     assert told(repeated_by_decode)[1] is not None
     assert entry.accept(delta(0, [10], prompt=True)) is None, "prefill's own comes late"
 
 
 def test_another_attempts_details_do_not_count() -> None:
-    entry = Entry(attempt=1)
+    entry = LedgerEntry(attempt=1)
     assert entry.accept(delta(0, [10], attempt=0)) is None
 
 
 def test_no_details_are_none() -> None:
-    chunk = accepted(Entry(), worker_pb2.TokenDelta(first_seq=0, token_ids=[10]))
+    chunk = accepted(LedgerEntry(), worker_pb2.TokenDelta(first_seq=0, token_ids=[10]))
     assert chunk.details is None
     finish = worker_pb2.TokenDelta(
         first_seq=0, token_ids=[10], finish_reason=inference_pb2.FINISH_REASON_STOP
     )
-    assert accepted(Entry(), finish).finish_reason == "stop"
+    assert accepted(LedgerEntry(), finish).finish_reason == "stop"
 
 
 def test_a_prompt_of_one_token_has_logprobs_all_the_same() -> None:
     details = TokenDetails(None, Logprobs(0)).to_proto()
-    chunk = accepted(Entry(), worker_pb2.TokenDelta(first_seq=0, token_ids=[10], details=details))
+    chunk = accepted(LedgerEntry(), worker_pb2.TokenDelta(first_seq=0, token_ids=[10], details=details))
     assert told(chunk) == (None, Logprobs(0, [], [], [], []))

@@ -9,14 +9,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
-from baton.router.api.http.live import FILES
+from baton.router.api.http.ops.live import FILES
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.router.security.keys import KeyFile, entry_line, new_key
 from baton.router.shared.limits import Limits, Tenant
-from baton.router.ui.history import MOST_POINTS, WINDOW, History, buckets_of, quantile
+from baton.router.ui.history import MAX_POINTS, WINDOW, History, buckets_of, quantile
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.telemetry.ring import RingSource, WorkerView
 from tests.support.api_server import serving_app
@@ -61,18 +61,18 @@ async def test_points_are_rates_and_quantiles_of_the_last_seconds_and_bounded() 
     of_model.generated_tokens.inc(1000)  # before the page's time
     page = history(metrics)
     at = page._seen[0][0]
-    for step in range(1, MOST_POINTS + 20):
+    for step in range(1, MAX_POINTS + 20):
         of_model.generated_tokens.inc(20)
         of_model.time_to_first_token.observe(0.3)
         page.tick(at + 2.0 * step, await page.totals())
     document = await page.document()
     points = document["points"]
-    assert isinstance(points, list) and len(points) == MOST_POINTS
+    assert isinstance(points, list) and len(points) == MAX_POINTS
     assert points[-1]["token_rate"] == pytest.approx(10.0)
     assert 250 <= points[-1]["ttft_p50"] <= 500 and points[-1]["itl_p50"] is None
-    assert document["generated_tokens"] == 1000 + 20 * (MOST_POINTS + 19)
+    assert document["generated_tokens"] == 1000 + 20 * (MAX_POINTS + 19)
     assert document["waiting"] == 4
-    for step in range(MOST_POINTS + 20, MOST_POINTS + 21 + WINDOW):
+    for step in range(MAX_POINTS + 20, MAX_POINTS + 21 + WINDOW):
         page.tick(at + 2.0 * step, await page.totals())
     latest = (await page.document())["points"][-1]
     assert latest["token_rate"] == 0 and latest["ttft_p50"] is None

@@ -6,16 +6,16 @@ from typing import cast
 
 import pytest
 
-from baton.connector.decode import RETIRE_AFTER_S, DecodeHandoffs, Room
-from baton.connector.liveness import (
+from baton.handoff.decode import RETIRE_AFTER_S, DecodeHandoffs, DecodeMemory
+from baton.handoff.messages import Retire
+from baton.net.heartbeat import (
     BUSY_SILENCE_S,
     HEARTBEAT_S,
     IDLE_SILENCE_S,
-    MOST_PER_TICK_S,
+    MAX_PER_TICK_S,
     OwnTime,
     Pulse,
 )
-from baton.connector.messages import Retire
 
 TICK_S = 0.1
 
@@ -56,16 +56,20 @@ def test_a_minute_in_which_we_were_stopped_is_no_silence_of_the_peer() -> None:
 
 def test_own_time_goes_on_by_its_ticks_and_never_back() -> None:
     own = OwnTime(50.0)
-    assert (own.at(50.0), own.at(50.25), own.at(99.0)) == (0.0, 0.25, MOST_PER_TICK_S)
+    assert (own.at(50.0), own.at(50.25), own.at(99.0)) == (0.0, 0.25, MAX_PER_TICK_S)
     assert own.tick(50.25) == 0.0
-    assert own.tick(60.25) == pytest.approx(10.0 - MOST_PER_TICK_S)
-    assert own.at(60.25) == pytest.approx(0.25 + MOST_PER_TICK_S)
+    assert own.tick(60.25) == pytest.approx(10.0 - MAX_PER_TICK_S)
+    assert own.at(60.25) == pytest.approx(0.25 + MAX_PER_TICK_S)
 
 
 @pytest.mark.parametrize("stopped_s", [0.0, 60.0])
 def test_a_worker_that_stood_still_does_not_retire_for_that(stopped_s: float) -> None:
     """The end of the fence may be there, and only not heard yet."""
-    machine, own, now = DecodeHandoffs("d", cast(Room, None), drained_is_proof=False), OwnTime(100.0), 100.0
+    machine, own, now = (
+        DecodeHandoffs("d", cast(DecodeMemory, None), drained_is_proof=False),
+        OwnTime(100.0),
+        100.0,
+    )
     link = machine.open_link("p")
     assert link is not None
     machine.link_lost(link, own.at(now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -17,7 +18,6 @@ import baton
 from baton import LLM, SamplingParams, StructuredOutputs
 from baton.engine.config import EngineConfig
 from baton.engine.execution import StepResult
-from baton.engine.llm import EngineOptions
 from baton.engine.scheduler import ScheduledBatch
 from baton.grammar import compiler, lanes
 from baton.grammar.compiler import GrammarCompiler
@@ -102,8 +102,8 @@ def test_a_stop_string_ends_one_answer_and_its_blocks_are_free(llm: LLM) -> None
     assert cut.outputs[0].text == text[: text.index(stop)]
     assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
     assert other.outputs == whole.outputs
-    load = llm.engine.load()
-    assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
+    load = llm.engine.stats()
+    assert (load.running, load.waiting, load.blocks.held) == (0, 0, 0)
 
 
 def test_the_bar_is_for_a_terminal(
@@ -131,8 +131,8 @@ def test_an_interrupt_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Monkey
     monkeypatch.setattr(llm.engine.runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, params, progress=False)
-    load = llm.engine.load()
-    assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
+    load = llm.engine.stats()
+    assert (load.running, load.waiting, load.blocks.held) == (0, 0, 0)
     monkeypatch.undo()
     again = llm.generate(PROMPTS, params, progress=False)
     assert [result.outputs for result in again] == [result.outputs for result in whole]
@@ -183,11 +183,11 @@ def test_a_chat_goes_through_the_template(llm: LLM) -> None:
 def test_bad_input_is_named_before_anything_runs(
     llm: LLM, prompts: list[str], params: SamplingParams | None, param: str, message: str
 ) -> None:
-    before = llm.engine.load().generated_tokens
+    before = llm.engine.stats().generated_tokens
     with pytest.raises(RequestError, match=message) as refused:
         llm.generate(prompts, params, progress=False)
     assert refused.value.param == param
-    assert llm.engine.load().generated_tokens == before
+    assert llm.engine.stats().generated_tokens == before
 
 
 def test_a_form_is_followed_by_each_prompt_that_asks_for_it(llm: LLM) -> None:
@@ -262,8 +262,8 @@ def test_an_answer_that_cannot_go_on_ends_alone(llm: LLM) -> None:
         assert "together leave no token" in str(answer.error)
     assert [(answer.text, answer.token_ids) for answer in none.outputs] == [("", ())] * 2
     assert (some.outputs[0].text, some.outputs[0].token_ids) == ("a", (a,))
-    load = llm.engine.load()
-    assert (load.running, load.waiting, load.blocks_held) == (0, 0, 0)
+    load = llm.engine.stats()
+    assert (load.running, load.waiting, load.blocks.held) == (0, 0, 0)
 
 
 def test_bad_messages_are_named(llm: LLM) -> None:
@@ -285,7 +285,14 @@ def test_an_option_that_there_is_not(path: Path) -> None:
 
 
 def test_the_options_are_the_engines() -> None:
-    assert set(EngineOptions.__annotations__) == {field.name for field in fields(EngineConfig)} - {"model"}
+    """They are arguments with names, types and defaults, for an editor and for type checkers."""
+    arguments = inspect.signature(LLM).parameters
+    found = {"device_bytes"}  # which the engine is told, and nobody chooses
+    settings = {field.name: field.default for field in fields(EngineConfig) if field.name not in found}
+    defaults = settings | {"model": "demo", "device": "auto", "generation_config": "auto"}
+    assert {name: one.default for name, one in arguments.items()} == defaults
+    assert [one.name for one in arguments.values() if one.kind is not one.KEYWORD_ONLY] == ["model"]
+    assert arguments["block_size"].annotation == int | None
 
 
 def test_the_package_is_light_and_names_what_it_has() -> None:

@@ -20,10 +20,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from baton.bench.config import ServeConfig, WorkloadConfig
-from baton.bench.record import Arrival, Failure, Record
+from baton.bench.config import ServeConfig
+from baton.bench.record import RequestFailure, RequestRecord, TokenArrival
 from baton.bench.serve import measure
 from baton.bench.summary import Summary
+from baton.bench.workload.config import WorkloadConfig
 from loadtest import cores, split
 from loadtest.bursts import Bursts, Outcome, figures_of, gaps_since, offer
 from loadtest.engines import Engine
@@ -35,7 +36,7 @@ from tests.support.tiny_models import save_byte_tokenizer
 
 BLOCKS = {"remote_block_ids": [[3, 4]], "remote_engine_id": "p", "do_remote_prefill": True}
 NO_BLOCKS = {**BLOCKS, "remote_block_ids": []}
-UNFINISHED = Failure("unfinished", "the run ended first")
+UNFINISHED = RequestFailure("unfinished", "the run ended first")
 
 
 class TestOptions:
@@ -121,10 +122,10 @@ class TestTurns:
 
 
 def record(
-    *arrivals: tuple[float, int], sent: float = 0.0, output: int = 0, failure: Failure | None = None
-) -> Record:
-    chunks = tuple(Arrival(at, tokens) for at, tokens in arrivals)
-    return Record(0, sent, sent, chunks[-1].at, chunks, output_tokens=output, failure=failure)
+    *arrivals: tuple[float, int], sent: float = 0.0, output: int = 0, failure: RequestFailure | None = None
+) -> RequestRecord:
+    chunks = tuple(TokenArrival(at, tokens) for at, tokens in arrivals)
+    return RequestRecord(0, sent, sent, chunks[-1].at, chunks, output_tokens=output, failure=failure)
 
 
 class TestBursts:
@@ -155,12 +156,18 @@ class TestBursts:
         ("stream", "prompt", "said"),
         [
             (record((1, 1), (3, 1)), record((1, 3), output=3), "did not run to the end: its answer is over"),
-            (record((1, 1), (3, 1), failure=Failure("broken", "gone")), record((1, 3), output=3), "gone"),
+            (
+                record((1, 1), (3, 1), failure=RequestFailure("broken", "gone")),
+                record((1, 3), output=3),
+                "gone",
+            ),
             (record((1, 1), (3, 1), failure=UNFINISHED), record((1, 2), output=2), "prompt of a burst: 2"),
             (record((1, 1), (3, 1), failure=UNFINISHED), record((1, 3), failure=UNFINISHED), "ended first"),
         ],
     )
-    def test_a_part_of_the_load_is_no_comparison(self, stream: Record, prompt: Record, said: str) -> None:
+    def test_a_part_of_the_load_is_no_comparison(
+        self, stream: RequestRecord, prompt: RequestRecord, said: str
+    ) -> None:
         with pytest.raises(RuntimeError, match=said):
             figures_of(Outcome([stream], [prompt]), self.LOAD)
 

@@ -6,12 +6,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
 from baton.router.api.authentication import Authentication
 from baton.router.api.http.app import app_for
-from baton.router.api.http.cors import Cors
-from baton.router.api.http.local import is_loopback
+from baton.router.api.http.server.cors import Cors
+from baton.router.api.http.server.local_pages import is_loopback
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.router.security.client import Client
 from baton.router.shared.limits import Tenant
 from baton.router.shared.state import SharedState

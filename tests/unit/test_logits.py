@@ -11,25 +11,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.logits import LogitRules, Row, adjust
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling.logits import LogitRules, Row, adjust
 
 VOCAB = 11
 EOS = frozenset({0, 7})
-PLAIN = SamplingParams(max_tokens=100)
+PLAIN = ResolvedSampling(max_tokens=100)
 
 Logits = list[float]
-Case = tuple[SamplingParams, list[int], list[int], Logits]
+Case = tuple[ResolvedSampling, list[int], list[int], Logits]
 """Parameters, prompt, outputs so far, and the model's logits after them."""
 
 
-def only_allowed(logits: Logits, p: SamplingParams, prompt: list[int], outputs: list[int]) -> Logits:
+def only_allowed(logits: Logits, p: ResolvedSampling, prompt: list[int], outputs: list[int]) -> Logits:
     if not p.allowed_token_ids:
         return logits
     return [x if token in p.allowed_token_ids else -math.inf for token, x in enumerate(logits)]
 
 
-def no_bad_words(logits: Logits, p: SamplingParams, prompt: list[int], outputs: list[int]) -> Logits:
+def no_bad_words(logits: Logits, p: ResolvedSampling, prompt: list[int], outputs: list[int]) -> Logits:
     def completes(token: int) -> bool:
         said = (*outputs, token)
         return any(len(said) >= len(run) and said[-len(run) :] == run for run in p.bad_word_ids)
@@ -37,17 +37,17 @@ def no_bad_words(logits: Logits, p: SamplingParams, prompt: list[int], outputs: 
     return [-math.inf if completes(token) else x for token, x in enumerate(logits)]
 
 
-def no_early_end(logits: Logits, p: SamplingParams, prompt: list[int], outputs: list[int]) -> Logits:
+def no_early_end(logits: Logits, p: ResolvedSampling, prompt: list[int], outputs: list[int]) -> Logits:
     if len(outputs) >= p.min_tokens:
         return logits
     return [-math.inf if token in EOS | p.stop_token_ids else x for token, x in enumerate(logits)]
 
 
-def biased(logits: Logits, p: SamplingParams, prompt: list[int], outputs: list[int]) -> Logits:
+def biased(logits: Logits, p: ResolvedSampling, prompt: list[int], outputs: list[int]) -> Logits:
     return [x + dict(p.logit_bias).get(token, 0.0) for token, x in enumerate(logits)]
 
 
-def penalized(logits: Logits, p: SamplingParams, prompt: list[int], outputs: list[int]) -> Logits:
+def penalized(logits: Logits, p: ResolvedSampling, prompt: list[int], outputs: list[int]) -> Logits:
     result = []
     for token, x in enumerate(logits):
         if token in prompt or token in outputs:
@@ -57,7 +57,7 @@ def penalized(logits: Logits, p: SamplingParams, prompt: list[int], outputs: lis
     return result
 
 
-IN_ORDER: list[Callable[[Logits, SamplingParams, list[int], list[int]], Logits]] = [
+IN_ORDER: list[Callable[[Logits, ResolvedSampling, list[int], list[int]], Logits]] = [
     only_allowed,
     no_bad_words,
     no_early_end,
@@ -103,7 +103,7 @@ def cases(fields: Sequence[str]) -> st.SearchStrategy[Case]:
     return st.tuples(params, prompt, outputs, logits)
 
 
-def row(at: int, params: SamplingParams, prompt: list[int], outputs: list[int]) -> Row | None:
+def row(at: int, params: ResolvedSampling, prompt: list[int], outputs: list[int]) -> Row | None:
     rules = LogitRules.of(params, prompt, EOS)
     return None if rules is None else Row(at, rules, prompt + outputs)
 
@@ -177,6 +177,6 @@ def test_rows_without_rules_are_left_alone() -> None:
     ],
 )
 def test_parameters_know_whether_a_step_could_have_nothing_to_choose(
-    params: SamplingParams, left: bool
+    params: ResolvedSampling, left: bool
 ) -> None:
     assert params.leaves_a_token(VOCAB, EOS) is left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.router.mailbox import Mailbox
+from baton.router.dispatch.mailbox import Mailbox
 
 
 async def test_items_come_in_order_whether_they_wait_or_the_reader_does() -> None:

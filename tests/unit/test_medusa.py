@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.loader import load_model
+from baton.process.options import ModelError
 from baton.speculation.medusa import MedusaDrafter, MedusaHeads, load_medusa
 from tests.support.heads import save_medusa
 from tests.support.sequences import Tokens

@@ -12,18 +12,18 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.connector.identity import compatibility_digest
-from baton.connector.liveness import TICK_S
-from baton.router.compatibility import by_group
+from baton.handoff.identity import compatibility_digest
+from baton.net.heartbeat import TICK_S
 from baton.router.discovery.endpoint import Discovery, Endpoint
 from baton.router.discovery.kubernetes import KubernetesDiscovery
-from baton.router.discovery.pace import Pace
+from baton.router.discovery.pace import WatchTimings
 from baton.router.discovery.static import StaticDiscovery
-from baton.router.members import BEATS_AT_ONCE, Members
-from baton.router.outliers import EjectionRules
-from baton.router.ring import WorkerRing
-from baton.router.types import RingError
-from baton.router.workers import WorkerClient
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import RingError
+from baton.router.fleet.compatibility import by_group
+from baton.router.fleet.members import BEATS_AT_ONCE, Members
+from baton.router.fleet.outliers import EjectionRules
+from baton.router.fleet.worker_client import WorkerClient
 from baton.telemetry.discovery import DiscoveryCounts
 from baton.v1 import handoff_pb2, inference_pb2
 from baton.v1 import worker_pb2 as pb
@@ -47,7 +47,7 @@ def put(server: FakeKubernetes, name: str, worker: LocalWorker, **conditions: bo
 
 def discovery(server: FakeKubernetes) -> Discovery:
     return KubernetesDiscovery(
-        server.api(), PORT_NAME, DiscoveryCounts(CollectorRegistry()), Pace().faster(FACTOR)
+        server.api(), PORT_NAME, DiscoveryCounts(CollectorRegistry()), WatchTimings().faster(FACTOR)
     )
 
 
@@ -106,7 +106,7 @@ async def test_a_worker_that_goes_finishes_its_stream_and_gets_nothing_new(how: 
         await workers[1].start()
         try:
             put(server, "b", workers[1])
-            await until(lambda: sum(w.ready for w in ring.workers) == 2)
+            await until(lambda: sum(w.ready for w in ring.fleet.workers) == 2)
             if how == "deleted":
                 server.delete("a")
             else:
@@ -118,7 +118,7 @@ async def test_a_worker_that_goes_finishes_its_stream_and_gets_nothing_new(how: 
             assert served_by(workers[1:]) == [20]
             assert len(await long) == 60
             known_or_needed = 1 if how == "deleted" else 2
-            await until(lambda: len(ring.workers) == known_or_needed)
+            await until(lambda: len(ring.fleet.workers) == known_or_needed)
         finally:
             await workers[1].stop()
 
@@ -133,7 +133,7 @@ async def test_a_worker_that_is_gone_is_not_dialled_again() -> None:
 
     async with serving(server), local_ring([worker], discovery=known) as ring:
         server.delete("a")
-        await until(lambda: not ring.workers)
+        await until(lambda: not ring.fleet.workers)
         assert not ring.ready
         put(server, "a", worker)
         await until(lambda: ring.ready)
@@ -144,13 +144,13 @@ async def test_a_worker_that_comes_back_keeps_its_stream_and_what_is_open_there(
     """A second stream of the same router would end the first, and an answer that nothing is wrong with."""
     worker = LocalWorker("both", step_s=0.01)
     async with local_ring([worker]) as ring:
-        [client], [endpoint] = ring.workers, ring.fleet.discovery.known
+        [client], [endpoint] = ring.fleet.workers, ring.fleet.discovery.known
         long = asyncio.create_task(answer(ring, "long", PROMPT, 60))
         await until(lambda: worker.engine.generated_tokens)
         ring.fleet.members.set([])
-        assert client.retired and ring.workers == [client] and not ring.ready
+        assert client.retired and ring.fleet.workers == [client] and not ring.ready
         ring.fleet.members.set([endpoint])
-        assert ring.workers == [client] and ring.ready
+        assert ring.fleet.workers == [client] and ring.ready
         assert len(await long) == 60
         assert worker.engine.generated_tokens == 60, "nothing was computed twice"
         assert len(await answer(ring, "next", PROMPT, 4)) == 4
@@ -162,7 +162,7 @@ async def test_what_a_worker_held_is_forgotten_with_it() -> None:
         await answer(ring, "r", PROMPT, 4)
         await until(lambda: ring.fleet.placer._prefixes.cached([*PROMPT, 0]))
         ring.fleet.members.set([])
-        await until(lambda: not ring.workers)
+        await until(lambda: not ring.fleet.workers)
         assert not ring.fleet._at and not ring.fleet.placer._prefixes.cached([*PROMPT, 0])
 
 
@@ -189,19 +189,19 @@ async def test_a_role_of_another_release_is_no_worker_and_hurts_no_other() -> No
     ring = WorkerRing([newer], "fake", KEY)
     ring.start()
     await asyncio.sleep(0.3)
-    assert not ring.ready and not any(worker.ready for worker in ring.workers)
+    assert not ring.ready and not any(worker.ready for worker in ring.fleet.workers)
     await ring.close()
     await server.stop(None)
 
 
 async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
     ring = WorkerRing(["10.0.0.1:9"], "fake", b"")
-    [before] = ring.workers
+    [before] = ring.fleet.workers
     [endpoint] = ring.fleet.discovery.known
     ring.fleet.members.set([endpoint])
-    assert ring.workers == [before]
+    assert ring.fleet.workers == [before]
     ring.fleet.members.set([type(endpoint)(address=endpoint.address, uid="new")])
-    assert ring.workers != [before] and before.retired
+    assert ring.fleet.workers != [before] and before.retired
 
 
 # --- hundreds of them
@@ -210,7 +210,7 @@ async def test_a_pod_at_the_address_of_another_is_another_worker() -> None:
 def fleet(count: int) -> WorkerRing:
     """Prefill and decode workers in turns."""
     ring = WorkerRing([f"10.0.0.{number}:9" for number in range(count)], "fake", b"key")
-    for number, worker in enumerate(ring.workers):
+    for number, worker in enumerate(ring.fleet.workers):
         role = pb.ROLE_DECODE if number % 2 else pb.ROLE_PREFILL
         worker.hello = pb.WorkerHello(role=role, handoff_address=worker.address, max_model_len=64)
         ring.on_ready(worker)
@@ -225,7 +225,7 @@ def told(worker: WorkerClient) -> list[pb.RouterMessage]:
 async def test_what_ends_a_worker_s_requests_is_in_its_report_at_once() -> None:
     """Reports are kept until there is news, and requests are placed by them."""
     ring = fleet(2)
-    [first, _] = ring.workers
+    [first, _] = ring.fleet.workers
     hello = first.hello
 
     def accepts() -> bool:
@@ -248,14 +248,14 @@ async def test_what_ends_a_worker_s_requests_is_in_its_report_at_once() -> None:
 async def test_those_that_come_at_once_hear_of_each_other_once() -> None:
     """To tell all of all at each one's coming would take seconds for hundreds."""
     ring = fleet(40)
-    prefills, decodes = ring.workers[::2], ring.workers[1::2]
+    prefills, decodes = ring.fleet.workers[::2], ring.fleet.workers[1::2]
     assert not any(map(told, prefills))
     ring._tick(TICK_S)
     for worker in prefills:
         [message] = told(worker)
         assert [peer.handoff_address for peer in message.peers.peers] == [w.address for w in decodes]
     ring._tick(TICK_S)
-    assert not any(map(told, ring.workers)), "nothing is new to prefill, and nothing concerns decode"
+    assert not any(map(told, ring.fleet.workers)), "nothing is new to prefill, and nothing concerns decode"
     decodes[0].hello = None
     ring.on_lost(decodes[0])
     ring._tick(TICK_S)
@@ -269,7 +269,7 @@ async def test_heartbeats_are_spread_over_the_time_of_a_tick(monkeypatch: pytest
         delays[beat] = delay
 
     ring = fleet(40)
-    for worker in ring.workers:
+    for worker in ring.fleet.workers:
         monkeypatch.setattr(worker, "tick", lambda elapsed: True)
     with monkeypatch.context() as patch:
         patch.setattr(asyncio.get_running_loop(), "call_later", call_later)
@@ -374,7 +374,7 @@ async def test_a_worker_that_fails_each_request_is_ejected_and_the_others_serve(
         return StaticDiscovery([bad, good.address])
 
     async with local_ring([good], discovery=known) as ring:
-        await until(lambda: all(worker.ready for worker in ring.workers))
+        await until(lambda: all(worker.ready for worker in ring.fleet.workers))
         failures = 0
         for number in range(40):
             try:
@@ -383,6 +383,6 @@ async def test_a_worker_that_fails_each_request_is_ejected_and_the_others_serve(
                 assert "out of luck" in str(error)
                 failures += 1
         assert failures == EjectionRules().failures
-        assert [view.ejected for view in ring.loads() if view.address == bad] == [True]
+        assert [view.ejected for view in ring.fleet.loads() if view.address == bad] == [True]
         assert ring.fleet.members.ejections["failures"] == 1
     await server.stop(None)

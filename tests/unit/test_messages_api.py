@@ -11,11 +11,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.types import RingError
 from baton.router.shared.limits import Limits, Tenant
-from baton.router.types import RingError
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving, serving_app

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.api.meter import Arrival, Meters, RequestMeter
-from baton.router.types import Passage, RingError, deadline_exceeded
-from baton.telemetry.goodput import Targets
+from baton.router.dispatch.types import RequestTimings, RingError, deadline_exceeded
+from baton.telemetry.goodput import GoodputTargets
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.text.choice import Delta, FinishReason
 
@@ -29,9 +29,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Followed:
-    """A request that is metered, with its passage through a ring."""
+    """A request that is metered, with its timings through a ring."""
 
-    def __init__(self, clock: Clock, targets: Targets = Targets(), choices: int = 1) -> None:  # noqa: B008
+    def __init__(self, clock: Clock, targets: GoodputTargets = GoodputTargets(), choices: int = 1) -> None:  # noqa: B008
         self.clock = clock
         self.metrics = RouterMetrics(CollectorRegistry(), targets)
         model = ModelMetrics(self.metrics, "m")
@@ -41,16 +41,16 @@ class Followed:
         arrival = Arrival(came, clock.now, 7)
         clock.pass_by(0.5)
         self.meter = RequestMeter(where, "/v1/completions", arrival, choices)
-        self.passages = [Passage() for _ in range(choices)]
+        self.timings = [RequestTimings() for _ in range(choices)]
 
     def run(self, gaps: list[float], *, placed: float = 1.0, begun: float = 2.0, last: bool = True) -> None:
         """One choice, whose tokens come ``gaps`` apart; the first 4 s after it was begun."""
         with self.meter as meter:
-            meter.passages = self.passages
+            meter.timings = self.timings
             self.clock.pass_by(placed)
-            self.passages[0].placed = self.clock.now
+            self.timings[0].placed = self.clock.now
             self.clock.pass_by(begun)
-            self.passages[0].begun = self.clock.now
+            self.timings[0].begun = self.clock.now
             self.clock.pass_by(4.0)
             meter.delivered(0, Delta("", (1,)))
             for number, gap in enumerate(gaps):
@@ -103,7 +103,7 @@ def test_stages_sum_to_the_time_to_first_token(clock: Clock) -> None:
 def test_what_a_client_is_at_fault_for_misses_no_target(
     clock: Clock, error: BaseException, counted: dict[tuple[str, str], float]
 ) -> None:
-    followed = Followed(clock, Targets(ttft=10.0))
+    followed = Followed(clock, GoodputTargets(ttft=10.0))
     with pytest.raises(type(error)), followed.meter:
         raise error
     assert followed.outcome() == counted
@@ -135,24 +135,24 @@ def test_what_a_ring_does_not_tell_is_in_the_last_stage(clock: Clock) -> None:
 def test_what_is_missed_and_why(
     clock: Clock, gaps: list[float], where: dict[str, float], missed: str, cause: str
 ) -> None:
-    followed = Followed(clock, Targets(ttft=10.0, itl=0.1))
+    followed = Followed(clock, GoodputTargets(ttft=10.0, itl=0.1))
     followed.run(gaps, **where)  # type: ignore[arg-type]
     assert followed.outcome() == {(missed, cause): 1}
 
 
 def test_an_attempt_that_was_lost_is_the_reason(clock: Clock) -> None:
-    followed = Followed(clock, Targets(itl=0.1))
-    followed.passages[0].interruptions = 1
+    followed = Followed(clock, GoodputTargets(itl=0.1))
+    followed.timings[0].interruptions = 1
     followed.run([0.01, 3.0, 0.01])
     assert followed.outcome() == {("itl", "resume"): 1}
 
 
 def test_errors_miss_and_clients_that_leave_do_not_count(clock: Clock) -> None:
-    failed = Followed(clock, Targets(ttft=60.0))
+    failed = Followed(clock, GoodputTargets(ttft=60.0))
     with pytest.raises(RingError):
         failed.run([0.01], last=False)
     assert failed.outcome() == {("error", "worker_lost"): 1}
-    left = Followed(clock, Targets(ttft=60.0))
+    left = Followed(clock, GoodputTargets(ttft=60.0))
     with pytest.raises(GeneratorExit), left.meter:
         raise GeneratorExit
     assert left.outcome() == {}
@@ -161,6 +161,6 @@ def test_errors_miss_and_clients_that_leave_do_not_count(clock: Clock) -> None:
 
 def test_targets_are_told() -> None:
     registry = CollectorRegistry()
-    RouterMetrics(registry, Targets(ttft=0.5))
+    RouterMetrics(registry, GoodputTargets(ttft=0.5))
     assert registry.get_sample_value("baton_slo_target_seconds", {"target": "ttft"}) == 0.5
     assert registry.get_sample_value("baton_slo_target_seconds", {"target": "itl"}) is None

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from baton.telemetry import exposition
 from baton.telemetry.exposition import MetricsPort
-from baton.telemetry.worker import serve_metrics
+from baton.telemetry.serve import serve_metrics
 from tests.support.api_server import until
 
 
@@ -93,7 +93,7 @@ async def test_silent_connections_cost_no_thread_and_hold_up_no_scrape(port: Ope
     began = time.monotonic()
     assert (await port.get()).status_code == 200
     assert time.monotonic() - began < 2
-    assert port.connections <= exposition.MOST_CONNECTIONS
+    assert port.connections <= exposition.MAX_CONNECTIONS
     assert threading.active_count() <= threads + 1, "the one that writes pages"
     for _, writer in silent + half:
         writer.close()
@@ -130,7 +130,7 @@ async def test_those_that_have_asked_make_room_too(port: Open) -> None:
     for _, writer in staying:
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
     assert (await port.get()).status_code == 200
-    assert port.connections <= exposition.MOST_CONNECTIONS
+    assert port.connections <= exposition.MAX_CONNECTIONS
     for _, writer in staying:
         writer.close()
     await until(lambda: not port.connections)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import ModelError
 from baton.models.config import ModelConfig, RopeConfig
+from baton.process.options import ModelError
 
 BASE: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -171,6 +171,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
         "allowed: full_attention only, unless use_sliding_window is true",
     ),
     ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window is 0; allowed"),
+    (
+        {"architectures": ["MistralForCausalLM"], "attention_bias": "no"},
+        'attention_bias is "no"; allowed: true or false',
+    ),
 ]
 
 
@@ -200,5 +204,7 @@ def test_missing_directory_and_file(tmp_path: Path) -> None:
 
 
 def test_router_side_modules_import_no_torch() -> None:
-    code = "import sys, baton.hub, baton.errors, baton.models.config; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, baton.hub, baton.process.options, baton.models.config; sys.exit('torch' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from baton.errors import ModelError
-from baton.models.base import Place
 from baton.models.loader import fill, load_model
+from baton.models.quantization.base import Place
+from baton.process.options import ModelError
 from tests.support.tiny_models import TINY_MODELS
 
 Edit = Callable[[dict[str, Tensor]], object]

@@ -23,19 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton import __version__, hub
-from baton.connector.ranks.end import Place
 from baton.nodes import handshake
 from baton.nodes.config import NodeConfig
 from baton.nodes.handshake import HandshakeError, WrongKeyError
 from baton.nodes.health import Health
-from baton.nodes.leader import Leader, Wanted
+from baton.nodes.leader import Leader, NodeTerms
 from baton.nodes.messages import (
     Attach,
-    Beat,
     End,
     Found,
     Join,
     Leaving,
+    NodeBeat,
     NotFound,
     RankEnded,
     Refused,
@@ -48,11 +47,12 @@ from baton.nodes.messages import (
     to_leader,
 )
 from baton.nodes.node import EXIT_CRASHED, Node
-from baton.options import ConfigError, StartError, join_address
 from baton.parallel import processes
 from baton.parallel.channel import Channel, ChannelClosedError
 from baton.parallel.layout import Layout
-from baton.parallel.ranks import Group, RankError
+from baton.parallel.ranks import RankError, RemoteRanks
+from baton.process.options import ConfigError, StartError, join_address
+from baton.transport.ranks.endpoint import RankAddress
 from baton.worker.config import WorkerConfig
 from tests.support.ipv6 import needs_ipv6
 
@@ -214,7 +214,7 @@ class Peer:
         """The next that is no sign of life."""
         while True:
             message, _ = self.channel.receive()
-            if not isinstance(message, Beat):
+            if not isinstance(message, NodeBeat):
                 return message
 
     def join(self, revision: str = REVISION) -> None:
@@ -243,7 +243,7 @@ class Peer:
 class Gathering:
     leader: Leader
     port: int
-    group: Future[Group]
+    group: Future[RemoteRanks]
 
     def failure(self) -> str:
         error = self.group.exception(5)
@@ -274,7 +274,7 @@ def gather() -> Iterator[Gather]:
         ) -> Gathering:
             port = free_port()
             leader = Leader(
-                Wanted(
+                NodeTerms(
                     layout=Layout.of(tp, 1, nodes),
                     model="demo",
                     revision=REVISION,
@@ -305,7 +305,7 @@ class TestGathering:
         assert [(m.rank, m.host, m.model) for m in group.members] == [
             (rank, f"node-{rank // 2}", "/models/here") for rank in (2, 3, 4, 5)
         ]
-        places = [Place(f"127.0.0.{rank // 2 + 1}", f"node-{rank // 2}") for rank in (2, 3, 4, 5)]
+        places = [RankAddress(f"127.0.0.{rank // 2 + 1}", f"node-{rank // 2}") for rank in (2, 3, 4, 5)]
         assert gathering.leader.places == places
         gathering.leader.say_serving()
         gathering.leader.say_end("")
@@ -413,7 +413,7 @@ class TestGathering:
     def test_a_port_in_use(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             leader = Leader(
-                Wanted(
+                NodeTerms(
                     layout=Layout.of(2, 1, 2),
                     model="demo",
                     revision=REVISION,

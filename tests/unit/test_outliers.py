@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from baton.router.outliers import EjectionRules, Outliers
-from baton.router.placement import Role
-from baton.router.step_times import StepTimes
+from baton.core.role import Role
+from baton.router.fleet.outliers import EjectionRules, Outliers
+from baton.router.fleet.step_times import StepTimes
 from baton.v1 import worker_pb2 as pb
 from baton.v1.inference_pb2 import FINISH_REASON_ERROR
 
@@ -47,7 +47,7 @@ def test_it_comes_back_and_is_sent_away_for_longer_each_time_up_to_a_bound() -> 
         assert not outliers.ejected("w0", now)
         assert not outliers.out(now)
     for n, seconds in enumerate(lasted):
-        longest = min(RULES.longest_s, RULES.base_s * 2**n)
+        longest = min(RULES.max_s, RULES.base_s * 2**n)
         assert 0.8 * longest <= seconds <= longest
     assert len(set(lasted)) == len(lasted), "drawn, so that routers do not act as one"
 
@@ -67,7 +67,7 @@ def test_the_last_of_a_role_is_never_ejected_and_never_more_than_a_part() -> Non
     assert fail(pair, "w0", 0.0) and not fail(pair, "w1", 0.0)
     many = judge(12)
     ejected = sum(fail(many, f"w{i}", 0.0) for i in range(12))
-    assert ejected == int(RULES.most_of_role * 12)
+    assert ejected == int(RULES.max_of_role * 12)
 
 
 def test_roles_do_not_share_a_bound() -> None:
@@ -80,7 +80,7 @@ def test_one_far_slower_than_its_like_is_ejected() -> None:
     outliers = judge(4)
     for _ in range(RULES.samples):
         for i in range(4):
-            outliers.took(f"w{i}", 0.5 if i == 2 else 0.03 + i / 1000)
+            outliers.observe(f"w{i}", 0.5 if i == 2 else 0.03 + i / 1000)
     [ejection] = outliers.sweep(1.0)
     assert (ejection.worker, ejection.reason) == ("w2", "latency")
     assert outliers.sweep(2.0) == [], "once"
@@ -106,7 +106,7 @@ def test_load_reports_in_the_middle_of_long_steps_do_not_shorten_them() -> None:
     outliers = judge(4)
     for i in range(4):
         for seconds in step_times(2.0 if i == 2 else 0.1):
-            outliers.took(f"w{i}", seconds)
+            outliers.observe(f"w{i}", seconds)
     [ejection] = outliers.sweep(61.0)
     assert (ejection.worker, ejection.told) == ("w2", "2000 ms a step, where 100 ms are usual")
 
@@ -149,7 +149,7 @@ def test_noise_few_samples_and_few_workers_eject_nobody() -> None:
         outliers = judge(count)
         for _ in range(samples):
             for i in range(count):
-                outliers.took(f"w{i}", slow if i == 0 else 0.002)
+                outliers.observe(f"w{i}", slow if i == 0 else 0.002)
         assert outliers.sweep(1.0) == [], (count, samples, slow)
 
 
@@ -157,7 +157,7 @@ def test_all_slow_alike_are_usual() -> None:
     outliers = judge(6)
     for _ in range(RULES.samples):
         for i in range(6):
-            outliers.took(f"w{i}", 2.0)
+            outliers.observe(f"w{i}", 2.0)
     assert outliers.sweep(1.0) == []
 
 

@@ -6,16 +6,16 @@ import random
 
 import pytest
 
-from baton.engine.pace import Pace
+from baton.engine.pace import StepSpeeds
 
 
 def test_nothing_is_known_at_first() -> None:
-    pace = Pace()
+    pace = StepSpeeds()
     assert (pace.base_s, pace.row_s, pace.prefill_tokens_per_s) == (0.0, 0.0, 0.0)
 
 
 def test_base_and_slope_are_found_through_noise() -> None:
-    pace, draw = Pace(), random.Random(1)
+    pace, draw = StepSpeeds(), random.Random(1)
     for _ in range(300):
         rows = draw.randint(1, 32)
         pace.step(rows, 0, (0.02 + 0.001 * rows) * draw.uniform(0.95, 1.05))
@@ -24,7 +24,7 @@ def test_base_and_slope_are_found_through_noise() -> None:
 
 
 def test_noise_over_one_number_of_rows_is_no_slope() -> None:
-    pace, draw = Pace(), random.Random(1)
+    pace, draw = StepSpeeds(), random.Random(1)
     for _ in range(300):
         pace.step(8, 0, draw.uniform(0.01, 0.03))
     assert pace.row_s == 0.0
@@ -32,7 +32,7 @@ def test_noise_over_one_number_of_rows_is_no_slope() -> None:
 
 
 def test_a_slope_never_leaves_the_base_below_nothing() -> None:
-    pace = Pace()
+    pace = StepSpeeds()
     for rows in (1, 10) * 50:
         pace.step(rows, 0, 0.001 * rows * rows)
     assert pace.base_s >= 0.0
@@ -40,7 +40,7 @@ def test_a_slope_never_leaves_the_base_below_nothing() -> None:
 
 
 def test_what_decoding_takes_is_not_the_prompts() -> None:
-    pace = Pace()
+    pace = StepSpeeds()
     for rows in (1, 2, 4, 8) * 50:
         pace.step(rows, 0, 0.02 + 0.001 * rows)
     for _ in range(50):
@@ -50,7 +50,7 @@ def test_what_decoding_takes_is_not_the_prompts() -> None:
 
 
 def test_the_figures_follow_a_change() -> None:
-    pace = Pace()
+    pace = StepSpeeds()
     for _ in range(200):
         pace.step(0, 100, 0.1)
         pace.step(4, 0, 0.01)
@@ -62,7 +62,7 @@ def test_the_figures_follow_a_change() -> None:
 
 
 def test_a_slow_beginning_is_soon_forgotten() -> None:
-    pace = Pace()
+    pace = StepSpeeds()
     pace.step(0, 100, 5.0)
     pace.step(4, 0, 3.0)
     for _ in range(12):
@@ -73,7 +73,7 @@ def test_a_slow_beginning_is_soon_forgotten() -> None:
 
 
 def test_a_step_that_was_held_up_counts_for_little() -> None:
-    pace = Pace()
+    pace = StepSpeeds()
     for _ in range(200):
         pace.step(0, 100, 0.05)
         pace.step(4, 0, 0.01)
@@ -84,7 +84,7 @@ def test_a_step_that_was_held_up_counts_for_little() -> None:
 
 
 def test_a_worker_that_has_become_slower_is_told_so() -> None:
-    pace = Pace()
+    pace = StepSpeeds()
     for _ in range(20):
         pace.step(0, 100, 0.05)
     for _ in range(400):

@@ -9,40 +9,44 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import psutil
 import pytest
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+import baton.engine.graphs
 import baton.parallel.processes
 from baton import LLM, SamplingParams, StructuredOutputs
+from baton.engine import startup
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.llm import EngineOptions
+from baton.engine.graphs import GraphedModel, graph_sizes
 from baton.parallel.ranks import RankError
+from tests.support.replaying_rank import Remembered, Remembering
 from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, oracle_greedy, save_llama
 
 NEW_TOKENS = 24
-LEAST_MARGIN = 1e-3
+MIN_MARGIN = 1e-3
 """Between the best and the second-best logit: what sums in another order may not turn."""
 
 PROMPT = list(range(60, 95))
 GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
-OPTIONS = EngineOptions(
-    dtype="float32",
-    device="cpu",
-    num_blocks=24,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    prefill_chunk=32,
-    num_threads=1,
-)
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "device": "cpu",
+    "num_blocks": 24,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "prefill_chunk": 32,
+    "num_threads": 1,
+}
 
 
-def llm_of(path: Path, **options: Unpack[EngineOptions]) -> LLM:
+def llm_of(path: Path, **options: Any) -> LLM:
     return LLM(str(path), **(OPTIONS | options))
 
 
@@ -52,7 +56,7 @@ def prompts_for(path: Path, lengths: tuple[int, ...], seed: int = 0) -> list[tup
     drawn = []
     for length in lengths:
         margin = 0.0
-        while margin < LEAST_MARGIN:
+        while margin < MIN_MARGIN:
             prompt = [rng.randrange(250) for _ in range(length)]
             answer, margin = oracle_greedy(path, prompt, NEW_TOKENS)
         drawn.append((prompt, answer))
@@ -99,10 +103,10 @@ class TestTensorParallel:
     """All on one engine of two ranks, beside one that is not split."""
 
     def test_chunks_batches_and_preemption(self, llm: LLM, path: Path) -> None:
-        preemptions = llm.engine.load().preemptions
+        preemptions = llm.engine.stats().scheduler.preemptions
         check_parity(llm, path, (1, 5, 16, 17, 90, 150, 200))
         check_parity(llm, path, (30,) * 8)
-        assert llm.engine.load().preemptions > preemptions
+        assert llm.engine.stats().scheduler.preemptions > preemptions
 
     def test_the_prefix_cache(self, llm: LLM, path: Path) -> None:
         [(prompt, answer)] = prompts_for(path, (70,), seed=1)
@@ -117,21 +121,21 @@ class TestTensorParallel:
         scheduler.tier.break_even.copying_pays = lambda blocks: True  # type: ignore[method-assign]
         [(prompt, answer)] = prompts_for(path, (100,), seed=2)
         for _ in range(2):
-            before = llm.engine.load().host_tier
+            before = llm.engine.stats().host_tier
             [result] = llm.generate([prompt], GREEDY, progress=False)
             assert list(result.outputs[0].token_ids) == answer
             check_parity(llm, path, (200, 200, 200), seed=3)  # the pool is theirs now
-        after = llm.engine.load().host_tier
+        after = llm.engine.stats().host_tier
         assert result.cached_tokens == 96
-        assert after.hit_blocks - before.hit_blocks >= 6
-        assert after.saved_bytes == after.saved_blocks * 2 * 3 * 2 * 16 * 16 * 4  # of both ranks
+        assert after.blocks.restored - before.blocks.restored >= 6
+        assert after.copied.saved == after.blocks.saved * 2 * 3 * 2 * 16 * 16 * 4  # of both ranks
 
     def test_forks_and_seeds(self, llm: LLM, whole: LLM) -> None:
         params = SamplingParams(temperature=0.8, seed=7, max_tokens=20, n=3, ignore_eos=True)
         split, one = (each.generate([PROMPT], params, progress=False)[0] for each in (llm, whole))
         assert [o.token_ids for o in split.outputs] == [o.token_ids for o in one.outputs]
         assert len({o.token_ids for o in split.outputs}) == 3
-        assert llm.engine.load().copied_blocks > 0
+        assert llm.engine.stats().scheduler.copied_blocks > 0
 
     def test_prompt_logprobs(self, llm: LLM, whole: LLM) -> None:
         """In more than one piece of rows, of a prompt in chunks."""
@@ -175,9 +179,9 @@ def test_stages_with_windows_and_ngrams(tmp_path: Path) -> None:
     prompt = list(range(20)) * 5
     [result] = llm.generate([prompt], GREEDY, progress=False)
     expected, margin = oracle_greedy(path, prompt, NEW_TOKENS)
-    assert margin > LEAST_MARGIN
+    assert margin > MIN_MARGIN
     assert list(result.outputs[0].token_ids) == expected
-    assert llm.engine.load().speculation.drafted_tokens > 0
+    assert llm.engine.stats().speculation.drafted_tokens > 0
     del llm
     assert gone(pids, 2.0)
 
@@ -194,7 +198,7 @@ def test_tensor_parallel_stages_and_a_draft_model(tmp_path: Path) -> None:
     )
     try:
         check_parity(llm, path, (1, 40, 100))
-        speculation = llm.engine.load().speculation
+        speculation = llm.engine.stats().speculation
         assert speculation.accepted_tokens > 0.9 * speculation.drafted_tokens > 0
     finally:
         llm.close()
@@ -220,6 +224,70 @@ def test_more_ranks_than_kv_heads(tmp_path: Path) -> None:
     assert gone(pids, 0.1), "they were in the middle of a step"
     with pytest.raises(RankError, match="the ranks of this model were ended"):
         llm.generate([[1]], GREEDY, progress=False)
+
+
+class TestReplayedSteps:
+    """Decode steps that all ranks replay, with all but the recording itself as on CUDA."""
+
+    @pytest.fixture
+    def replaying(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parents[2]}")
+        monkeypatch.setattr(baton.parallel.processes, "PROGRAM", "tests.support.replaying_rank")
+        monkeypatch.setattr(baton.engine.graphs, "CudaRecord", Remembering)
+        monkeypatch.setattr(startup, "replays", lambda config, device: not config.enforce_eager)
+
+    @pytest.mark.usefixtures("replaying")
+    @pytest.mark.parametrize("ranks", [2, 4])
+    def test_they_yield_the_tokens_of_one_process(self, ranks: int, path: Path, whole: LLM) -> None:
+        llm = llm_of(path, tensor_parallel_size=ranks, host_kv_bytes=1 << 22)
+        try:
+            model = runner_of(llm.engine).model
+            assert isinstance(model, GraphedModel)
+            tried = replays_of(model)
+            assert tried == len(graph_sizes(OPTIONS["max_num_seqs"]))
+            # Batches of many sizes, in a pool that is too small for them, so that some are preempted.
+            for count in (1, 3, 8):
+                prompts = [[(at * 31 + i * 7) % 250 for i in range(10 + 9 * at)] for at in range(count)]
+                params = [replace(GREEDY, max_tokens=8 + 6 * at) for at in range(count)]
+                split, one = (each.generate(prompts, params, progress=False) for each in (llm, whole))
+                assert [o.outputs[0].token_ids for o in split] == [o.outputs[0].token_ids for o in one]
+            assert replays_of(model) > tried + 50
+            check_parity(llm, path, (1, 40, 150))
+        finally:
+            llm.close()
+
+    @pytest.mark.usefixtures("replaying")
+    def test_verifications_yield_the_tokens_of_one_process(self, path: Path, whole: LLM) -> None:
+        drafts = {"speculative_method": "ngram", "speculative_ngram_min": 1, "num_speculative_tokens": 3}
+        llm = llm_of(path, tensor_parallel_size=2, **drafts)
+        try:
+            model = runner_of(llm.engine).model
+            assert isinstance(model, GraphedModel)
+            assert replays_of(model) == len(graph_sizes(OPTIONS["max_num_seqs"], 4))
+            for count in (1, 3, 8):
+                prompts = [[(at * 31 + i % 4 * 7) % 250 for i in range(10 + 9 * at)] for at in range(count)]
+                params = [replace(GREEDY, max_tokens=8 + 6 * at) for at in range(count)]
+                split, one = (each.generate(prompts, params, progress=False) for each in (llm, whole))
+                assert [o.outputs[0].token_ids for o in split] == [o.outputs[0].token_ids for o in one]
+            assert replays_of(model, queries=4) > len(graph_sizes(OPTIONS["max_num_seqs"], 4)) + 20
+        finally:
+            llm.close()
+
+    def test_stages_are_not_recorded(self) -> None:
+        device = torch.device("cuda")
+        staged = EngineConfig(Path("model"), pipeline_parallel_size=2, tensor_parallel_size=2)
+        split = EngineConfig(Path("model"), tensor_parallel_size=2)
+        assert startup.replays(split, device)
+        assert not startup.replays(staged, device)
+
+
+def replays_of(model: GraphedModel, queries: int | None = None) -> int:
+    """The replays of steps of so many rows of each sequence; None: of all."""
+    return sum(
+        one.replays
+        for size, one in model._recordings.items()
+        if isinstance(one, Remembered) and queries in (None, size.queries)
+    )
 
 
 class TestEnds:

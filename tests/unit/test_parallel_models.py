@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.loader import load_model
 from baton.parallel import collectives
+from baton.process.options import ModelError
 from baton_kernels.cpu.linear import PackedWeight
 from tests.support.model_ring import Ring, assert_same, prompt
 from tests.support.rank_threads import in_ranks

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.host_memory import plan_from_bytes, plan_to_bytes
-from baton.engine.host_tier import CopyPlan
+from baton.engine.kv.host_memory import plan_from_bytes, plan_to_bytes
+from baton.engine.kv.host_tier import CopyPlan
 from baton.engine.step import StepTensors
 from baton.parallel import channel
 from baton.parallel.channel import ChannelClosedError, to_leader, to_ranks
-from baton.parallel.messages import Connect, Failed, Reply, StepLayout
+from baton.parallel.messages import Connect, RankFailed, Reply, StepLayout
 from baton.parallel.shard import Shard, split
 
 
@@ -87,9 +87,9 @@ class TestChannel:
         message, payload = rank.receive()
         assert message == LAYOUT
         assert torch.frombuffer(payload, dtype=torch.int64).tolist() == list(range(30))
-        rank.send(Failed("é"))
+        rank.send(RankFailed("é"))
         rank.send(Reply(3, 1 << 40))
-        assert leader.receive()[0] == Failed("é")
+        assert leader.receive()[0] == RankFailed("é")
         assert leader.receive()[0] == Reply(3, 1 << 40)
         leader.close()
         with pytest.raises(ChannelClosedError, match="closed the connection"):
@@ -101,8 +101,8 @@ class TestChannel:
     @pytest.mark.parametrize(
         ("frame", "problem"),
         [
-            (struct.pack("!IQ", channel.MOST_HEADER + 1, 0), "a frame of"),
-            (struct.pack("!IQ", 1, channel.MOST_PAYLOAD + 1), "a frame of"),
+            (struct.pack("!IQ", channel.MAX_HEADER + 1, 0), "a frame of"),
+            (struct.pack("!IQ", 1, channel.MAX_PAYLOAD + 1), "a frame of"),
             (struct.pack("!IQ", 3, 0) + b"\xc1\xc1\xc1", "a message that is none"),
             (struct.pack("!IQ", 1, 0) + b"\x01", "a message that is none"),
             (struct.pack("!IQ", 9, 0) + b"\x01", "closed the connection"),
@@ -118,7 +118,7 @@ class TestChannel:
         rank.close()
 
     def test_what_is_too_large_is_not_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(channel, "MOST_PAYLOAD", 7)
+        monkeypatch.setattr(channel, "MAX_PAYLOAD", 7)
         ours, theirs = socket.socketpair()
         leader, rank = to_ranks(ours), to_leader(theirs)
         with pytest.raises(ValueError, match="8 bytes"):

@@ -10,9 +10,9 @@ import pytest
 from baton.router.placement import (
     Choice,
     Decision,
+    Estimate,
     PlacementOptions,
     Prompt,
-    Standing,
     WorkerReport,
     choose,
 )
@@ -39,8 +39,8 @@ def decide(
     tokens: int = 100,
     cached: dict[str, int] | None = None,
 ) -> Decision | None:
-    standings = [Standing.of(report, options) for report in workers]
-    return choose(Prompt(tokens, cached or {}), standings, options)
+    estimates = [Estimate.of(report, options) for report in workers]
+    return choose(Prompt(tokens, cached or {}), estimates, options)
 
 
 def chosen(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from baton.router.placement import PlacementOptions, Standing, WorkerReport
-from baton.router.placer import Placer
-from baton.router.standings import Standings
+from baton.router.placement import Estimate, PlacementOptions, WorkerReport
+from baton.router.placement.estimate import Estimates
+from baton.router.placement.placer import Placer
 
 CONDITIONAL = PlacementOptions()
 
@@ -35,10 +35,10 @@ def test_all_that_are_compared_are_compared_with_the_same() -> None:
     fast = [report(f"p{i}", prefill_tokens_per_s=8000.0) for i in range(8)]
     alike = [report(f"d{i}", prefill_tokens_per_s=3000.0) for i in range(16)]
     placer.place("r", [1, 2, 3], fast + alike)
-    before = dict(placer._standings._known)
+    before = dict(placer._estimates._known)
     assert len({before[one.address].token_s for one in alike}) == 1
     placer.place("r", [1, 2, 3], fast + alike)
-    assert all(placer._standings._known[address] is standing for address, standing in before.items()), (
+    assert all(placer._estimates._known[address] is standing for address, standing in before.items()), (
         "no news"
     )
 
@@ -47,12 +47,12 @@ def test_a_worker_that_is_gone_is_forgotten() -> None:
     placer = Placer(CONDITIONAL)
     placer.place("r", [1, 2, 3], [report("d1"), report("p1")])
     placer.left("d1")
-    assert set(placer._standings._known) == {"p1"}
+    assert set(placer._estimates._known) == {"p1"}
 
 
 def test_standings_follow_whoever_is_at_which_place() -> None:
     draw = random.Random(7)
-    standings = Standings(CONDITIONAL)
+    estimates = Estimates(CONDITIONAL)
     workers = [report(f"{role}{i}", prefill_tokens_per_s=3000.0) for role in "pd" for i in range(6)]
     for _ in range(300):
         match draw.randrange(5):
@@ -65,11 +65,11 @@ def test_standings_follow_whoever_is_at_which_place() -> None:
                 at = draw.randrange(len(workers))
                 workers[at] = report(f"d{draw.randrange(99, 999)}", step_base_s=draw.choice([0.01, 0.1]))
             case 3:
-                standings.forget(draw.choice(workers).address)
+                estimates.forget(draw.choice(workers).address)
         shown = draw.sample(workers, draw.randrange(1, 12)) if draw.random() < 0.3 else list(workers)
-        found = standings.of(shown)
+        found = estimates.of(shown)
         assert [each.report for each in found] == shown
-        fresh = [Standing.of(each, CONDITIONAL, standings._usual) for each in shown]
+        fresh = [Estimate.of(each, CONDITIONAL, estimates._usual) for each in shown]
         assert [(each.token_s, each.itl_s) for each in found] == [
             (each.token_s, each.itl_s) for each in fresh
         ]

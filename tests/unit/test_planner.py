@@ -10,15 +10,15 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from baton.options import ConfigError
 from baton.planner.config import PlannerConfig
+from baton.planner.demand import Headroom
 from baton.planner.forecast import Forecast
-from baton.planner.goals import Bounds, Targets
-from baton.planner.load import Headroom
+from baton.planner.goals import LatencyTargets, PlanBounds
 from baton.planner.plan import Switch
 from baton.planner.policy import Planner
 from baton.planner.queries import spread
 from baton.planner.queueing import DecodeLoad, PrefillLoad, wait_probability
+from baton.process.options import ConfigError
 from baton.telemetry.metrics import LENGTH_BUCKETS
 from baton.telemetry.planner import PlannerMetrics
 from tests.support.metric_docs import described, exported
@@ -103,7 +103,7 @@ def test_sequences_and_steps_agree() -> None:
     load = DecodeLoad(tokens_per_s=4000.0, base_s=0.02, row_s=0.0002, rows_by_room=1000.0, burstiness=1.0)
     each = load.rows(2) / 2
     assert each / (0.02 + each * 0.0002) == pytest.approx(2000.0)
-    assert load.most_rows(0.05) == pytest.approx(150.0)
+    assert load.max_rows(0.05) == pytest.approx(150.0)
     assert (
         DecodeLoad(tokens_per_s=6000.0, base_s=0.02, row_s=0.0002, rows_by_room=1000.0, burstiness=1.0).rows(
             1
@@ -167,12 +167,12 @@ def test_the_spread_of_lengths_comes_from_their_buckets() -> None:
     assert spread({}) == 0.0
 
 
-def planner(bounds: Bounds = BOUNDS, *, switches: bool = True) -> Planner:
+def planner(bounds: PlanBounds = BOUNDS, *, switches: bool = True) -> Planner:
     return Planner(TARGETS, bounds, TIMES, switches=switches)
 
 
 def test_a_full_budget_is_turned_over_to_the_role_that_lacks() -> None:
-    six = Bounds(gpu_budget=6)
+    six = PlanBounds(gpu_budget=6)
     plan = planner(six).plan(measured(0.0, fleet(counts(2, 4)), 12.0))
     assert plan.switches == (Switch(to="prefill", count=1),) or plan.switches[0].count > 1
     assert plan.replicas == counts(2, 4)
@@ -186,7 +186,7 @@ def test_a_switch_brings_what_is_lacking_now_and_the_new_pod_comes_where_it_was_
 
 
 def test_what_no_worker_can_turn_over_is_turned_over_by_pods() -> None:
-    six = Bounds(gpu_budget=6)
+    six = PlanBounds(gpu_budget=6)
     stuck = fleet(counts(2, 4), unable=counts(0, 4))
     plan = planner(six).plan(measured(0.0, stuck, 12.0))
     assert plan.switches == ()
@@ -197,7 +197,7 @@ def test_what_no_worker_can_turn_over_is_turned_over_by_pods() -> None:
 
 
 def test_pods_of_other_sizes_do_not_change_roles() -> None:
-    uneven = Bounds(gpu_budget=12, prefill_gpus=1, decode_gpus=2)
+    uneven = PlanBounds(gpu_budget=12, prefill_gpus=1, decode_gpus=2)
     assert planner(uneven).plan(measured(0.0, fleet(counts(2, 4)), 12.0)).switches == ()
 
 
@@ -229,7 +229,7 @@ def test_up_to_nine_in_ten_nothing_is_kept_for_bursts() -> None:
 def test_who_is_to_meet_more_has_more_workers_before_the_next_burst() -> None:
     wanted = []
     for attainment in (0.9, 0.97, 0.998):
-        targets = Targets(ttft_s=TARGETS.ttft_s, itl_s=TARGETS.itl_s, attainment=attainment)
+        targets = LatencyTargets(ttft_s=TARGETS.ttft_s, itl_s=TARGETS.itl_s, attainment=attainment)
         asked = Planner(targets, BOUNDS, TIMES)
         for number in range(200):  # a burst of 150 s every 15 minutes, the last one 12 minutes ago
             load = 12.0 if number % 60 in range(10) else 6.0
@@ -254,7 +254,7 @@ def test_a_target_that_no_number_of_workers_meets_is_said_and_does_not_eat_the_b
 
 
 def test_more_than_the_budget_is_asked_for_as_well_as_it_can_be() -> None:
-    plan = planner(Bounds(gpu_budget=6)).plan(measured(0.0, fleet(counts(2, 2)), 60.0))
+    plan = planner(PlanBounds(gpu_budget=6)).plan(measured(0.0, fleet(counts(2, 2)), 60.0))
     assert not plan.attainable
     assert plan.wanted.total == 6
     assert "nothing within the bounds is enough" in " ".join(plan.reasons)

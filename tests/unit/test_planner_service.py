@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.planner.prometheus import MOST_BYTES, Prometheus, PrometheusError
+from baton.planner.prometheus import MAX_BYTES, Prometheus, PrometheusError
 from tests.support.planner_world import QUERIES, World, world
 from tests.support.prometheus import needs_prometheus, promtool
 
@@ -184,7 +184,7 @@ def answer(**parts: object) -> bytes:
 @pytest.mark.parametrize(
     ("body", "word"),
     [
-        (b"x" * (MOST_BYTES + 1), "an answer of more than"),
+        (b"x" * (MAX_BYTES + 1), "an answer of more than"),
         (answer(data={"resultType": "matrix", "result": []}), "a matrix where a vector was asked for"),
         (answer(status="error", error="parse error"), "parse error"),
         (

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from baton.connector.memory import PoolMemory
-from baton.connector.transport import PageMemory
+from baton.transport.base import PageMemory
+from baton.transport.pool_memory import PoolMemory
 
 LAYERS, DIM = 2, 4
 DTYPES = (torch.bfloat16, torch.float32, torch.uint8)
@@ -120,6 +120,15 @@ def test_some_layers_are_a_view_in_place_for_each_head_of_a_page() -> None:
     for view in part.in_place([5]):
         view[:] = bytes(view.nbytes)
     assert not bits(pool[5, 1:3, 1:3]).any()
+
+
+@pytest.mark.parametrize("heads", [None, range(1, 2)])
+def test_all_views_lie_in_the_whole_where_there_are_any(heads: range | None) -> None:
+    pool = pool_of(4, heads=2, block_size=16)
+    whole = PoolMemory(pool).part(16, heads).whole()
+    assert isinstance(whole, memoryview)
+    assert bytes(whole) == bytes(bits(pool).flatten().tolist())
+    assert PoolMemory(pool).part(8, heads).whole() is None
 
 
 def test_parts_of_a_page_are_not_contiguous() -> None:

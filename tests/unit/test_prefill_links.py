@@ -14,14 +14,14 @@ from typing import cast
 import grpc
 import pytest
 
-from baton.connector.liveness import Pulse
-from baton.connector.messages import LinkId
-from baton.connector.wiring import Wiring
 from baton.greeting.proofs import Called
-from baton.prefill import links
-from baton.prefill.links import DecodeLinks, DecodePeer, LinkRefusedError
-from baton.prefill.peers import Backoff, KnownPeers, Peer
-from baton.tls.channels import Dialer
+from baton.handoff.messages import LinkId
+from baton.handoff.wiring import Wiring
+from baton.net.channels import STREAM_OPTIONS, Dialer
+from baton.net.heartbeat import Pulse
+from baton.roles import prefill_links as links
+from baton.roles.prefill_links import DecodeLinks, DecodePeer, LinkRefusedError
+from baton.roles.prefill_peers import Backoff, KnownPeers, Peer
 from baton.v1 import handoff_pb2 as pb
 from baton.v1 import handoff_pb2_grpc as pb_grpc
 
@@ -347,9 +347,7 @@ async def test_a_worker_started_where_one_died_is_called_at_once() -> None:
 
     async with AsyncExitStack() as stack:
         where = f"127.0.0.1:{port}"
-        kept = await stack.enter_async_context(
-            grpc.aio.insecure_channel(where, options=links.CHANNEL_OPTIONS)
-        )
+        kept = await stack.enter_async_context(grpc.aio.insecure_channel(where, options=STREAM_OPTIONS))
         calling = asyncio.ensure_future(kept.channel_ready())  # it tries for as long as the others do
         calls = [asyncio.create_task(call_until_there()) for _ in range(3)]
         await asyncio.sleep(3.4)  # gRPC would wait from the third second to the fifth

@@ -17,13 +17,13 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.connector.identity import sign_beat
-from baton.connector.liveness import Tempo
+from baton.handoff.identity import sign_beat
+from baton.net.channels import Dialer
+from baton.net.heartbeat import Tempo
 from baton.router.pulse.beats import ANSWER_S, CALLERS, Beats, new_nonce
 from baton.router.pulse.turns import Turns
-from baton.router.pulse.watch import LOOK_S, LoopWatch
+from baton.router.pulse.watch import LOG_THREAD, LOOK_S, LoopWatch
 from baton.telemetry.turns import TurnMetrics
-from baton.tls.channels import Dialer
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from tests.support.certificates import Authority
@@ -32,6 +32,15 @@ from tests.support.local_worker import KEY, LocalWorker, until
 
 NONCE = bytes(range(16))
 QUICK = Tempo(heartbeat_s=0.2, busy_silence_s=0.8, idle_silence_s=0.8)
+
+
+@pytest.fixture(autouse=True)
+def _log_threads_end() -> Iterator[None]:
+    """No test reads what the watch of the test before it had to log."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == LOG_THREAD:
+            thread.join(10)
 
 
 def metrics() -> TurnMetrics:
@@ -142,12 +151,12 @@ async def test_a_turn_that_waits_for_anything_else_is_the_loops_own() -> None:
 
 def test_the_longest_turn_is_forgotten_after_a_minute() -> None:
     told = metrics()
-    told.took(3.0, 1000.0)
+    told.observe(3.0, 1000.0)
     for second in range(1001, 1060):
-        told.took(0.001, float(second))
+        told.observe(0.001, float(second))
         assert told.longest(float(second)) == 3.0
     for second in range(1060, 1080):
-        told.took(0.002, float(second))
+        told.observe(0.002, float(second))
     assert told.longest(1079.0) == 0.002
     assert told.longest(9999.0) == 0.0  # nothing ticks
 
@@ -186,11 +195,11 @@ class Told(Beats):
 class Watched:
     """A loop, its watch and its beats, in made-up time."""
 
-    def __init__(self, longest_s: float = 30.0) -> None:
+    def __init__(self, max_s: float = 30.0) -> None:
         self.loop, self.beats, self.now = Loop(), Told(), time.monotonic()
         self.began = self.now
         self.loop.tick(self.now)
-        self.watch = LoopWatch(self.loop, [self.beats], longest_s)
+        self.watch = LoopWatch(self.loop, [self.beats], max_s)
 
     def run(self, seconds: float, turn_s: float | None) -> None:
         """The loop does turns of ``turn_s``, or stands."""
@@ -243,7 +252,7 @@ def test_a_loop_of_many_slow_turns_is_spoken_for_too() -> None:
 
 
 def test_a_loop_that_never_comes_back_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    watched = Watched(longest_s=5.0)
+    watched = Watched(max_s=5.0)
     watched.run(60, None)
     assert 4.4 <= watched.at[-1] <= 5.1
     assert len(said(caplog, "not told any more")) == 1
@@ -372,11 +381,11 @@ async def test_a_router_that_draws_no_nonce_has_no_beats(worker: LocalWorker) ->
 
 
 @contextmanager
-def watched(beats: Beats, longest_s: float) -> Iterator[Loop]:
+def watched(beats: Beats, max_s: float) -> Iterator[Loop]:
     """A loop that stands from now on, with everything else real."""
     loop = Loop()
     loop.tick(time.monotonic())
-    watch = LoopWatch(loop, [beats], longest_s)
+    watch = LoopWatch(loop, [beats], max_s)
     watch.start()
     try:
         yield loop
@@ -384,9 +393,9 @@ def watched(beats: Beats, longest_s: float) -> Iterator[Loop]:
         watch.stop()
 
 
-async def gone_after(condition: Callable[[], bool], most_s: float) -> float:
+async def gone_after(condition: Callable[[], bool], max_s: float) -> float:
     began = time.monotonic()
-    await until(condition, most_s)
+    await until(condition, max_s)
     return time.monotonic() - began
 
 
@@ -404,7 +413,7 @@ async def test_a_worker_hears_of_a_router_that_says_nothing_until_the_watch_give
         call = pb_grpc.WorkerStub(channel).Connect(None)
         await greet_worker(call, KEY, "r", nonce)
         await until(lambda: worker.routers.connected("r"))
-        with beats.to(worker.address, worker.incarnation, nonce), watched(beats, longest_s=3.0):
+        with beats.to(worker.address, worker.incarnation, nonce), watched(beats, max_s=3.0):
             assert 3.0 < await gone_after(lambda: not worker.routers.connected("r"), 10) < 6.0
         call.cancel()
     await worker.stop()
@@ -427,7 +436,7 @@ async def test_workers_that_hang_keep_no_other_from_hearing() -> None:
         address = f"127.0.0.1:{hanging.getsockname()[1]}"
         for number in range(120):
             lines.enter_context(beats.to(address, str(number), NONCE))
-        with watched(beats, longest_s=30.0):
+        with watched(beats, max_s=30.0):
             await asyncio.sleep(0.5 + 120 * ANSWER_S / CALLERS)  # for each of them to be tried
             await caller.connect()
             lines.enter_context(beats.to(worker.address, worker.incarnation, NONCE))

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.rank_start import part_of
-from baton.errors import ModelError
 from baton.models.base import CausalLM
 from baton.models.layers import Linear
 from baton.models.loader import load_model
-from baton.models.quantization import Quantization
-from baton.options import ConfigError
+from baton.models.quantization.registry import Quantization
 from baton.parallel.layout import Layout
+from baton.process.options import ConfigError, ModelError
 from baton.speculation import choice
 from baton.worker.config import WorkerConfig
 from baton_kernels.cpu import library, linear
@@ -126,7 +125,7 @@ def test_matmuls_take_half_of_the_memory(model_dir: ModelDir) -> None:
     def held(quantization: Quantization) -> int:
         model = load_model(path, "bfloat16", quantization=quantization)
         layers = [module for module in model.modules() if isinstance(module, Linear)]
-        assert all(layer.weight.numel() == 0 and layer.scales is None for layer in layers), (
+        assert all(layer.weights is None and not list(layer.parameters()) for layer in layers), (
             "a plain one is kept"
         )
         return sum(layer.packed.nbytes for layer in layers if layer.packed is not None)
@@ -151,7 +150,7 @@ def test_a_draft_model_follows(model_dir: ModelDir, monkeypatch: pytest.MonkeyPa
         path, num_blocks=16, quantization="int8", speculative_method="draft", speculative_model=str(path)
     )
     Engine.from_config(config)
-    assert [model.quantization for model in loaded] == ["int8"]
+    assert [model.scheme.name for model in loaded] == ["int8"]
 
 
 class TestRefusals:

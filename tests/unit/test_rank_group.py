@@ -20,15 +20,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from baton.connector.memory import PoolMemory
-from baton.connector.ranks.end import DataLink, LocalEnd, Place, RankEnd
-from baton.connector.ranks.ends import Ends, Strand
-from baton.connector.ranks.remote import EndMissingError, RemoteEnd
-from baton.connector.ranks.share import MAX_RANKS, Share, Tie, objection, ties
-from baton.connector.staging import Staging
-from baton.connector.tcp import TcpConnector
-from baton.connector.transport import TransferError
+from baton.transport.base import TransferError
+from baton.transport.pool_memory import PoolMemory
+from baton.transport.ranks.endpoint import DataLink, LocalEndpoint, RankAddress, RankEndpoint
+from baton.transport.ranks.endpoints import DataChannel, RankEndpoints
+from baton.transport.ranks.remote import EndpointMissingError, RemoteEndpoint
+from baton.transport.ranks.shard import MAX_RANKS, KVShard, KVSlice, objection, slices
+from baton.transport.staging import Staging
+from baton.transport.tcp import TcpConnector
 from tests.support.links import WAIT_S, until, within
+from tests.support.nixl import loads_nixl
 from tests.support.rank_process import RankProcesses, mapped, rank_processes
 from tests.support.ranks import Linked, Side, cut, in_place, link, random_kv, shares, side, tokens
 
@@ -42,6 +43,7 @@ KINDS = (
             reason="NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')",
         ),
     ),
+    pytest.param("nixl", marks=loads_nixl),
     "gloo",
 )
 
@@ -183,36 +185,41 @@ class TestWhoSendsWhat:
         for held in (sources, targets):
             assert objection(held, heads, LAYERS) is None
         gets: dict[int, Counter[tuple[int, int]]] = {number: Counter() for number in range(len(targets))}
-        for tie in ties(sources, targets):
-            assert tie.share.within(sources[tie.prefill])
-            gets[tie.decode].update((h, layer) for h in tie.share.heads for layer in tie.share.layers)
+        for slice_ in slices(sources, targets):
+            assert slice_.share.within(sources[slice_.prefill])
+            gets[slice_.decode].update(
+                (h, layer) for h in slice_.share.heads for layer in slice_.share.layers
+            )
         for number, share in enumerate(targets):
             assert gets[number] == Counter((h, layer) for h in share.heads for layer in share.layers)
 
     def test_replicas_take_turns(self) -> None:
-        one = Share(range(1), range(LAYERS))
-        assert [tie.prefill for tie in ties([one] * 4, [one] * 4)] == [0, 1, 2, 3]
-        assert [tie.prefill for tie in ties([one] * 2, [one] * 4)] == [0, 1, 0, 1]
+        one = KVShard(range(1), range(LAYERS))
+        assert [slice_.prefill for slice_ in slices([one] * 4, [one] * 4)] == [0, 1, 2, 3]
+        assert [slice_.prefill for slice_ in slices([one] * 2, [one] * 4)] == [0, 1, 0, 1]
 
     def test_one_rank_each_is_one_connection_with_everything(self) -> None:
-        [tie] = ties(shares(1, 4, LAYERS), shares(1, 4, LAYERS))
-        assert tie.share == Share(range(4), range(LAYERS))
+        [slice_] = slices(shares(1, 4, LAYERS), shares(1, 4, LAYERS))
+        assert slice_.share == KVShard(range(4), range(LAYERS))
 
     @pytest.mark.parametrize(
         ("held", "words"),
         [
             ([], "0 ranks: 1 to 256 are allowed"),
-            ([Share(range(4), range(4))] * (MAX_RANKS + 1), "257 ranks"),
-            ([Share(range(2), range(4))], "together do not hold"),
-            ([Share(range(3), range(4)), Share(range(2, 4), range(4))], "equal or have nothing in common"),
-            ([Share(range(4), range(4)), Share(range(2), range(4))], "equal or have nothing in common"),
-            ([Share(range(5), range(4))], "a rank holds heads 0 to 4 of layers 0 to 3"),
-            ([Share(range(4), range(1, 5))], "a rank holds"),
-            ([Share(range(4), range(0))], "a rank holds"),
-            ([Share(range(3, -1, -1), range(4))], "a rank holds"),
+            ([KVShard(range(4), range(4))] * (MAX_RANKS + 1), "257 ranks"),
+            ([KVShard(range(2), range(4))], "together do not hold"),
+            (
+                [KVShard(range(3), range(4)), KVShard(range(2, 4), range(4))],
+                "equal or have nothing in common",
+            ),
+            ([KVShard(range(4), range(4)), KVShard(range(2), range(4))], "equal or have nothing in common"),
+            ([KVShard(range(5), range(4))], "a rank holds heads 0 to 4 of layers 0 to 3"),
+            ([KVShard(range(4), range(1, 5))], "a rank holds"),
+            ([KVShard(range(4), range(0))], "a rank holds"),
+            ([KVShard(range(3, -1, -1), range(4))], "a rank holds"),
         ],
     )
-    def test_shares_that_cannot_be(self, held: list[Share], words: str) -> None:
+    def test_shares_that_cannot_be(self, held: list[KVShard], words: str) -> None:
         reason = objection(held, 4, 4)
         assert reason is not None
         assert words in reason
@@ -417,7 +424,7 @@ def in_turns(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     first_is_made = asyncio.Event()
 
     def spied(connect: Callable[..., Awaitable[DataLink]]) -> Callable[..., Awaitable[DataLink]]:
-        async def connect_in_turn(end: RankEnd, *args: object) -> DataLink:
+        async def connect_in_turn(end: RankEndpoint, *args: object) -> DataLink:
             if end is side.members[1]:
                 await first_is_made.wait()
             made = await connect(end, *args)
@@ -437,10 +444,12 @@ class TestConnecting:
         pool = PoolMemory(torch.zeros(1, 1, 1, 2, 8, 4))
         fewer = {"tcp": connectors["tcp"]}
         held = [(connectors, 0), (fewer, 1), (connectors, 2)]
-        ends = Ends([LocalEnd(has, pool, Share(range(at, at + 1), range(1))) for has, at in held])
+        ends = RankEndpoints(
+            [LocalEndpoint(has, pool, KVShard(range(at, at + 1), range(1))) for has, at in held]
+        )
         assert ends.connectors == ("tcp",), "what one lacks, none can use"
-        assert ends.whole == Share(range(3), range(1))
-        places = [Place("a", "a"), Place("a", "name"), Place("b", "other")]
+        assert ends.whole == KVShard(range(3), range(1))
+        places = [RankAddress("a", "a"), RankAddress("a", "name"), RankAddress("b", "other")]
         assert await ends.listen(places, 7000) == {"tcp": ("a:7001", "name:7002", "other:7004")}
         assert await ends.listen(places, 0) == {"tcp": ("a:4711", "name:4711", "other:4711")}
         with pytest.raises(OSError, match="no ports 65535 to 65536"):
@@ -455,7 +464,7 @@ class TestConnecting:
         in_turns(prefill, monkeypatch)
         decode = await side(kind, kv, held, listens=True, processes=place)
         lost: list[str] = []
-        made = decode.ranks.strands(ties(held, held), decode.addresses)
+        made = decode.ranks.channels(slices(held, held), decode.addresses)
         receiver = decode.ranks.expect(kind, 8, made, lambda: lost.append("receiver"))
         await in_place(receiver)
         with socket.create_server(("127.0.0.1", 0)) as unused:
@@ -468,18 +477,18 @@ class TestConnecting:
         await prefill.close()
         await decode.close()
 
-    async def test_strands_that_this_worker_cannot_have(self) -> None:
+    async def test_channels_that_this_worker_cannot_have(self) -> None:
         held = shares(2, 4, LAYERS)
         prefill = await side("tcp", random_kv(BLOCKS, 4, LAYERS, 8), held, listens=False)
         wrong = {
-            "which has 2": Tie(2, 0, held[0]),
-            "this rank holds": Tie(1, 0, held[0]),
-            "does not divide": Tie(0, 0, held[0]),
+            "which has 2": KVSlice(2, 0, held[0]),
+            "this rank holds": KVSlice(1, 0, held[0]),
+            "does not divide": KVSlice(0, 0, held[0]),
         }
-        for words, tie in wrong.items():
-            strands = [Strand(tie, "127.0.0.1:1", bytes(32))]
+        for words, slice_ in wrong.items():
+            channels = [DataChannel(slice_, "127.0.0.1:1", bytes(32))]
             with pytest.raises(ValueError, match=words):
-                await prefill.ranks.connect("tcp", 3 if "divide" in words else 8, strands, lambda: None)
+                await prefill.ranks.connect("tcp", 3 if "divide" in words else 8, channels, lambda: None)
         await prefill.close()
 
     async def test_a_rank_without_the_connector_says_why(
@@ -487,7 +496,7 @@ class TestConnecting:
     ) -> None:
         ours, theirs = socket.socketpair()
         mapped(tmp_path / "pool", (1, 1, 1, 2, 8, 4))
-        share = Share(range(1), range(1))
+        share = KVShard(range(1), range(1))
         starter.start(theirs, tmp_path / "pool", (1, 1, 1, 2, 8, 4), share)
-        with pytest.raises(EndMissingError, match="UCX does not start"):
-            await RemoteEnd.meet(ours, connector="ucx", host="nowhere", on_crash=lambda: None)
+        with pytest.raises(EndpointMissingError, match="UCX does not start"):
+            await RemoteEndpoint.meet(ours, connector="ucx", host="nowhere", on_crash=lambda: None)

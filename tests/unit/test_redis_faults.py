@@ -18,22 +18,22 @@ import pytest
 import redis.exceptions
 from prometheus_client import CollectorRegistry
 
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 from baton.router.shared import failures
 from baton.router.shared.failures import StoreError, store_error
 from baton.router.shared.limits import Limits, Tenant
 from baton.router.shared.redis_client import ResolvedNames
 from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
-from baton.supervision import Supervision
 from baton.telemetry.shared import SharedStateMetrics
+from baton.telemetry.supervision import Supervision
 from baton.telemetry.tasks import TaskMetrics
 from tests.support.certificates import Authority
 from tests.support.local_worker import until
 from tests.support.redis_server import RedisServer, needs_redis
 
 TIMEOUT_S = 0.03
-MOST_DELAY_S = 0.05
+MAX_DELAY_S = 0.05
 TOGETHER_S = 5.0
 """After Redis is well again limits must be shared within this."""
 TENANT = Tenant("t", Limits(requests_per_minute=100_000))
@@ -93,7 +93,7 @@ async def asking(url: str, password_file: Path | None = None) -> AsyncIterator[A
     await router.state.close()
     assert not router.failed
     # The process itself may be kept from running, and then sees no timeout.
-    late = sum(delay > MOST_DELAY_S for delay in router.delays)
+    late = sum(delay > MAX_DELAY_S for delay in router.delays)
     assert late <= max(3, len(router.delays) // 100)
 
 
@@ -504,7 +504,7 @@ ERRORS = [
 def test_each_error_has_its_cause(error: Exception, word: str) -> None:
     found = store_error(error)
     assert found.word == word and word in failures.WORDS
-    assert 0 < len(str(found)) <= failures.LONGEST_MESSAGE and "\n" not in str(found)
+    assert 0 < len(str(found)) <= failures.MAX_MESSAGE and "\n" not in str(found)
 
 
 def test_the_system_s_error_below_the_client_s_counts() -> None:

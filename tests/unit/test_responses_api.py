@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from baton.router.api import ApiSettings
+from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
 from tests.support.fake_ring import FakeRing, busy

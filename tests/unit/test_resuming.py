@@ -11,24 +11,25 @@ import pytest
 from prometheus_client import CollectorRegistry
 from torch import Tensor
 
-from baton.router.placement import Role
-from baton.router.retries import Retries, RetryPolicy
-from baton.router.ring import WorkerRing
-from baton.router.trail import Trail
-from baton.router.types import Request, RingError, TokenChunk
-from baton.sampling_params import SamplingParams
+from baton.core.priority import NO_PRIORITY
+from baton.core.role import Role
+from baton.core.sampling_params import ResolvedSampling
+from baton.router.dispatch.retries import Retries, RetryPolicy
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.suspects import RetryState
+from baton.router.dispatch.types import Request, RingError, TokenChunk
 from baton.telemetry.resumes import ResumeMetrics
-from baton.urgency import CALM
 from baton.v1 import worker_pb2
-from baton.worker.config import RoleName
 from baton_kernels.paged import PagedBatch
 from tests.support.fake_engine import VOCAB_SIZE
 from tests.support.local_worker import SPLIT, LocalWorker, SlowModel, local_ring, until
 from tests.support.pretend_worker import AT_ONCE, LENGTH, PretendMembers, PretendWorker, token_after
 from tests.unit.test_beam_engine import beams
 
+pytestmark = pytest.mark.usefixtures("launched")
+
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
-PLAIN = SamplingParams(max_tokens=40, seed=5, temperature=2.0, ignore_eos=True)
+PLAIN = ResolvedSampling(max_tokens=40, seed=5, temperature=2.0, ignore_eos=True)
 STEP_S = 0.01
 
 
@@ -36,7 +37,7 @@ STEP_S = 0.01
 class Kind:
     """Requests of one kind, which all can be repeated."""
 
-    params: SamplingParams
+    params: ResolvedSampling
     n: int = 1
 
     def requests(self, name: str) -> list[Request]:
@@ -102,7 +103,7 @@ class Client:
                 told.add(chunk)
                 self.cached += [chunk.cached_tokens] if chunk.cached_tokens else []
 
-        with ring.generate(list(prompt), requests, CALM) as answers:
+        with ring.generate(list(prompt), requests, NO_PRIORITY) as answers:
             async with asyncio.TaskGroup() as tasks:
                 for told, chunks in zip(self.answers, answers, strict=True):
                     tasks.create_task(take(told, chunks))
@@ -112,7 +113,7 @@ def client(kind: Kind) -> Client:
     return Client([Told() for _ in range(kind.n)])
 
 
-def workers_of(*roles: RoleName, step_s: float = STEP_S) -> list[LocalWorker]:
+def workers_of(*roles: Role, step_s: float = STEP_S) -> list[LocalWorker]:
     return [LocalWorker(role, step_s=step_s) for role in roles]
 
 
@@ -147,7 +148,7 @@ MOMENTS: dict[str, Callable[[Client, LocalWorker], bool]] = {
     "first token": lambda asked, worker: asked.delivered >= 1,
     "in the middle": lambda asked, worker: asked.delivered >= 12,
 }
-RINGS: dict[str, tuple[RoleName, ...]] = {
+RINGS: dict[str, tuple[Role, ...]] = {
     "prefill": ("prefill", "prefill", "decode"),
     "decode": ("prefill", "decode", "decode"),
     "both": ("both", "both"),
@@ -198,7 +199,7 @@ async def test_a_decode_worker_that_drains_has_its_streams_written_on_elsewhere(
         asked = client(kind)
         running = asyncio.create_task(asked.run(ring, kind.requests("r")))
         await until(lambda: name == "beams" or asked.delivered >= 5)
-        await until(lambda: any(worker.engine.load().running for worker in workers[1:]))
+        await until(lambda: any(worker.engine.stats().running for worker in workers[1:]))
         draining = max(workers[1:], key=lambda worker: worker.held)
         assert await draining.drain.run(None)
         if name != "beams":
@@ -242,7 +243,7 @@ async def test_with_another_revision_alone_a_worker_that_drains_ends_what_it_has
 
 async def test_moves_are_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written on meanwhile."""
-    monkeypatch.setattr("baton.router.departures.MOVES_AT_ONCE", 1)
+    monkeypatch.setattr("baton.router.dispatch.departures.MOVES_AT_ONCE", 1)
     kind = Kind(replace(PLAIN, max_tokens=150))
     [_, *decodes] = workers = workers_of("prefill", "decode", "decode")
     async with local_ring(workers) as ring:
@@ -355,7 +356,15 @@ class DeadlyModel(SlowModel):
 
 
 def mortal(port: int = 0) -> LocalWorker:
-    return LocalWorker("both", step_s=STEP_S, make_model=DeadlyModel, port=port)
+    return LocalWorker("both", step_s=STEP_S, make_model=DeadlyModel, port=port, mortal=True)
+
+
+async def test_a_step_that_fails_unasked_ends_its_test() -> None:
+    """The clients of such a worker would wait for ever: here nobody ends the process."""
+    worker, kind = LocalWorker("both", make_model=DeadlyModel), KINDS["several"]
+    with pytest.raises(AssertionError, match="a step of a worker failed"):
+        async with asyncio.timeout(20), local_ring([worker]) as ring:
+            await client(kind).run(ring, kind.requests("deadly"), [*PROMPT, DEADLY])
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -418,14 +427,14 @@ async def hear(ring: WorkerRing, worker: PretendWorker) -> None:
 
 
 async def test_one_that_waits_too_long_to_be_alone_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.router.attempts.SUSPECT_WAITS_S", 0.05)
+    monkeypatch.setattr("baton.router.dispatch.attempts.SUSPECT_WAITS_S", 0.05)
     async with pretended("both", "both") as (ring, workers):
-        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+        with ring.generate([1], [Request("r", ResolvedSampling(max_tokens=LENGTH))]) as [chunks]:
             asked = asyncio.create_task(anext(chunks))
             await asyncio.sleep(0)
             [group] = ring.attempts.groups.values()
-            group.trail.watched = True
-            assert ring.attempts._suspects.enter(Trail())
+            group.retry_state.watched = True
+            assert ring.attempts._suspects.enter(RetryState())
             [its] = [worker for worker in workers if worker.jobs]
             its.end()
             ring.on_lost(its)  # type: ignore[arg-type]
@@ -439,7 +448,7 @@ async def test_one_that_waits_too_long_to_be_alone_is_told_so(monkeypatch: pytes
 async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, begun: bool) -> None:
     """Decode may tell of a broken handoff before it is known that the prefill worker died."""
     async with pretended("prefill", "prefill", "decode") as (ring, [*prefills, decode]):
-        request = Request("r", SamplingParams(max_tokens=LENGTH))
+        request = Request("r", ResolvedSampling(max_tokens=LENGTH))
         with ring.generate([1], [request]) as [chunks]:
             asked = asyncio.create_task(anext(chunks))
             await asyncio.sleep(0)
@@ -454,8 +463,8 @@ async def test_a_death_counts_whichever_way_it_is_heard_of(heard_first: str, beg
                 await hear(ring, decode)
             ring.on_lost(prefill)  # type: ignore[arg-type]
             await asyncio.sleep(0)
-            assert group.trail.deaths == int(begun)
-            assert group.trail.failures == group.attempt == 1
+            assert group.retry_state.deaths == int(begun)
+            assert group.retry_state.failures == group.attempt == 1
             assert sum(map(len, (worker.jobs for worker in prefills))) == 1, "it is tried again, once"
             asked.cancel()
             await asyncio.wait([asked])
@@ -467,7 +476,7 @@ async def test_an_answer_is_written_on_by_the_same_revision_if_there_is_one() ->
             assert worker.hello is not None
             worker.hello.revision = revision
         workers[1].given = workers[2].given = 1
-        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+        with ring.generate([1], [Request("r", ResolvedSampling(max_tokens=LENGTH))]) as [chunks]:
             asked = asyncio.create_task(anext(chunks))
             await asyncio.sleep(0)
             assert workers[0].jobs
@@ -492,7 +501,7 @@ async def refused(ring: WorkerRing, prefill: PretendWorker, attempt: int) -> Non
 async def test_a_request_is_refused_for_as_long_as_it_may_wait_however_often() -> None:
     policy = replace(AT_ONCE, max_attempts=2, queue_timeout=0.5)
     async with pretended("prefill", "decode", policy=policy) as (ring, [prefill, decode]):
-        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+        with ring.generate([1], [Request("r", ResolvedSampling(max_tokens=LENGTH))]) as [chunks]:
             asked = asyncio.create_task(anext(chunks))
             for attempt in range(6):
                 await refused(ring, prefill, attempt)
@@ -503,9 +512,9 @@ async def test_a_request_is_refused_for_as_long_as_it_may_wait_however_often() -
 
 
 async def test_a_request_that_everybody_refuses_is_given_up_on_in_time() -> None:
-    policy = replace(AT_ONCE, queue_timeout=0.2, first_pause=0.05, longest_pause=0.05)
+    policy = replace(AT_ONCE, queue_timeout=0.2, first_pause=0.05, max_pause=0.05)
     async with pretended("prefill", "decode", policy=policy) as (ring, [prefill, _]):
-        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+        with ring.generate([1], [Request("r", ResolvedSampling(max_tokens=LENGTH))]) as [chunks]:
             asked = asyncio.create_task(anext(chunks))
             async with asyncio.timeout(5):
                 attempt = 0
@@ -525,7 +534,7 @@ async def test_an_answer_that_gets_on_between_deaths_is_not_given_up_on() -> Non
     was begun it is given up on after max_attempts."""
     policy = replace(AT_ONCE, max_attempts=3)
     async with pretended("both", "both", policy=policy) as (ring, workers):
-        with ring.generate([1], [Request("r", SamplingParams(max_tokens=LENGTH))]) as [chunks]:
+        with ring.generate([1], [Request("r", ResolvedSampling(max_tokens=LENGTH))]) as [chunks]:
             told: list[int] = []
             for attempt in range(8):
                 asked = asyncio.create_task(anext(chunks))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.retries import Retries, RetryPolicy
-from baton.router.trail import PAST, Origin, Suspects, Trail
+from baton.router.dispatch.retries import Retries, RetryPolicy
+from baton.router.dispatch.suspects import PAST, BlamedRequest, RetryState, Suspects
 
 POLICY = RetryPolicy(
-    queue_timeout=2.0, budget_share=0.2, budget_rate=5.0, budget_most=10.0, first_pause=0.1, longest_pause=1.0
+    queue_timeout=2.0, budget_share=0.2, budget_rate=5.0, budget_most=10.0, first_pause=0.1, max_pause=1.0
 )
 
 
@@ -53,7 +53,7 @@ def test_later_ones_wait_for_a_random_part_of_a_time_that_doubles() -> None:
 
 def test_attempts_are_bounded() -> None:
     tries, _ = retries(replace(POLICY, max_attempts=3))
-    assert [tries.exhausted(Trail(in_vain=n)) for n in range(5)] == [False, False, False, True, True]
+    assert [tries.exhausted(RetryState(in_vain=n)) for n in range(5)] == [False, False, False, True, True]
 
 
 def test_an_outage_is_no_storm() -> None:
@@ -82,38 +82,38 @@ def test_those_beyond_the_budget_wait_their_turn() -> None:
 
 
 def test_one_death_is_nobodys_fault_and_two_are() -> None:
-    suspects, trail = Suspects(), Trail()
-    assert suspects.died([(trail, 5)], 0.0) == set()
-    assert suspects.died([(trail, 5 + PAST - 1)], 0.0) == {trail}
+    suspects, retry_state = Suspects(), RetryState()
+    assert suspects.died([(retry_state, 5)], 0.0) == set()
+    assert suspects.died([(retry_state, 5 + PAST - 1)], 0.0) == {retry_state}
 
 
 def test_who_has_got_on_between_is_not_blamed() -> None:
-    suspects, trail = Suspects(), Trail()
-    suspects.died([(trail, 5)], 0.0)
-    assert suspects.died([(trail, 5 + PAST)], 0.0) == set()
-    assert trail.deaths == 1
+    suspects, retry_state = Suspects(), RetryState()
+    suspects.died([(retry_state, 5)], 0.0)
+    assert suspects.died([(retry_state, 5 + PAST)], 0.0) == set()
+    assert retry_state.deaths == 1
 
 
 def test_where_others_die_too_it_may_be_chance() -> None:
-    suspects, trail, other = Suspects(), Trail(), Trail()
-    suspects.died([(trail, 0)], 100.0)
+    suspects, retry_state, other = Suspects(), RetryState(), RetryState()
+    suspects.died([(retry_state, 0)], 100.0)
     suspects.died([(other, 0)], 110.0)
-    assert suspects.died([(trail, 0)], 120.0) == set()
-    assert trail.watched
-    assert suspects.enter(trail)
-    assert suspects.died([(trail, 0)], 130.0) == {trail}, "while it was watched"
+    assert suspects.died([(retry_state, 0)], 120.0) == set()
+    assert retry_state.watched
+    assert suspects.enter(retry_state)
+    assert suspects.died([(retry_state, 0)], 130.0) == {retry_state}, "while it was watched"
     assert suspects.died([(other, 0)], 500.0) == {other}, "the others were long ago"
 
 
 def test_answers_of_one_request_are_blamed_together() -> None:
-    suspects, origin = Suspects(), Origin()
-    forks = [Trail(origin) for _ in range(3)]
+    suspects, origin = Suspects(), BlamedRequest()
+    forks = [RetryState(origin) for _ in range(3)]
     assert suspects.died([(each, 0) for each in forks], 0.0) == set()
     assert suspects.died([(each, 0) for each in forks], 0.0) == set(forks)
 
 
 def test_of_several_one_runs_at_a_time_until_it_is_clear() -> None:
-    suspects, one, other, beside = Suspects(), Trail(), Trail(), Trail()
+    suspects, one, other, beside = Suspects(), RetryState(), RetryState(), RetryState()
     for _ in range(2):
         assert suspects.died([(one, 0), (other, 0)], 0.0) == set()
     assert one.watched and other.watched
@@ -133,28 +133,28 @@ def test_only_the_request_that_kills_is_given_up_on(
 ) -> None:
     """It dies of its token ``kills_at``, wherever it is computed, and takes everything there along."""
     suspects = Suspects()
-    killer = Trail()
-    tokens = {killer: 0} | {Trail(): 0 for _ in range(neighbours)}
-    at: dict[Trail, int] = {}
-    deaths, guilty = 0, set[Trail]()
+    killer = RetryState()
+    tokens = {killer: 0} | {RetryState(): 0 for _ in range(neighbours)}
+    at: dict[RetryState, int] = {}
+    deaths, guilty = 0, set[RetryState]()
     for _ in range(600):
-        for trail in tokens:
-            waits = trail in at or (trail.watched and not suspects.enter(trail))
-            if trail not in guilty and not waits:
-                at[trail] = data.draw(st.integers(0, workers - 1)) if deaths < 3 else 0
+        for retry_state in tokens:
+            waits = retry_state in at or (retry_state.watched and not suspects.enter(retry_state))
+            if retry_state not in guilty and not waits:
+                at[retry_state] = data.draw(st.integers(0, workers - 1)) if deaths < 3 else 0
         ready = sorted(at, key=list(tokens).index)
         if not ready or killer in guilty:
             break
-        trail = data.draw(st.sampled_from(ready)) if deaths < 3 else ready[-1]
-        if trail is killer and tokens[trail] == kills_at:
+        retry_state = data.draw(st.sampled_from(ready)) if deaths < 3 else ready[-1]
+        if retry_state is killer and tokens[retry_state] == kills_at:
             there = [each for each in at if at[each] == at[killer]]
             guilty |= suspects.died([(each, tokens[each]) for each in there], 0.0)
             deaths += 1
             for each in there:
                 del at[each]
         else:
-            tokens[trail] += 1
-            if trail.got_to(tokens[trail]):
-                suspects.leave(trail)
+            tokens[retry_state] += 1
+            if retry_state.got_to(tokens[retry_state]):
+                suspects.leave(retry_state)
     assert guilty <= {killer}
     assert deaths <= 3

@@ -8,24 +8,27 @@ from dataclasses import replace
 
 import pytest
 
-from baton.beam_search import BeamParams
-from baton.connector.messages import Commit
-from baton.decode.role import DecodeRole
-from baton.logprobs import Logprobs
-from baton.router.ring import WorkerRing
-from baton.router.types import Request, RingError, TokenChunk
-from baton.sampling_params import SamplingParams
+from baton.core.attempt_failure import AttemptFailure
+from baton.core.beam_search import BeamParams
+from baton.core.logprobs import Logprobs
+from baton.core.sampling_params import ResolvedSampling
+from baton.handoff.messages import Commit
+from baton.roles.decode import DecodeRole
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import Request, RingError, TokenChunk
 from tests.support.fake_engine import fake_engine
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
 from tests.support.oracle_beams import Answer
 from tests.unit.test_beam_engine import alone, beams
+
+pytestmark = pytest.mark.usefixtures("launched")
 
 PROMPT = (7, 3, 90, 14, 2, 55, 21, 8, 13, 40)
 PARAMS = beams(3)
 
 
 async def chunks_of(
-    ring: WorkerRing, params: SamplingParams, n: int, name: str = "r", prompt: Sequence[int] = PROMPT
+    ring: WorkerRing, params: ResolvedSampling, n: int, name: str = "r", prompt: Sequence[int] = PROMPT
 ) -> list[list[TokenChunk]]:
     async def one(index: int) -> list[TokenChunk]:
         return [chunk async for chunk in answers[index]]
@@ -60,19 +63,19 @@ def quiet(*workers: LocalWorker) -> bool:
     ],
     ids=lambda value: str(value)[-60:],
 )
-async def test_the_prompt_is_computed_and_handed_on_once(params: SamplingParams, n: int) -> None:
+async def test_the_prompt_is_computed_and_handed_on_once(params: ResolvedSampling, n: int) -> None:
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
     async with local_ring([prefill, decode]) as ring:
         assert told(await chunks_of(ring, params, n)) == wanted(alone(PROMPT, params, n))
         await until(lambda: quiet(prefill, decode))
         once = int(params.max_tokens > 1)
         assert prefill.prefill.counters.completed == decode.decode.counters.committed == once
-        assert prefill.engine.load().prefix_queried_tokens == len(PROMPT)
+        assert prefill.engine.stats().scheduler.prefix_queried_tokens == len(PROMPT)
 
 
 async def test_a_search_that_is_over_with_its_first_step_is_told_by_decode() -> None:
     [best] = alone(PROMPT, beams(1, stops=frozenset()), 1)
-    params = SamplingParams(
+    params = ResolvedSampling(
         max_tokens=9, stop_token_ids=frozenset(best.token_ids[:1]), beam_search=BeamParams(1)
     )
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
@@ -116,9 +119,9 @@ async def test_other_requests_run_beside_it_in_a_pool_too_small() -> None:
         assert [told(each) for each in found] == [wanted(alone((*PROMPT, i), params, 3)) for i in range(3)]
         tokens = await asyncio.gather(*plain)
         await until(lambda: quiet(prefill, decode))
-        load = decode.engine.load()
-        assert load.preemptions > 0
-        assert load.copied_blocks > 0
+        load = decode.engine.stats()
+        assert load.scheduler.preemptions > 0
+        assert load.scheduler.copied_blocks > 0
     for i, each in enumerate(tokens):
         async with local_ring([LocalWorker("both")]) as ring:
             assert await answer(ring, f"p{i}", [5, i, 9], 30) == each
@@ -128,7 +131,7 @@ async def test_a_client_that_leaves_ends_it_everywhere() -> None:
     prefill, decode = LocalWorker("prefill", step_s=0.01), LocalWorker("decode", step_s=0.02)
     params = beams(3, max_tokens=60, stops=frozenset())
     async with local_ring([prefill, decode]) as ring:
-        for name, begun in (("a", lambda: prefill.held), ("b", lambda: decode.engine.load().running == 3)):
+        for name, begun in (("a", lambda: prefill.held), ("b", lambda: decode.engine.stats().running == 3)):
             task = asyncio.create_task(chunks_of(ring, params, 2, name))
             await until(begun)
             task.cancel()
@@ -160,7 +163,7 @@ async def test_an_attempt_that_is_lost_begins_again_at_the_prompt(monkeypatch: p
         assert sequence is not None
         self._timelines.pop(done.name)
         self._engine.pool.free(done.pages)
-        self._outlet.lose(sequence.owner, done.name.request_id, done.name.attempt, "lost by the test")
+        self._outlet.fail(sequence.owner, *done.name, AttemptFailure.HANDOFF_LOST, "lost by the test")
 
     monkeypatch.setattr(DecodeRole, "_commit", lose_once)
     prefill, decode = LocalWorker("prefill"), LocalWorker("decode")

@@ -8,21 +8,24 @@ from dataclasses import replace
 
 import pytest
 
-from baton.decode.role import DecodeRole
-from baton.router.retries import RetryPolicy
-from baton.router.ring import WorkerRing
-from baton.router.types import Request, RingError
-from baton.sampling_params import SamplingParams
+from baton.core.attempt_failure import AttemptFailure
+from baton.core.role import Role
+from baton.core.sampling_params import ResolvedSampling
+from baton.roles.decode import DecodeRole
+from baton.router.dispatch.retries import RetryPolicy
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import Request, RingError
 from baton.v1 import handoff_pb2
-from baton.worker.config import RoleName
 from tests.support.fake_engine import run_alone
 from tests.support.local_worker import LocalWorker, local_ring, until
 
+pytestmark = pytest.mark.usefixtures("launched")
+
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
-PARAMS = SamplingParams(max_tokens=12, seed=5, temperature=2.0, ignore_eos=True)
+PARAMS = ResolvedSampling(max_tokens=12, seed=5, temperature=2.0, ignore_eos=True)
 
 
-def wanted(n: int, like: SamplingParams = PARAMS, name: str = "r") -> list[Request]:
+def wanted(n: int, like: ResolvedSampling = PARAMS, name: str = "r") -> list[Request]:
     return [Request(f"{name}-{i}", replace(like, seed=like.seed + 10 * i)) for i in range(n)]
 
 
@@ -63,11 +66,11 @@ async def test_the_prompt_is_computed_and_handed_on_once(n: int) -> None:
         assert prefill.prefill.counters.completed == decode.decode.counters.committed == 1
         assert prefill.engine.generated_tokens == n
         assert decode.engine.generated_tokens == n * 11
-        assert decode.engine.load().copied_blocks == n - 1
+        assert decode.engine.stats().scheduler.copied_blocks == n - 1
 
 
 @pytest.mark.parametrize("roles", [("both",), ("decode",)])
-async def test_one_worker_answers_all_by_itself(roles: tuple[RoleName, ...]) -> None:
+async def test_one_worker_answers_all_by_itself(roles: tuple[Role, ...]) -> None:
     workers = [LocalWorker(role) for role in roles]
     async with local_ring(workers) as ring:
         requests = wanted(4)
@@ -138,7 +141,7 @@ async def test_a_broken_handoff_is_done_again_with_the_tokens_that_were_told(
             # Not before the client has the first tokens.
             asyncio.get_running_loop().call_later(
                 0.2,
-                role._do,
+                role._driver.do,
                 lambda now: role._machine.stalled(name, "broken on purpose", now),
             )
         else:
@@ -166,7 +169,7 @@ async def test_a_broken_handoff_is_done_again_with_the_tokens_that_were_told(
 
 
 @pytest.mark.parametrize("roles", [("decode", "decode"), ("prefill", "prefill", "decode"), ("both", "both")])
-async def test_those_that_meet_a_drain_are_placed_elsewhere(roles: tuple[RoleName, ...]) -> None:
+async def test_those_that_meet_a_drain_are_placed_elsewhere(roles: tuple[Role, ...]) -> None:
     workers = [LocalWorker(role) for role in roles]
     async with local_ring(workers) as ring:
         draining = min(workers[:2], key=lambda worker: worker.address)  # whom an idle ring chooses
@@ -216,9 +219,9 @@ async def test_a_failure_reaches_those_that_go_on_when_the_first_is_over(
 
     def fail(role: DecodeRole, link, message: handoff_pb2.PrefillMessage) -> None:  # type: ignore[no-untyped-def]
         if message.HasField("send_complete"):
-            reason = "broken on purpose"
+            attempt, failure = message.send_complete.name.attempt, AttemptFailure.WORKER_ERROR
             asyncio.get_running_loop().call_later(
-                0.2, prefill.routers.fail, decode_owner(), "r-0", message.send_complete.name.attempt, reason
+                0.2, prefill.routers.fail, decode_owner(), "r-0", attempt, failure, "broken on purpose"
             )
         else:
             take(role, link, message)

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import pytest
 
+from baton.core.priority import Priority
+from baton.core.sampling_params import ResolvedSampling
+from baton.router.dispatch.retries import RetryPolicy
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import Request, RingError
 from baton.router.placement import PlacementOptions
-from baton.router.retries import RetryPolicy
-from baton.router.ring import WorkerRing
-from baton.router.types import Request, RingError
-from baton.sampling_params import SamplingParams
-from baton.urgency import Urgency
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
 
 PROMPTS = [[number, 3, 90, 14, 2, 55, 21, 8, 13, 40] * 4 for number in range(8)]
@@ -52,13 +52,13 @@ async def test_what_is_sent_counts_until_a_report_has_it(monkeypatch: pytest.Mon
     """A report that was under way when a request was sent does not know of it."""
     worker = LocalWorker("both", step_s=0.05)
     async with local_ring([worker]) as ring:
-        [client] = ring.workers
+        [client] = ring.fleet.workers
         asked = [asyncio.create_task(answer(ring, f"r{n}", p, TOKENS)) for n, p in enumerate(PROMPTS[:3])]
         await asyncio.sleep(0)
         worker.routers.report_loads()  # before the worker has read anything
         assert client.report().sequences == 3
         assert client.report().prefill_tokens == 3 * len(PROMPTS[0])
-        await until(lambda: worker.engine.load().running == 3)
+        await until(lambda: worker.engine.stats().running == 3)
         await until(lambda: client.load.submits_taken == 3)
         assert client.report().sequences == 3, "each counts once"
         await asyncio.gather(*asked)
@@ -68,7 +68,7 @@ async def test_what_is_sent_counts_until_a_report_has_it(monkeypatch: pytest.Mon
 async def test_what_is_to_be_handed_on_counts_at_decode() -> None:
     prefill, decode = LocalWorker("prefill", step_s=0.05), LocalWorker("decode", step_s=0.01)
     async with local_ring([prefill, decode]) as ring:
-        clients = {client.address: client for client in ring.workers}
+        clients = {client.address: client for client in ring.fleet.workers}
         asked = [asyncio.create_task(answer(ring, f"r{n}", p, 60)) for n, p in enumerate(PROMPTS[:3])]
         await until(lambda: clients[prefill.address].load.submits_taken == 3)
         last = asyncio.create_task(answer(ring, "last", PROMPTS[3], 60))
@@ -83,7 +83,7 @@ async def test_workers_tell_how_fast_they_are() -> None:
     prefill, decode = LocalWorker("prefill", step_s=0.02), LocalWorker("decode", step_s=0.01)
     async with local_ring([prefill, decode]) as ring:
         await asyncio.gather(*(answer(ring, f"r{n}", p, TOKENS) for n, p in enumerate(PROMPTS)))
-        reports = {client.address: client for client in ring.workers}
+        reports = {client.address: client for client in ring.fleet.workers}
         await until(lambda: reports[prefill.address].report().link_bytes_per_s)
         assert 100 < reports[prefill.address].report().prefill_tokens_per_s < 32 / 0.02
         await until(lambda: reports[decode.address].report().step_base_s)
@@ -138,7 +138,7 @@ class TestNobodyReady:
             await drained(ring, workers, "decode")
             now = time.monotonic()
             with pytest.raises(RingError, match="deadline"):
-                await answer(ring, "r", PROMPTS[0], TOKENS, Urgency(since=now, deadline=now + 0.1))
+                await answer(ring, "r", PROMPTS[0], TOKENS, Priority(since=now, deadline=now + 0.1))
             await until(lambda: not ring.attempts.searches)
 
     async def test_all_answers_of_a_request_wait_together(self) -> None:
@@ -146,7 +146,7 @@ class TestNobodyReady:
         options = PlacementOptions("always", no_prefill="queue")
         async with local_ring(workers, placement=options) as ring:
             absent = await drained(ring, workers, "prefill")
-            params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+            params = ResolvedSampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
             with ring.generate(PROMPTS[0], [Request(f"r-{n}", params) for n in range(2)]) as chunks:
                 asked = [asyncio.create_task(anext(each)) for each in chunks]
                 await asyncio.sleep(0.05)
@@ -166,7 +166,7 @@ async def back(ring: WorkerRing, absent: LocalWorker) -> None:
     """As if it had been started again."""
     absent.service._draining = False
     absent.routers.report_loads()
-    client = next(client for client in ring.workers if client.address == absent.address)
+    client = next(client for client in ring.fleet.workers if client.address == absent.address)
     await until(lambda: not client.draining)
     ring.on_change(client)
 
@@ -174,7 +174,7 @@ async def back(ring: WorkerRing, absent: LocalWorker) -> None:
 async def drained(ring: WorkerRing, workers: list[LocalWorker], role: str) -> LocalWorker:
     [absent] = [worker for worker in workers if worker.role == role]
     absent.service.drain()
-    client = next(client for client in ring.workers if client.address == absent.address)
+    client = next(client for client in ring.fleet.workers if client.address == absent.address)
     await until(lambda: client.draining)
     return absent
 
@@ -182,8 +182,10 @@ async def drained(ring: WorkerRing, workers: list[LocalWorker], role: str) -> Lo
 async def test_a_decision_is_in_the_log_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:
     async with local_ring([LocalWorker("prefill"), LocalWorker("decode")]) as ring:
         await answer(ring, "quiet", PROMPTS[0], TOKENS)
-        caplog.set_level(logging.DEBUG, "baton.router.placer")
+        caplog.set_level(logging.DEBUG, "baton.router.placement.placer")
         await answer(ring, "told", PROMPTS[0], TOKENS)
-    said = [record.getMessage() for record in caplog.records if record.name == "baton.router.placer"]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "baton.router.placement.placer"
+    ]
     assert len(said) == 1
     assert said[0].startswith("request told is placed: 40 tokens at 127.0.0.1:")

@@ -12,20 +12,20 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.connector.identity import sign_switch
+from baton.core.role import ROLES, Role
+from baton.core.role_proto import role_from_proto, role_to_proto
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sequence import Sequence as EngineSequence
+from baton.handoff.identity import sign_switch
+from baton.planner.switch_role import Switched, SwitchError, switch_role
+from baton.router.dispatch.retries import RetryPolicy
+from baton.router.dispatch.ring import WorkerRing
 from baton.router.placement import PlacementOptions
-from baton.router.retries import RetryPolicy
-from baton.router.ring import WorkerRing
-from baton.sampling_params import SamplingParams
-from baton.switching import Switched, SwitchError, switch_role
 from baton.telemetry.roles import CountedByRole
 from baton.v1 import handoff_pb2, handoff_pb2_grpc
 from baton.v1 import worker_pb2 as pb
 from baton.worker import drain
-from baton.worker.config import RoleName
-from baton.worker.post import Post
-from baton.worker.switch_request import TO_PROTO, SwitchRefusedError, role_asked_for
+from baton.worker.switch_request import RoleIncarnation, SwitchRefusedError, role_asked_for
 from tests.support.greetings import greet_decode
 from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
 
@@ -34,21 +34,30 @@ STEP_S = 0.005
 TOKENS = 40
 
 
-def asked(post: Post, role: RoleName, *, key: bytes = KEY, timeout_s: float = 0.0) -> pb.SwitchRoleRequest:
+def asked(
+    post: RoleIncarnation, role: Role, *, key: bytes = KEY, timeout_s: float = 0.0
+) -> pb.SwitchRoleRequest:
     return pb.SwitchRoleRequest(
-        role=TO_PROTO[role],
+        role=role_to_proto(role),
         incarnation=post.incarnation,
         timeout_s=timeout_s,
         proof=sign_switch(key, post.incarnation, role),
     )
 
 
-async def switched(worker: LocalWorker, role: RoleName, timeout_s: float = 0.0) -> Switched:
+def test_every_role_of_the_contract_has_a_name() -> None:
+    named = {number: role_from_proto(number) for number in pb.Role.values()}
+    assert named == {0: None, pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_BOTH: "both"}
+    assert [role_from_proto(role_to_proto(role)) for role in ROLES] == list(ROLES)
+    assert role_from_proto(99) is None, "of a newer release"
+
+
+async def switched(worker: LocalWorker, role: Role, timeout_s: float = 0.0) -> Switched:
     return await switch_role(worker.address, role, KEY, timeout_s=timeout_s)
 
 
 def roles(ring: WorkerRing) -> dict[str, str]:
-    return {worker.address: worker.role if worker.ready else "" for worker in ring.workers}
+    return {worker.address: worker.role if worker.ready else "" for worker in ring.fleet.workers}
 
 
 async def alone(max_tokens: int, *prompts: Sequence[int]) -> list[list[int]]:
@@ -65,7 +74,7 @@ async def health(worker: LocalWorker, service: str) -> int:
 # --- who may
 
 
-HERE = Post("prefill", "here")
+HERE = RoleIncarnation("prefill", "here")
 
 
 @pytest.mark.parametrize(
@@ -81,9 +90,17 @@ HERE = Post("prefill", "here")
         (asked(HERE, "decode", timeout_s=math.nan), grpc.StatusCode.INVALID_ARGUMENT, "timeout_s"),
         (asked(HERE, "decode", timeout_s=math.inf), grpc.StatusCode.INVALID_ARGUMENT, "timeout_s"),
         (asked(HERE, "decode", key=b"other"), grpc.StatusCode.PERMISSION_DENIED, "cluster key"),
-        (asked(Post("prefill", "gone"), "decode"), grpc.StatusCode.FAILED_PRECONDITION, "gone is not here"),
+        (
+            asked(RoleIncarnation("prefill", "gone"), "decode"),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "gone is not here",
+        ),
         # As it would tell whoever has no key what is here.
-        (asked(Post("prefill", "gone"), "decode", key=b"x"), grpc.StatusCode.PERMISSION_DENIED, "proof"),
+        (
+            asked(RoleIncarnation("prefill", "gone"), "decode", key=b"x"),
+            grpc.StatusCode.PERMISSION_DENIED,
+            "proof",
+        ),
     ],
 )
 def test_what_is_refused(request_: pb.SwitchRoleRequest, status: grpc.StatusCode, says: str) -> None:
@@ -129,7 +146,7 @@ async def test_the_same_role_is_had_at_once_and_a_proof_serves_once() -> None:
     ],
 )
 async def test_answers_under_way_are_what_they_would_have_been(
-    was: RoleName, now: RoleName, beside: Sequence[RoleName]
+    was: Role, now: Role, beside: Sequence[Role]
 ) -> None:
     prompts = [[number, *PROMPT] for number in range(8)]  # they share nothing, and go to all there are
     true = await alone(TOKENS, *prompts)
@@ -148,7 +165,7 @@ async def test_answers_under_way_are_what_they_would_have_been(
             asyncio.create_task(answer(ring, f"r{prompt[0]}", prompt, TOKENS)) for prompt in prompts[4:]
         ]
         assert await asyncio.gather(*under_way) == true
-        steps = changed.engine.load().work
+        steps = changed.engine.stats().work
         assert steps.prompt_tokens if now == "prefill" else steps.sequences
         await until(lambda: not any(worker.held for worker in (changed, *others)))
 
@@ -160,7 +177,7 @@ async def test_who_waits_for_a_worker_of_a_role_gets_the_one_that_takes_it() -> 
         await until(lambda: len(ring.attempts.waiting))
         await switched(workers[0], "decode")
         assert [await asyncio.wait_for(waiting, 2)] == await alone(12, PROMPT)
-        assert workers[1].engine.load().work.prompt_tokens, "the other one has handed it on"
+        assert workers[1].engine.stats().work.prompt_tokens, "the other one has handed it on"
 
 
 async def test_what_takes_longer_than_the_timeout_goes_on_elsewhere() -> None:
@@ -190,7 +207,7 @@ async def test_what_cannot_be_ended_leaves_the_worker_as_it_was(monkeypatch: pyt
     monkeypatch.setattr(drain, "CUT_S", 0.1)
     worker = LocalWorker("decode", step_s=STEP_S)
     async with local_ring([worker], placement=PlacementOptions("conditional")) as ring:
-        params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=200, temperature=0.0, ignore_eos=True)
         worker.engine.add(EngineSequence("nobody's", 1, PROMPT, params))
         incarnation = worker.incarnation
         with pytest.raises(SwitchError, match="it serves on as decode: 1 sequences") as failed:
@@ -198,7 +215,7 @@ async def test_what_cannot_be_ended_leaves_the_worker_as_it_was(monkeypatch: pyt
         assert failed.value.status is grpc.StatusCode.DEADLINE_EXCEEDED
         assert worker.incarnation == incarnation
         assert await health(worker, "baton.v1.Worker") == HealthCheckResponse.SERVING
-        await until(lambda: roles(ring)[worker.address] == "decode" and not ring.workers[0].draining)
+        await until(lambda: roles(ring)[worker.address] == "decode" and not ring.fleet.workers[0].draining)
         assert [await answer(ring, "r", PROMPT, 12)] == await alone(12, PROMPT)
 
 
@@ -211,7 +228,7 @@ async def test_one_switch_at_a_time() -> None:
         under_way = asyncio.create_task(answer(ring, "r", PROMPT, 80))
         await until(lambda: worker.service.open_work().sequences)
         first, second = (asyncio.create_task(switched(worker, "decode")) for _ in "ab")
-        await until(lambda: ring.workers[0].draining)
+        await until(lambda: ring.fleet.workers[0].draining)
         assert await health(worker, "baton.v1.Worker") == HealthCheckResponse.NOT_SERVING
         for other in ("prefill", "both"):
             with pytest.raises(SwitchError, match="a switch to decode is under way") as refused:
@@ -229,7 +246,7 @@ async def test_a_caller_that_goes_away_stops_nothing() -> None:
         under_way = asyncio.create_task(answer(ring, "r", PROMPT, 60))
         await until(lambda: worker.service.open_work().sequences)
         caller = asyncio.create_task(switched(worker, "decode"))
-        await until(lambda: ring.workers[0].draining)
+        await until(lambda: ring.fleet.workers[0].draining)
         caller.cancel()
         await under_way
         await until(lambda: worker.post.role == "decode")
@@ -241,7 +258,7 @@ async def test_a_worker_that_is_told_to_end_ends_whatever_it_was_about_to_become
         under_way = asyncio.create_task(answer(ring, "r", PROMPT, 60))
         await until(lambda: worker.service.open_work().sequences)
         switching = asyncio.create_task(switched(worker, "decode"))
-        await until(lambda: ring.workers[0].draining)
+        await until(lambda: ring.fleet.workers[0].draining)
         await worker.switch.stop()
         with pytest.raises(SwitchError, match="this worker is ending") as refused:
             await switching

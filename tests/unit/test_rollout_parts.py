@@ -107,7 +107,7 @@ def test_kv_of_one_revision_in_the_hands_of_another_gives_tokens_of_none() -> No
 
 def line(role: str, request: str) -> str:
     return (
-        f"2026-01-01 00:00:00,000 DEBUG baton.{role}.role: handoff "
+        f"2026-01-01 00:00:00,000 DEBUG baton.roles.{role}: handoff "
         f'{{"request_id": "{request}", "attempt": 0, "at": {{}}}}\n'
     )
 

@@ -12,8 +12,8 @@ import httpx
 import psutil
 import pytest
 
-from baton.beam_search import BeamParams
-from baton.router.api import ApiSettings
+from baton.core.beam_search import BeamParams
+from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
 from tests.support.fake_ring import FakeRing

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
 from tests.support.api_server import serving
@@ -352,7 +352,7 @@ async def test_bad_words_are_tokens_with_and_without_a_space(tokenizer: Tokenize
 
 
 def test_parameters_survive_the_wire() -> None:
-    params = SamplingParams(
+    params = ResolvedSampling(
         max_tokens=5,
         repetition_penalty=1.25,
         presence_penalty=-0.5,
@@ -364,9 +364,9 @@ def test_parameters_survive_the_wire() -> None:
         logprobs=0,
         prompt_logprobs=4,
     )
-    for each in (params, SamplingParams(max_tokens=1)):
+    for each in (params, ResolvedSampling(max_tokens=1)):
         data = each.to_proto().SerializeToString()
-        assert SamplingParams.from_proto(pb.SamplingParams.FromString(data)) == each
+        assert ResolvedSampling.from_proto(pb.SamplingParams.FromString(data)) == each
 
 
 def test_offsets_of_a_prompt_with_added_tokens(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLTokenizer
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
 from baton.grammar.source import to_llguidance
-from baton.router.api import ApiSettings
+from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 from tests.support.api_server import serving
 from tests.support.fake_ring import FakeRing

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import baton
-from baton.router.api import ApiSettings
-from baton.router.api.http.draining import draining_app
+from baton.router.api.http.ops.draining import draining_app
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from tests.support.fake_ring import FakeRing
 from tests.support.tiny_tokenizers import byte_level_tokenizer

@@ -10,10 +10,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
+from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
-from baton.router.grpc_api import add_services
+from baton.router.api.settings import ApiSettings
 from baton.router.shared.limits import Limits, Tenant
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer

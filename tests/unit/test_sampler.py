@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.philox import exponentials, philox4x32
-from baton.engine.sampler import BUCKET, sample
-from baton.sampling_params import SamplingParams
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling.philox import exponentials, philox4x32
+from baton.engine.sampling.sampler import BUCKET, sample
 
 
-def params(**kwargs: float | int) -> SamplingParams:
-    return SamplingParams(max_tokens=1, **kwargs)  # type: ignore[arg-type]
+def params(**kwargs: float | int) -> ResolvedSampling:
+    return ResolvedSampling(max_tokens=1, **kwargs)  # type: ignore[arg-type]
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> Tensor:
@@ -175,7 +175,7 @@ class TestDrawing:
         assert sum(t > 0 for t in tokens) / n == pytest.approx(tail / (1 + tail), abs=0.02)
 
 
-def plain_filter(logits: list[float], p: SamplingParams) -> dict[int, float]:
+def plain_filter(logits: list[float], p: ResolvedSampling) -> dict[int, float]:
     """Token → probability, the obvious way, for logits without ties."""
     scaled = {token: value / p.temperature for token, value in enumerate(logits)}
     ranked = sorted(scaled, key=lambda token: -scaled[token])
@@ -211,7 +211,7 @@ class TestFilters:
         ],
         ids=lambda p: f"T{p.temperature}-k{p.top_k}-p{p.top_p}-m{p.min_p}",
     )
-    def test_draw_as_the_plain_reference_does(self, chosen: SamplingParams) -> None:
+    def test_draw_as_the_plain_reference_does(self, chosen: ResolvedSampling) -> None:
         vocab, n = 40, 4000
         logits = random_logits(1, vocab, seed=9)
         expected = plain_filter(logits[0].tolist(), chosen)

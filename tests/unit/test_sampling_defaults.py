@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from baton import LLM, hub
-from baton import SamplingParams as OfflineParams
-from baton.engine.llm import EngineOptions
+from baton import LLM, SamplingParams, hub
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.outputs import RequestOutput
-from baton.options import StartError
+from baton.process.options import StartError
 from baton.request.defaults import SamplingDefaults
-from baton.router.api import ApiSettings
-from baton.sampling_params import SamplingParams
+from baton.router.api.settings import ApiSettings
 from tests.support.api_server import serving
 from tests.support.scripted_ring import ring_of
 from tests.support.tiny_tokenizers import byte_level_tokenizer
@@ -73,7 +72,7 @@ async def test_a_request_goes_before_it(
     assert filters(ring.calls[-1].params) == pytest.approx(expected)
 
 
-def filters(params: SamplingParams) -> tuple[float, ...]:
+def filters(params: ResolvedSampling) -> tuple[float, ...]:
     return params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty
 
 
@@ -82,10 +81,10 @@ def test_offline_too(tmp_path: Path) -> None:
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     written(tmp_path, top_k=1)
-    options = EngineOptions(device="cpu", num_blocks=16, num_threads=1)
-    prompt, drawn = "Once upon a time", OfflineParams(max_tokens=12, seed=1)
+    options: dict[str, Any] = {"device": "cpu", "num_blocks": 16, "num_threads": 1}
+    prompt, drawn = "Once upon a time", SamplingParams(max_tokens=12, seed=1)
     heeding = LLM(str(tmp_path), **options)
-    likeliest = heeding.generate(prompt, OfflineParams(max_tokens=12, temperature=0), progress=False)
+    likeliest = heeding.generate(prompt, SamplingParams(max_tokens=12, temperature=0), progress=False)
     assert ids_of(heeding.generate(prompt, drawn, progress=False)) == ids_of(likeliest)
     deaf = LLM(str(tmp_path), generation_config="none", **options)
     assert ids_of(deaf.generate(prompt, drawn, progress=False)) != ids_of(likeliest)

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
-from baton.logprobs import Logprobs, TokenDetails
-from baton.sampling_params import SamplingParams
 from tests.support.oracle_sampling import assert_logprobs, processors
 from tests.support.tiny_models import EOS, TINY_MODELS, oracle_greedy
 
 NEW_TOKENS = 40
-LEAST_MARGIN = 1e-3
-GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+MIN_MARGIN = 1e-3
+GREEDY = ResolvedSampling(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
 
 SHAPED = {
     "repetition": replace(GREEDY, repetition_penalty=1.4),
@@ -95,7 +95,7 @@ class TestShapedLogits:
             expected, margin = oracle_greedy(model, ids, NEW_TOKENS, processors=processors(params, len(ids)))
             if name == "min_tokens":
                 assert (EOS not in expected[:12], expected[12]) == (True, EOS)
-            assert seq.output_ids == expected or margin < LEAST_MARGIN
+            assert seq.output_ids == expected or margin < MIN_MARGIN
             different += expected != oracle_greedy(model, ids, NEW_TOKENS)[0]
         assert different >= 3, "the parameters must have made a difference"
 
@@ -107,7 +107,7 @@ class TestShapedLogits:
         seq = Sequence("r", 1, ids, params)
         collect(engine_of(model), seq)
         expected, margin = oracle_greedy(model, ids, NEW_TOKENS, processors=processors(params, len(ids)))
-        assert seq.output_ids == expected or margin < LEAST_MARGIN
+        assert seq.output_ids == expected or margin < MIN_MARGIN
         assert seq.output_ids != free
 
     @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "drawn"])
@@ -124,7 +124,7 @@ class TestShapedLogits:
         crowded = engine_of(model, num_blocks=9)
         seqs = [Sequence(str(i), 1, ids, params) for i, ids in enumerate(prompts)]
         collect(crowded, *seqs)
-        assert crowded.load().preemptions > 0
+        assert crowded.stats().scheduler.preemptions > 0
         assert [seq.output_ids for seq in seqs] == alone
         for given in (1, 8, 9, 25):
             resumed = Sequence("r", 2, prompts[0], params, alone[0][:given])

@@ -6,10 +6,10 @@ from collections.abc import Sequence as Ids
 
 import pytest
 
-from baton.engine.block_pool import BlockPool
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.kv.block_pool import BlockPool
 from baton.engine.scheduler import ScheduledBatch, Scheduler, SchedulerLimits
-from baton.engine.sequence import FinishReason, Sequence, Status
-from baton.sampling_params import SamplingParams
+from baton.engine.sequence import FinishReason, Sequence, SequenceStatus
 
 BLOCK_SIZE = 4
 
@@ -39,17 +39,17 @@ def scheduler(
 
 def sequence(name: str, prompt: int | Ids[int], max_tokens: int = 50) -> Sequence:
     ids = range(sum(name.encode()), sum(name.encode()) + prompt) if isinstance(prompt, int) else prompt
-    return Sequence(name, 1, list(ids), SamplingParams(max_tokens=max_tokens))
+    return Sequence(name, 1, list(ids), ResolvedSampling(max_tokens=max_tokens))
 
 
 def names(batch: ScheduledBatch) -> list[tuple[str, int]]:
-    return [(seq.request_id, num_new) for seq, num_new in batch.items]
+    return [(seq.request_id, num_new) for seq, num_new, *_ in batch.items]
 
 
 def step(s: Scheduler) -> list[tuple[str, int]]:
     """Schedules a step and pretends it was computed; every sequence that is due gets a token."""
     batch = s.schedule()
-    for seq, num_new in batch.items:
+    for seq, num_new, *_ in batch.items:
         s.advance(seq, num_new)
         if seq.num_uncomputed == 0:
             seq.append(1000 + seq.num_outputs)
@@ -156,7 +156,7 @@ class TestPrefixes:
         assert second.num_cached == 16
         assert list(second.block_ids[:4]) == list(first.block_ids[:4])
         assert s.pool.refs(first.block_ids[0]) == 2
-        assert (s.prefix_queried_tokens, s.prefix_hit_tokens) == (40, 16)
+        assert (s.counters.prefix_queried_tokens, s.counters.prefix_hit_tokens) == (40, 16)
 
     def test_the_last_token_is_always_computed(self) -> None:
         s = scheduler(budget=64, chunk=64)
@@ -169,18 +169,18 @@ class TestPrefixes:
 
     def test_salts_keep_tenants_apart(self) -> None:
         s = scheduler(budget=64, chunk=64)
-        params = SamplingParams(max_tokens=5)
+        params = ResolvedSampling(max_tokens=5)
         for name in ("a", "b"):
             s.add(Sequence(name, 1, list(range(8)), params, cache_salt=name.encode()))
             step(s)
-        assert s.prefix_hit_tokens == 0
+        assert s.counters.prefix_hit_tokens == 0
 
     def test_off_means_off(self) -> None:
         s = scheduler(prefix_caching=False)
         for name in ("a", "b"):
             s.add(sequence(name, range(8)))
             step(s)
-        assert s.prefix_queried_tokens == 0
+        assert s.counters.prefix_queried_tokens == 0
         for seq in list(s.running):
             s.finish(seq, None)
         assert s.pool.num_free == 64
@@ -195,14 +195,19 @@ class TestWantOfBlocks:
         assert step(s) == [("a", 8), ("b", 8)]
         late = sequence("late", 2)
         s.add(late)
-        while s.preemptions == 0:
+        while s.counters.preemptions == 0:
             step(s)
-        assert (b.status, len(b.block_ids), b.num_computed, b.preemptions) == (Status.WAITING, 0, 0, 1)
+        assert (b.status, len(b.block_ids), b.num_computed, b.preemptions) == (
+            SequenceStatus.WAITING,
+            0,
+            0,
+            1,
+        )
         assert s.waiting == [b, late]
         outputs = list(b.output_ids)
         s.finish(a, FinishReason.STOP)
         step(s)
-        assert b.status is Status.RUNNING
+        assert b.status is SequenceStatus.RUNNING
         assert b.output_ids == outputs
         assert b.num_computed == 8
 
@@ -217,9 +222,9 @@ class TestWantOfBlocks:
         assert (a.num_computed, b.num_computed, s.pool.num_allocatable) == (10, 8, 0)
         for _ in range(2):
             assert step(s) == [("a", 1)]
-            assert (b.status, len(b.block_ids)) == (Status.RUNNING, 2)
+            assert (b.status, len(b.block_ids)) == (SequenceStatus.RUNNING, 2)
         assert step(s) == [("a", 1)]
-        assert (b.status, len(b.block_ids), s.preemptions) == (Status.WAITING, 0, 1)
+        assert (b.status, len(b.block_ids), s.counters.preemptions) == (SequenceStatus.WAITING, 0, 1)
 
     def test_held_sequences_are_never_preempted(self) -> None:
         s = scheduler(num_blocks=6, prefix_caching=False)
@@ -230,9 +235,9 @@ class TestWantOfBlocks:
         s.hold(b)
         for _ in range(30):
             step(s)
-        assert b.status is Status.HELD
+        assert b.status is SequenceStatus.HELD
         assert len(b.block_ids) == 2
-        assert s.preemptions == 0
+        assert s.counters.preemptions == 0
         assert a.num_tokens == 17  # its four blocks are full
         assert step(s) == []
         s.finish(b, None)
@@ -288,7 +293,7 @@ class TestHandoffs:
         assert not s.reserve(1)
 
     def arrived(self, s: Scheduler, name: str, num_tokens: int) -> Sequence:
-        seq = Sequence(name, 1, list(range(num_tokens - 1)), SamplingParams(max_tokens=50), [7])
+        seq = Sequence(name, 1, list(range(num_tokens - 1)), ResolvedSampling(max_tokens=50), [7])
         blocks = s.pool.allocate(-(-(num_tokens - 1) // BLOCK_SIZE))
         assert blocks is not None
         seq.bind(blocks)
@@ -311,7 +316,7 @@ class TestHandoffs:
         computed = self.arrived(s, "c", 6)
         s.admit_computed(computed)
         assert step(s) == [("a", 1)]
-        assert computed.status is Status.WAITING
+        assert computed.status is SequenceStatus.WAITING
         assert len(computed.block_ids) == 2
         s.finish(running, FinishReason.STOP)
         assert step(s) == [("c", 1)]
@@ -325,7 +330,7 @@ class TestHandoffs:
         s.admit_computed(computed)
         for _ in range(8):
             assert step(s) == [("a", 1)]
-        assert s.preemptions == 1
+        assert s.counters.preemptions == 1
         assert s.waiting == [computed]
         s.finish(running, FinishReason.STOP)
         assert step(s) == [("b", 8)]
@@ -347,7 +352,7 @@ class TestHandoffs:
             assert step(s) == [("young", 1), ("old", 2)]
         assert (young.num_tokens, s.pool.num_allocatable) == (13, 1)
         assert step(s) == [("old", 2)]
-        assert (young.status, s.preemptions) == (Status.WAITING, 1)
+        assert (young.status, s.counters.preemptions) == (SequenceStatus.WAITING, 1)
 
 
 class TestRefusals:
@@ -366,7 +371,7 @@ class TestRefusals:
     ) -> None:
         s = scheduler(num_blocks=4, max_model_len=30)
         with pytest.raises(ValueError, match=message):
-            s.add(Sequence("r", 1, prompt, SamplingParams(max_tokens=max_tokens), outputs))
+            s.add(Sequence("r", 1, prompt, ResolvedSampling(max_tokens=max_tokens), outputs))
         assert not s.has_work
 
     def test_what_cannot_finish_is_limited(self) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.engine.block_pool import BlockPool
+from baton.core.priority import Priority
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.kv.block_pool import BlockPool
 from baton.engine.scheduler import Scheduler, SchedulerLimits
-from baton.engine.sequence import FinishReason, Fork, Sequence, Status
-from baton.sampling_params import SamplingParams
-from baton.urgency import Urgency
+from baton.engine.sequence import FinishReason, Fork, Sequence, SequenceStatus
 
 BLOCK_SIZE = 4
 AGING = 10.0
@@ -30,8 +30,8 @@ def scheduler(aging: float | None, *, seats: int = 1, num_blocks: int = 64) -> S
 
 
 def request(name: str, *, priority: int = 0, at: float = 0.0, prompt: int = 4, outputs: int = 2) -> Sequence:
-    params = SamplingParams(max_tokens=outputs)
-    return Sequence(name, 1, list(range(prompt)), params, urgency=Urgency(priority, at))
+    params = ResolvedSampling(max_tokens=outputs)
+    return Sequence(name, 1, list(range(prompt)), params, priority=Priority(priority, at))
 
 
 def arrived(s: Scheduler, seq: Sequence) -> Sequence:
@@ -54,7 +54,7 @@ class Run:
     ended: dict[str, float] = field(default_factory=dict)
 
     def step(self) -> None:
-        for seq, num_new in self.scheduler.schedule().items:
+        for seq, num_new, *_ in self.scheduler.schedule().items:
             self.began.setdefault(seq.request_id, self.now)
             self.scheduler.advance(seq, num_new)
             if seq.num_uncomputed == 0:
@@ -136,9 +136,9 @@ def test_without_aging_the_same_stream_is_first_come_first_served() -> None:
 
 def test_forks_come_right_behind_their_parent() -> None:
     s = scheduler(AGING)
-    params = SamplingParams(max_tokens=2)
+    params = ResolvedSampling(max_tokens=2)
     parent = Sequence(
-        "a", 1, [1], params, forks=(Fork("b", params), Fork("c", params)), urgency=Urgency(2, 3.0)
+        "a", 1, [1], params, forks=(Fork("b", params), Fork("c", params)), priority=Priority(2, 3.0)
     )
     earlier, later = request("earlier", priority=2, at=3.0), request("later", priority=2, at=3.0)
     urgent = request("urgent", priority=1, at=3.0)
@@ -147,7 +147,7 @@ def test_forks_come_right_behind_their_parent() -> None:
     forks = [parent.fork(number) for number in range(2)]
     everybody = sorted([*forks, later, urgent, parent, earlier], key=lambda seq: seq.place)
     assert [seq.request_id for seq in everybody] == ["urgent", "earlier", "a", "b", "c", "later"]
-    assert all(fork.urgency == parent.urgency for fork in forks)
+    assert all(fork.priority == parent.priority for fork in forks)
 
 
 def test_the_last_in_order_is_preempted() -> None:
@@ -157,9 +157,9 @@ def test_the_last_in_order_is_preempted() -> None:
     s.add(patient)
     run.step()
     s.add(urgent)
-    while not s.preemptions:
+    while not s.counters.preemptions:
         run.step()
-    assert (patient.status, patient.preemptions, urgent.preemptions) == (Status.WAITING, 1, 0)
+    assert (patient.status, patient.preemptions, urgent.preemptions) == (SequenceStatus.WAITING, 1, 0)
 
 
 def test_a_handoff_that_is_more_urgent_takes_a_seat_and_no_blocks() -> None:
@@ -175,7 +175,7 @@ def test_a_handoff_that_is_more_urgent_takes_a_seat_and_no_blocks() -> None:
     assert list(patient.block_ids) == blocks
     run.until_idle()
     assert list(run.ended) == ["urgent", "patient"]
-    assert s.preemptions == 0
+    assert s.counters.preemptions == 0
 
 
 def test_a_handoff_in_want_of_a_seat_and_one_in_want_of_blocks_do_not_wait_for_each_other() -> None:

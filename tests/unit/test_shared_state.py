@@ -16,9 +16,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.router.shared.failures import StoreError
-from baton.router.shared.limits import BUCKET_MS, MEASURES, WINDOW_MS, Decision, Limits, Tenant, bucket_of
+from baton.router.shared.limits import (
+    BUCKET_MS,
+    MEASURES,
+    WINDOW_MS,
+    LimitDecision,
+    Limits,
+    Tenant,
+    bucket_of,
+)
 from baton.router.shared.redis_client import PASSWORD_VARIABLE
-from baton.router.shared.redis_store import Delta, RedisStore, connect
+from baton.router.shared.redis_store import BucketDelta, RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.shared.windows import Account
 from baton.telemetry.shared import SharedStateMetrics
@@ -28,7 +36,7 @@ from tests.support.redis_server import RedisServer, needs_redis
 TIMEOUT_S = 0.03
 PATIENT_S = 1.0
 """Where it is the sums that count, on a machine that may have much else to do."""
-MOST_DELAY_S = 0.05
+MAX_DELAY_S = 0.05
 
 
 class Lossy(RedisStore):
@@ -40,14 +48,14 @@ class Lossy(RedisStore):
         self.late_s = 0.0
         self.settling = 0
 
-    async def admit(self, tenant: Tenant, tokens: int, lease: str) -> tuple[Decision, int]:
+    async def admit(self, tenant: Tenant, tokens: int, lease: str) -> tuple[LimitDecision, int]:
         self._lose("admit")
         answer = await super().admit(tenant, tokens, lease)
         await asyncio.sleep(self.late_s)
         return answer
 
     async def settle(
-        self, tenant: str, ended: Sequence[str], held: Sequence[str], deltas: Sequence[Delta]
+        self, tenant: str, ended: Sequence[str], held: Sequence[str], deltas: Sequence[BucketDelta]
     ) -> None:
         self._lose("settle")
         self.settling += 1
@@ -289,7 +297,7 @@ async def test_without_redis_no_request_fails_or_waits_and_limits_are_local(
         await asyncio.sleep(0.002)
     assert admitted == 300
     # The process itself may be kept from running, and then sees no timeout.
-    assert sorted(delays)[-4] < MOST_DELAY_S
+    assert sorted(delays)[-4] < MAX_DELAY_S
     word = {"stopped": "timeout", "killed": "connection", "full": "full"}[fault]
     for router in routers:
         assert not router.up

@@ -11,16 +11,16 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
 
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 from baton.router.config import RouterConfig
 from baton.router.processes import siblings
 from baton.router.processes.figures import Together, families, pack, unpack
-from baton.router.processes.place import Place
 from baton.router.processes.siblings import Siblings
+from baton.router.processes.slot import ProcessSlot
 
 
-def place(directory: Path, index: int, count: int = 3) -> Place:
-    return Place(index, count, socket.socket(), directory, 0, lambda: None, lambda: None)
+def place(directory: Path, index: int, count: int = 3) -> ProcessSlot:
+    return ProcessSlot(index, count, socket.socket(), directory, 0, lambda: None, lambda: None)
 
 
 async def said(by: str, about: bytes) -> bytes:
@@ -45,7 +45,7 @@ async def test_one_that_hangs_or_says_too_much_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(siblings, "ASK_S", 0.1)
-    monkeypatch.setattr(siblings, "MOST_ANSWER", 100)
+    monkeypatch.setattr(siblings, "MAX_ANSWER", 100)
     three = [Siblings(place(tmp_path, index)) for index in range(3)]
 
     async def hang(_: bytes) -> bytes:

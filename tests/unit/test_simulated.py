@@ -12,21 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.cli.main import commands
-from baton.connector.ranks.end import LocalEnd
-from baton.connector.ranks.share import Share
-from baton.connector.staging import Staging
-from baton.connector.tcp import TcpConnector
-from baton.engine.block_pool import BlockPool
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
+from baton.engine.kv.block_pool import BlockPool
 from baton.engine.scheduler import Scheduler, SchedulerLimits
 from baton.engine.sequence import Fork, Sequence
-from baton.options import ConfigError
-from baton.sampling_params import SamplingParams
+from baton.process.options import ConfigError
 from baton.simulated.config import DEFAULT_BLOCKS, SimulatedConfig
 from baton.simulated.faults import FaultOptions, Faults, parse_faults
 from baton.simulated.link import PacedEnd, WordMemory
 from baton.simulated.profile import PROFILES, Profile, profile_of
 from baton.simulated.runner import FACTOR, SimulatedRunner, chained
+from baton.transport.ranks.endpoint import LocalEndpoint
+from baton.transport.ranks.shard import KVShard
+from baton.transport.staging import Staging
+from baton.transport.tcp import TcpConnector
 from baton.worker.config import WorkerConfig
 from tests.support.fake_engine import run
 from tests.support.simulated import simulated_answer
@@ -61,15 +61,15 @@ def test_words_of_a_chunk_are_those_of_its_tokens_one_by_one(word: int, token_id
 def test_batching_chunks_shared_prefixes_and_preemption_change_no_token(num_blocks: int) -> None:
     engine = simulated_engine(num_blocks, max_num_batched_tokens=12, prefill_chunk=5)
     prompts = [[*range(1, 14), number] for number in range(3)]
-    params = SamplingParams(max_tokens=16, temperature=0, seed=0)
+    params = ResolvedSampling(max_tokens=16, temperature=0, seed=0)
     sequences = [Sequence(str(i), 0, prompt, params) for i, prompt in enumerate(prompts)]
     assert run(engine, *sequences) == [truth(prompt, 16) for prompt in prompts]
-    assert (engine.scheduler.preemptions > 0) == (num_blocks == 14)
+    assert (engine.scheduler.counters.preemptions > 0) == (num_blocks == 14)
 
 
 def test_forks_branch_off_with_their_seeds() -> None:
-    params = SamplingParams(max_tokens=9, temperature=1, seed=5)
-    fork = Fork("b", SamplingParams(max_tokens=9, temperature=1, seed=6))
+    params = ResolvedSampling(max_tokens=9, temperature=1, seed=5)
+    fork = Fork("b", ResolvedSampling(max_tokens=9, temperature=1, seed=6))
     engine = simulated_engine()
     engine.add(Sequence("a", 0, [1, 2, 3, 4, 5], params, forks=(fork,)))
     told: dict[str, list[int]] = {"a": [], "b": []}
@@ -81,9 +81,9 @@ def test_forks_branch_off_with_their_seeds() -> None:
 
 def test_answers_end_by_chance_as_long_as_they_should_be_on_average() -> None:
     engine = simulated_engine(1024, Profile(step_base_ms=0, prefill_ms_per_1k=0, mean_output_tokens=20))
-    params = SamplingParams(max_tokens=400, temperature=1, seed=1)
+    params = ResolvedSampling(max_tokens=400, temperature=1, seed=1)
     sequences = [Sequence(str(i), 0, [1 + i // 90, 2 + i % 90], params) for i in range(300)]
-    lengths = [len(outputs) for outputs in run(engine, *sequences, most_steps=100_000)]
+    lengths = [len(outputs) for outputs in run(engine, *sequences, max_steps=100_000)]
     assert 17 < np.mean(lengths) < 23  # the mean of 300 such has a deviation of 1.1
 
 
@@ -91,7 +91,7 @@ def test_a_step_takes_what_the_profile_says() -> None:
     profile = Profile(step_base_ms=20, step_row_ms=2, context_ms_per_1k=1000, prefill_ms_per_1k=1000)
     assert profile.step_s(3, 5, 7) == pytest.approx(0.020 + 0.006 + 0.005 + 0.007)
     engine = simulated_engine(profile=profile)
-    engine.add(Sequence("a", 0, list(range(1, 11)), SamplingParams(max_tokens=2, temperature=0)))
+    engine.add(Sequence("a", 0, list(range(1, 11)), ResolvedSampling(max_tokens=2, temperature=0)))
     for least in (0.030, 0.032):  # ten tokens of prompt; one row over ten of context
         began = time.monotonic()
         engine.step()
@@ -101,19 +101,19 @@ def test_a_step_takes_what_the_profile_says() -> None:
 def test_what_needs_probabilities_is_refused_by_name() -> None:
     engine = simulated_engine()
     with pytest.raises(ValueError, match="logprobs: a simulated worker has no log-probabilities"):
-        engine.add(Sequence("a", 0, [1, 2], SamplingParams(max_tokens=2, logprobs=1)))
+        engine.add(Sequence("a", 0, [1, 2], ResolvedSampling(max_tokens=2, logprobs=1)))
 
 
 def test_an_error_rate_ends_requests_and_nothing_else() -> None:
     engine = simulated_engine(faults=Faults(FaultOptions(error_rate=0.2, seed=1)))
     for i in range(40):
-        engine.add(Sequence(str(i), 0, [1, 2, i], SamplingParams(max_tokens=4, temperature=0)))
+        engine.add(Sequence(str(i), 0, [1, 2, i], ResolvedSampling(max_tokens=4, temperature=0)))
     outputs = []
     while engine.has_work:
         outputs += engine.step()
     failed = [output for output in outputs if output.error is not None]
     assert 10 < len(failed) < 35
-    assert engine.load().blocks_held == 0
+    assert engine.stats().blocks.held == 0
 
 
 def test_slow_times_come_and_go() -> None:
@@ -179,7 +179,7 @@ def test_the_pool_of_words_is_moved_by_wire_blocks() -> None:
 async def test_links_of_a_worker_share_what_it_can_send() -> None:
     memory = WordMemory(np.zeros((2, 4), np.uint64))
     connectors = {"tcp": TcpConnector(Staging(), lambda: None)}
-    local = LocalEnd(connectors, memory, Share(range(1), range(1)))
+    local = LocalEndpoint(connectors, memory, KVShard(range(1), range(1)))
     end = PacedEnd(local, bytes_per_token=100, bytes_per_s=1000.0)
     assert end.reserve(500) == pytest.approx(0.5, abs=0.01)
     assert end.reserve(500) == pytest.approx(1.0, abs=0.01)

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from baton.router.api import ApiSettings
+from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
 from baton.router.api.relay import PIECE_BYTES, Relay, SlowClientError
 from baton.router.api.service import CompletionService
-from baton.router.grpc_api import add_services
+from baton.router.api.settings import ApiSettings
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 from baton.v1 import inference_pb2 as pb
@@ -61,7 +61,7 @@ class TestRelay:
             written.extend(items)
 
         async def run() -> None:
-            relay = Relay[int](lambda _: 1, most_bytes=10**6, patience_s=5)
+            relay = Relay[int](lambda _: 1, max_bytes=10**6, patience_s=5)
             if fails:
                 with pytest.raises(ValueError, match="the source"):
                     await relay.run(numbers(count, every, error), write)
@@ -72,7 +72,7 @@ class TestRelay:
         assert written == list(range(count)), "what came before an error is written too"
 
     async def test_what_waits_is_bounded_in_bytes(self) -> None:
-        relay = Relay[int](lambda _: 100, most_bytes=1000, patience_s=60)
+        relay = Relay[int](lambda _: 100, max_bytes=1000, patience_s=60)
         taken = 0
 
         async def source() -> AsyncGenerator[int]:
@@ -90,7 +90,7 @@ class TestRelay:
         assert taken <= 14
 
     async def test_one_item_may_be_larger_than_all_that_may_wait(self) -> None:
-        relay = Relay[int](lambda number: number, most_bytes=1000, patience_s=60)
+        relay = Relay[int](lambda number: number, max_bytes=1000, patience_s=60)
         written: list[int] = []
         read = asyncio.Event()
 
@@ -108,7 +108,7 @@ class TestRelay:
         assert written == [5000, 10, 7000]
 
     async def test_a_write_that_takes_too_long_ends_it(self) -> None:
-        relay = Relay[int](lambda _: 1, most_bytes=1000, patience_s=0.05)
+        relay = Relay[int](lambda _: 1, max_bytes=1000, patience_s=0.05)
 
         async def never(items: list[int]) -> None:
             await asyncio.sleep(60)
@@ -123,7 +123,7 @@ class TestRelay:
             sizes.append(1000 * len(items))
             await asyncio.sleep(0)
 
-        await Relay[int](lambda _: 1000, most_bytes=10**9, patience_s=5).run(numbers(1000), write)
+        await Relay[int](lambda _: 1000, max_bytes=10**9, patience_s=5).run(numbers(1000), write)
         assert sum(sizes) == 10**6 and max(sizes) <= PIECE_BYTES
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton import sockets
-from baton.options import parse_address
+from baton.net import sockets
+from baton.process.options import parse_address
 from tests.support.ipv6 import needs_ipv6
 
 HERE = [

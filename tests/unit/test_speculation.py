@@ -13,26 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton import LLM
-from baton import SamplingParams as Wanted
+from baton import LLM, SamplingParams
+from baton.core.priority import Priority
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine import verification
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.execution import StepResult
-from baton.engine.runner import StepInputs
 from baton.engine.sequence import FinishReason, Fork, Sequence
 from baton.engine.step import StepTensors
-from baton.errors import ModelError
+from baton.engine.step_inputs import StepInputs
 from baton.hub import resolve_model
 from baton.models.loader import load_model
-from baton.router.types import Request
-from baton.sampling_params import SamplingParams
+from baton.process.options import ModelError
+from baton.router.dispatch.types import Request
 from baton.speculation.draft_model import DraftModelDrafter
 from baton.speculation.drafter import TokenSequence
 from baton.speculation.ngram import NgramDrafter
-from baton.speculation.speculator import LONGEST_PAUSE, PATIENCE
+from baton.speculation.speculator import MAX_PAUSE, PATIENCE
 from baton.text.choice import TokenChunk
-from baton.urgency import Urgency
 from baton_kernels.paged import PagedBatch
 from tests.support.drafters import HostileDrafter, ScriptedDrafter
 from tests.support.fake_engine import VOCAB_SIZE, FakeModel, fake_engine, run, run_alone
@@ -40,8 +39,8 @@ from tests.support.local_worker import LocalWorker, local_ring, until
 from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS
 
-GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
-DRAWN = SamplingParams(max_tokens=40, seed=3, temperature=2.0, top_p=0.95)
+GREEDY = ResolvedSampling(max_tokens=40, temperature=0.0)
+DRAWN = ResolvedSampling(max_tokens=40, seed=3, temperature=2.0, top_p=0.95)
 RULED = replace(
     DRAWN,
     repetition_penalty=1.3,
@@ -58,7 +57,7 @@ def prompt(length: int, salt: int = 0) -> list[int]:
     return [(i * i * 31 + i * 17 + salt * 7 + 5) % VOCAB_SIZE for i in range(length)]
 
 
-def scripted(*requests: tuple[list[int], SamplingParams], fault: int = 0) -> ScriptedDrafter:
+def scripted(*requests: tuple[list[int], ResolvedSampling], fault: int = 0) -> ScriptedDrafter:
     drafter = ScriptedDrafter(fault)
     for prompt_ids, params in requests:
         drafter.expect(prompt_ids, run_alone(prompt_ids, params))
@@ -79,7 +78,7 @@ class TestTokens:
     @pytest.mark.parametrize("fault", [0, 1, 2, 3, 7])
     @pytest.mark.parametrize("num_drafts", [1, 4, 16])
     def test_they_are_those_of_a_run_without_drafts(
-        self, params: SamplingParams, fault: int, num_drafts: int
+        self, params: ResolvedSampling, fault: int, num_drafts: int
     ) -> None:
         requests = [(prompt(5 + 6 * i, i), replace(params, seed=i)) for i in range(4)]
         engine = fake_engine(
@@ -87,8 +86,8 @@ class TestTokens:
         )
         outputs = run(engine, *(Sequence(f"{i}", 1, *request) for i, request in enumerate(requests)))
         assert outputs == [run_alone(*request) for request in requests]
-        assert engine.load().blocks_held == 0
-        stats = engine.load().speculation
+        assert engine.stats().blocks.held == 0
+        stats = engine.stats().speculation
         if fault == 0:
             assert stats.accepted_tokens == stats.drafted_tokens > 0
         if fault == 1:
@@ -105,16 +104,16 @@ class TestTokens:
             priority_aging=aging,
             drafter=scripted(*requests, fault=5),
         )
-        urgencies = [Urgency(priority if aging else 0, 0.0) for priority in (0, -1, 2, 0, 5)]
+        priorities = [Priority(priority if aging else 0, 0.0) for priority in (0, -1, 2, 0, 5)]
         sequences = [
-            Sequence(f"{i}", 1, *request, urgency=urgency)
-            for i, (request, urgency) in enumerate(zip(requests, urgencies, strict=True))
+            Sequence(f"{i}", 1, *request, priority=priority)
+            for i, (request, priority) in enumerate(zip(requests, priorities, strict=True))
         ]
         assert run(engine, *sequences) == [run_alone(*request) for request in requests]
-        load = engine.load()
-        assert load.preemptions > 0
+        load = engine.stats()
+        assert load.scheduler.preemptions > 0
         assert load.speculation.accepted_tokens > 0
-        assert load.blocks_held == 0
+        assert load.blocks.held == 0
 
     def test_several_tokens_are_told_as_one_output(self) -> None:
         request = (prompt(6), GREEDY)
@@ -138,7 +137,7 @@ class TestTokens:
             for output in step:
                 told.setdefault(output.seq.request_id, []).extend(output.new_tokens)
         assert told == {f"{i}": run_alone(ids, one) for i, one in enumerate(params)}
-        assert engine.load().blocks_held == 0
+        assert engine.stats().blocks.held == 0
 
 
 class TestEnds:
@@ -217,7 +216,7 @@ class TestRoom:
         outputs = run(engine, *(Sequence(f"{i}", 1, *request) for i, request in enumerate(requests)))
         assert outputs == [run_alone(*request) for request in requests]
         assert max(sizes) == 7
-        assert engine.load().speculation.accepted_tokens > 0
+        assert engine.stats().speculation.accepted_tokens > 0
 
     @pytest.mark.parametrize("promised", [True, False])
     def test_drafts_take_no_block_that_is_promised(self, promised: bool) -> None:
@@ -239,7 +238,7 @@ class TestRoom:
         assert run(engine) == []
         assert seq.output_ids == run_alone(*request)
         assert (max(bound) == 0) == promised
-        assert engine.load().speculation.accepted_tokens > 0
+        assert engine.stats().speculation.accepted_tokens > 0
 
     def test_nobody_waits_for_blocks_that_drafts_hold(self) -> None:
         """Between steps a sequence holds as many blocks as it would without drafts."""
@@ -322,10 +321,11 @@ class TestDistribution:
             prefix_caching=False,
         )
         sequences = [
-            Sequence(f"{i}", 1, [i % self.VOCAB], SamplingParams(max_tokens=101, seed=i)) for i in range(208)
+            Sequence(f"{i}", 1, [i % self.VOCAB], ResolvedSampling(max_tokens=101, seed=i))
+            for i in range(208)
         ]
         run(engine, *sequences)
-        stats = engine.load().speculation
+        stats = engine.stats().speculation
         assert stats.accepted_tokens > stats.drafted_tokens / 20
         counts = torch.zeros(self.VOCAB, self.VOCAB, dtype=torch.float64)
         for seq in sequences:
@@ -355,11 +355,9 @@ class TestManners:
         request = (prompt(6), replace(GREEDY, max_tokens=200))
         engine = fake_engine(drafter=scripted(request, fault=1))
         run(engine, Sequence("r", 1, *request))
-        stats = engine.load().speculation
+        stats = engine.stats().speculation
         pauses = [2**n for n in range(20)]
-        most = PATIENCE + sum(
-            1 for n in range(20) if sum(min(p, LONGEST_PAUSE) + 1 for p in pauses[:n]) < 200
-        )
+        most = PATIENCE + sum(1 for n in range(20) if sum(min(p, MAX_PAUSE) + 1 for p in pauses[:n]) < 200)
         assert PATIENCE < stats.verifications <= most
 
     def test_the_drafter_forgets_who_is_over(self) -> None:
@@ -458,10 +456,10 @@ class TestRealModels:
         same, told, engine = self.answers(models[name], **options)
         assert same == tokens
         assert told == pytest.approx(logprobs, abs=1e-4)
-        stats = engine.load().speculation
+        stats = engine.stats().speculation
         assert stats.verifications > 0
-        assert plain.load().preemptions > 0
-        assert engine.load().blocks_held == 0
+        assert plain.stats().scheduler.preemptions > 0
+        assert engine.stats().blocks.held == 0
         if method == "itself":
             assert stats.accepted_tokens > stats.drafted_tokens / 3
         if method != "ngram":
@@ -479,7 +477,7 @@ class TestRealModels:
         )
         seqs = [Sequence(f"{i}", 1, list(range(i + 1, 9 * i + 4)), GREEDY) for i in range(4)]
         run(engine, *seqs)
-        stats = engine.load().speculation
+        stats = engine.stats().speculation
         assert stats.accepted_tokens == stats.drafted_tokens > 4 * 20
 
     @pytest.mark.parametrize("accepted", [0, 1, 3, 4])
@@ -547,8 +545,8 @@ class TestAroundTheEngine:
                 told = await asyncio.gather(*(tokens_of(one) for one in chunks))
             assert [[token for tokens in one for token in tokens] for one in told] == expected
             assert max(len(tokens) for tokens in told[1]) > 2
-            assert decode.engine.load().speculation.accepted_tokens > 0
-            assert decode.service.stats().speculation == decode.engine.load().speculation
+            assert decode.engine.stats().speculation.accepted_tokens > 0
+            assert decode.service.stats().engine.speculation == decode.engine.stats().speculation
             await until(lambda: not (prefill.held or decode.held))
 
     async def test_a_client_that_leaves(self) -> None:
@@ -571,7 +569,7 @@ class TestAroundTheEngine:
     def test_offline(self) -> None:
         plain, drafting = LLM("demo"), LLM("demo", speculative_method="ngram", num_speculative_tokens=8)
         asked = "What is a KV cache?"
-        greedy = Wanted(temperature=0.0, max_tokens=64)
+        greedy = SamplingParams(temperature=0.0, max_tokens=64)
         answer = plain.chat([{"role": "user", "content": asked}], greedy, progress=False)[0].outputs[0].text
         chat = [
             {"role": "user", "content": asked},
@@ -579,10 +577,10 @@ class TestAroundTheEngine:
             {"role": "user", "content": asked},
         ]
         for params in (
-            Wanted(temperature=0.0, max_tokens=64, logprobs=1),
-            Wanted(temperature=0.9, seed=5, max_tokens=40, n=3),
-            Wanted(temperature=0.0, stop=["keys and", "layer"], max_tokens=64),
-            Wanted(temperature=0.0, min_tokens=30, stop=["layer"], max_tokens=64),
+            SamplingParams(temperature=0.0, max_tokens=64, logprobs=1),
+            SamplingParams(temperature=0.9, seed=5, max_tokens=40, n=3),
+            SamplingParams(temperature=0.0, stop=["keys and", "layer"], max_tokens=64),
+            SamplingParams(temperature=0.0, min_tokens=30, stop=["layer"], max_tokens=64),
         ):
             [expected], [got] = (llm.chat(chat, params, progress=False) for llm in (plain, drafting))
             assert [replace(one, logprobs=None) for one in got.outputs] == [
@@ -592,7 +590,7 @@ class TestAroundTheEngine:
                 if theirs.logprobs is not None:
                     assert ours.logprobs is not None
                     assert ours.logprobs.chosen == pytest.approx(theirs.logprobs.chosen, abs=1e-4)
-        stats = drafting.engine.load().speculation
+        stats = drafting.engine.stats().speculation
         assert stats.accepted_tokens / stats.verifications + 1 > 1.8
 
 

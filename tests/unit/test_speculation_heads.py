@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from baton import hub
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import Fork, Sequence
-from baton.sampling_params import SamplingParams
 from baton.speculation.config import Method
 from baton.text.tokenizer import Tokenizer
 from tests.support.fake_engine import run
 from tests.support.heads import save_eagle, save_medusa
 from tests.support.tiny_models import TINY_MODELS
 
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-DRAWN = SamplingParams(max_tokens=24, seed=3, temperature=0.9, top_p=0.95, repetition_penalty=1.1)
+GREEDY = ResolvedSampling(max_tokens=24, temperature=0.0, ignore_eos=True)
+DRAWN = ResolvedSampling(max_tokens=24, seed=3, temperature=0.9, top_p=0.95, repetition_penalty=1.1)
 SAVE: dict[Method, Callable[..., Path]] = {"medusa": save_medusa, "eagle": save_eagle}
 METHODS: list[Method] = ["medusa", "eagle"]
 QUESTIONS = ["What is Baton?", "What is paged attention?", "Why split prefill and decode?"]
@@ -51,7 +51,7 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def plain(path: Path, params: SamplingParams) -> list[list[int]]:
+def plain(path: Path, params: ResolvedSampling) -> list[list[int]]:
     return run(engine_of(path), *(Sequence(f"{i}", 1, p, params) for i, p in enumerate(prompts())))
 
 
@@ -60,15 +60,15 @@ class TestRandomHeads:
 
     @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
     @pytest.mark.parametrize("method", METHODS)
-    def test_change_no_token(self, tiny: Path, method: Method, params: SamplingParams) -> None:
+    def test_change_no_token(self, tiny: Path, method: Method, params: ResolvedSampling) -> None:
         for settings in ({}, TOO_SMALL):
             engine = engine_of(tiny, method, num_speculative_tokens=5, **settings)
             outputs = run(engine, *(Sequence(f"{i}", 1, p, params) for i, p in enumerate(prompts())))
             assert outputs == plain(tiny, params)
-            load = engine.load()
+            load = engine.stats()
             assert load.speculation.drafted_tokens > 0
-            assert load.blocks_held == 0
-            assert bool(settings) == bool(load.preemptions)
+            assert load.blocks.held == 0
+            assert bool(settings) == bool(load.scheduler.preemptions)
             self.check_nothing_is_kept(engine)
 
     @pytest.mark.parametrize("method", METHODS)
@@ -112,7 +112,7 @@ class TestDemoHeads:
 
         engine = engine_of(path, method, num_speculative_tokens=3)
         assert outputs(engine) == outputs(engine_of(path))
-        stats = engine.load().speculation
+        stats = engine.stats().speculation
         assert 1 + stats.accepted_tokens / stats.verifications > 1.8
 
 

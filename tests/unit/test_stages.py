@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.router.ring import WorkerRing
-from baton.router.types import Request
-from baton.sampling_params import SamplingParams
-from baton.urgency import CALM
+from baton.core.priority import NO_PRIORITY
+from baton.core.sampling_params import ResolvedSampling
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import Request
 from tests.support.local_worker import LocalWorker, local_ring, until
 
 PROMPT = list(range(1, 11))
 
 
 def requests(count: int, max_tokens: int) -> list[Request]:
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    params = ResolvedSampling(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     return [Request(f"r-{number}", params) for number in range(count)]
 
 
 async def run(ring: WorkerRing, asked: Sequence[Request]) -> None:
-    with ring.generate(PROMPT, asked, CALM) as answers:
+    with ring.generate(PROMPT, asked, NO_PRIORITY) as answers:
 
         async def take(index: int) -> None:
             async for _ in answers[index]:
@@ -62,7 +62,7 @@ async def test_who_computes_prompts_itself_tells_of_both() -> None:
     async with local_ring([worker]) as ring:
         await run(ring, requests(1, 5))
         assert counted(worker, "baton_request_stage_seconds") == {"prefill_queue": 1, "prefill": 1}
-        work = worker.service.stats().work
+        work = worker.service.stats().engine.work
         assert work.prompt_tokens >= len(PROMPT) - 1
         assert work.steps >= 5
         assert work.seconds > 0
@@ -73,14 +73,14 @@ async def test_a_request_knows_how_far_it_has_come() -> None:
     async with local_ring(workers) as ring:
         [asked] = requests(1, 60)
         running = asyncio.create_task(run(ring, [asked]))
-        await until(lambda: any(worker.engine.load().running for worker in workers[1:]))
-        passage = asked.passage
-        assert passage.placed is not None
-        assert passage.begun is not None
-        assert passage.placed <= passage.begun
-        assert passage.interruptions == 0
-        before = passage.placed, passage.begun
+        await until(lambda: any(worker.engine.stats().running for worker in workers[1:]))
+        timings = asked.timings
+        assert timings.placed is not None
+        assert timings.begun is not None
+        assert timings.placed <= timings.begun
+        assert timings.interruptions == 0
+        before = timings.placed, timings.begun
         await max(workers[1:], key=lambda worker: worker.held).stop()
         await running
-        assert passage.interruptions == 1
-        assert (passage.placed, passage.begun) == before
+        assert timings.interruptions == 1
+        assert (timings.placed, timings.begun) == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.connector.staging import PIECE_BYTES, Room, pieces
+from baton.transport.staging import PIECE_BYTES, StagingBudget, pieces
 
 
 @given(st.lists(st.integers(0, 99), max_size=30), st.integers(1, 2 * PIECE_BYTES))
@@ -19,7 +19,7 @@ def test_pieces_are_the_message_in_order_and_no_larger_than_they_must_be(
 
 
 def test_room_is_bounded_and_tells_when_there_is_some_again() -> None:
-    room, told = Room(3 * PIECE_BYTES), list[str]()
+    room, told = StagingBudget(3 * PIECE_BYTES), list[str]()
     held = [room.take(PIECE_BYTES, lambda: None) for _ in range(3)]
     assert all(piece is not None and piece.nbytes == PIECE_BYTES for piece in held)
 
@@ -40,7 +40,7 @@ def test_room_is_bounded_and_tells_when_there_is_some_again() -> None:
 
 
 def test_a_piece_larger_than_all_the_room_gets_it_alone() -> None:
-    room = Room(2 * PIECE_BYTES)
+    room = StagingBudget(2 * PIECE_BYTES)
     small = room.take(1, lambda: None)
     assert small is not None
     assert room.take(5 * PIECE_BYTES, lambda: None) is None

@@ -10,15 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from baton.connector.decode import State
-from baton.connector.messages import (
+from baton.core.attempt_failure import AttemptFailure
+from baton.core.sampling_params import ResolvedSampling
+from baton.handoff.decode import DecodeHandoffState
+from baton.handoff.messages import (
     REPEAT_S,
     AbortReason,
     Action,
     Cancel,
     Credit,
     Fail,
-    Failure,
     Grant,
     LinkId,
     Name,
@@ -28,12 +29,11 @@ from baton.connector.messages import (
     Stop,
     Withdraw,
 )
-from baton.connector.prefill import PrefillHandoffs
-from baton.decode.role import FOR_PAGES, IN_LINE
-from baton.prefill.role import PrefillRole
-from baton.router.answers import Group
-from baton.router.workers import WorkerClient
-from baton.sampling_params import SamplingParams
+from baton.handoff.prefill import PrefillHandoffs
+from baton.roles.decode import FOR_PAGES, IN_LINE
+from baton.roles.prefill import PrefillRole
+from baton.router.dispatch.answers import Group
+from baton.router.fleet.worker_client import WorkerClient
 from tests.support.fake_engine import run_alone
 from tests.support.local_worker import LocalWorker, answer, local_ring, until
 
@@ -59,7 +59,7 @@ async def test_it_is_given_up_and_done_again(forgotten: str, monkeypatch: pytest
     async with local_ring([prefill, decode]) as ring:
         patience_s = 1.5 * REPEAT_S / (IN_LINE if forgotten == "_compute" else 1)
         decode.decode._wiring = replace(decode.decode._wiring, patience_s=patience_s)
-        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
         assert await answer(ring, "r", PROMPT, LENGTH) == run_alone(PROMPT, params)
         assert set(names) == {Name("r", 0)}
         if forgotten == "_compute":  # pages that a send should have left are not given up by anybody's word
@@ -85,7 +85,7 @@ async def test_seconds_in_which_decode_stood_still_do_not_count(monkeypatch: pyt
         time.sleep(1.0)  # noqa: ASYNC251 (nobody's turn comes)
         for role, action in kept:
             send(role, action)
-        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
         assert await asked == run_alone(PROMPT, params)
         assert not decode.decode.counters.aborted
 
@@ -93,7 +93,7 @@ async def test_seconds_in_which_decode_stood_still_do_not_count(monkeypatch: pyt
 async def _without_pages(decode: LocalWorker, until_over: Callable[[], Awaitable[None]]) -> None:
     """Running requests grow into all that was promised to the handoff, for as long as that takes."""
     machine = decode.decode._machine
-    await until(lambda: State.RESERVED in [machine.state_of(name) for name in machine._handoffs])
+    await until(lambda: DecodeHandoffState.RESERVED in [machine.state_of(name) for name in machine._handoffs])
     with decode.engine.lock:
         taken = decode.engine.pool.allocate(decode.engine.pool.num_allocatable)
     assert taken is not None
@@ -109,7 +109,7 @@ async def test_that_decode_has_no_pages_is_not_held_against_prefill() -> None:
         decode.decode._wiring = replace(decode.decode._wiring, patience_s=1.0)
         asked = asyncio.create_task(answer(ring, "r", PROMPT, LENGTH))
         await _without_pages(decode, lambda: asyncio.sleep(1.5))
-        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
         assert await asked == run_alone(PROMPT, params)
         assert not decode.decode.counters.aborted
 
@@ -129,7 +129,7 @@ async def test_decode_that_has_no_pages_for_too_long_is_avoided() -> None:
         ring.attempts.place_again = note  # type: ignore[method-assign]
         asked = asyncio.create_task(answer(ring, "r", PROMPT, LENGTH))
         await _without_pages(full, lambda: until(lambda: refused))
-        params = SamplingParams(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=LENGTH, temperature=0.0, ignore_eos=True)
         assert await asked == run_alone(PROMPT, params)
         assert refused == [(full.address, "no pages came free here for 1 s", {full.address})]
         assert full.decode.counters.aborted == {AbortReason.STALLED: 1}
@@ -137,7 +137,7 @@ async def test_decode_that_has_no_pages_for_too_long_is_avoided() -> None:
 
 
 class NoPages:
-    """``baton.connector.prefill.SourcePages`` of a request of which nothing is computed."""
+    """``baton.handoff.prefill.SourcePages`` of a request of which nothing is computed."""
 
     def finished(self, name: Name, blocks_per_page: int) -> tuple[int, ...]:
         return ()
@@ -163,7 +163,7 @@ def test_prefill_does_not_begin_what_it_could_never_end(segments: list[tuple[int
 
 
 def withdrawn(link: LinkId, name: Name, reason: str) -> list[Action]:
-    return [Fail(name, reason, Failure.LOST), Send(link, Withdraw(name, reason)), Stop(name)]
+    return [Fail(name, reason, AttemptFailure.HANDOFF_LOST), Send(link, Withdraw(name, reason)), Stop(name)]
 
 
 @pytest.mark.parametrize(

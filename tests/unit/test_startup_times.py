@@ -8,7 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton import LLM
-from baton.telemetry.startup import OTHER, StartClock, StartCollector
+from baton.process.start_clock import OTHER, StartClock
+from baton.telemetry.startup import StartCollector
 
 
 class Clock:

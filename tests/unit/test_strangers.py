@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,25 +17,27 @@ import pytest
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.connector.decode import DecodeHandoffs
-from baton.connector.messages import LinkId
+from baton.core.sampling_params import ResolvedSampling
 from baton.greeting import bounds, entrance
 from baton.greeting.proofs import Called, Caller, Kind
-from baton.router.retries import RetryPolicy
-from baton.router.workers import WorkerClient
-from baton.sampling_params import SamplingParams
-from baton.switching import SwitchError, switch_role
+from baton.handoff.decode import DecodeHandoffs
+from baton.handoff.messages import LinkId
+from baton.net.message_parts import MAX_WHOLE_BYTES, PIECE_BYTES, Joiner, in_parts
+from baton.planner.switch_role import SwitchError, switch_role
+from baton.router.dispatch.retries import RetryPolicy
+from baton.router.fleet.worker_client import WorkerClient
 from baton.v1 import handoff_pb2, handoff_pb2_grpc
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.v1.greeting_pb2 import Challenge, Greeting, Proof
-from baton.worker import routers, service
-from baton.worker.server import longest_message
-from tests.support.greetings import RouterCall, greet_decode, greet_worker
+from baton.v1.parts_pb2 import MessagePart
+from baton.worker import routers, server, service
+from baton.worker.server import max_message
+from tests.support.greetings import LinkCall, RouterCall, greet_decode, greet_worker
 from tests.support.local_worker import KEY, LocalWorker, answer, local_ring, until
 
 PROMPT = [7, 3, 90, 14, 2, 55, 21, 8, 13, 40]
-PARAMS = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+PARAMS = ResolvedSampling(max_tokens=5, temperature=0.0, ignore_eos=True)
 OTHER_KEY = b"the key of somebody else"
 S = grpc.StatusCode
 
@@ -122,7 +126,7 @@ def nothing_is_left(worker: LocalWorker) -> None:
     assert not worker.routers._streams and not worker.service.open_work()
     assert worker.service._entrance.unproved == worker.decode._entrance.unproved == 0
     assert not worker.decode._peers and worker.decode._machine._last_epoch == 0
-    assert not worker.prefill.linked and worker.held == 0
+    assert not worker.prefill.links and worker.held == 0
 
 
 @pytest.mark.parametrize("port", PORTS, ids=IDS)
@@ -240,11 +244,11 @@ async def test_streams_that_have_proved_nothing_are_few(worker: LocalWorker, por
         grpc.aio.insecure_channel(worker.address, options=[("grpc.use_local_subchannel_pool", 1)])
         for _ in range(2)
     ]
-    calls = [port.call(channels[number % 2])(None) for number in range(entrance.MOST_UNPROVED_FROM_ONE)]
+    calls = [port.call(channels[number % 2])(None) for number in range(entrance.MAX_UNPROVED_FROM_ONE)]
     try:
         for call in calls:
             await call.write(greeting(port)[1])
-        await until(lambda: door.unproved == entrance.MOST_UNPROVED_FROM_ONE)
+        await until(lambda: door.unproved == entrance.MAX_UNPROVED_FROM_ONE)
         code, details = await refusal(port, worker.address, greeting(port)[1])
         assert (code, "at most 32 from one address" in details) == (S.RESOURCE_EXHAUSTED, True)
         with door._places.one_for("ipv4:10.0.0.9:1"):
@@ -287,12 +291,12 @@ async def test_a_stranger_does_not_end_the_stream_of_the_router_it_names() -> No
             "prefill_incarnation: must be the name that this prefill has greeted by",
         ),
         ({"prefill_address": "10.0.0.1:9\nbaton_up 1"}, "prefill_address: must be 1 to 128 visible ASCII"),
-        ({"prefill_address": "x" * (1 << 20)}, "prefill_address: must be 1 to 128 visible ASCII"),
+        ({"prefill_address": "x" * 100_000}, "prefill_address: must be 1 to 128 visible ASCII"),
         ({"prefill_address": "nowhere"}, "prefill_address: 'nowhere' is not an address"),
         ({"decode_incarnation": ""}, "decode_incarnation: must be"),
         ({"connectors": ["t\ncp"]}, "connectors: must be"),
         ({"connectors": ["tcp"] * 17}, "connectors: at most 16 are allowed, not 17"),
-        ({"ranks": [handoff_pb2.Share()] * 5000}, "ranks: at most 4096 are allowed, not 5000"),
+        ({"ranks": [handoff_pb2.KVShard()] * 5000}, "ranks: at most 4096 are allowed, not 5000"),
         (
             {"compatibility": handoff_pb2.Compatibility(model="m" * 200)},
             "compatibility.model: must be at most 128",
@@ -345,11 +349,19 @@ async def error_of(call: RouterCall) -> pb.TokenDelta:
     raise AssertionError("the stream has ended")
 
 
+async def answered(call: RouterCall, request_id: str) -> None:
+    """Wait for a token of a request, which may be over before anyone looks at the engine."""
+    while isinstance(message := await asyncio.wait_for(call.read(), 5), pb.WorkerMessage):
+        if any(delta.request_id == request_id and delta.token_ids for delta in message.frame.deltas):
+            return
+    raise AssertionError("the stream has ended")
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"request_id": "a\nb"}, "request_id: must be 1 to 128 visible ASCII characters, not 'a\\nb'"),
-        ({"request_id": "x" * 200_000}, "request_id: must be 1 to 128 visible ASCII characters, not 200000"),
+        ({"request_id": "x" * 100_000}, "request_id: must be 1 to 128 visible ASCII characters, not 100000"),
         ({"cache_salt": b"s" * 65}, "cache_salt: must have at most 64 bytes, not 65"),
         ({"forks": [pb.Fork(request_id="a b")]}, "forks.request_id: must be"),
     ],
@@ -362,7 +374,7 @@ async def test_names_of_requests_are_bounded(
     await call.write(pb.RouterMessage(submit=submit))
     assert (await error_of(call)).error.startswith(says)
     buried = worker.prefill._machine._tombstones._ended
-    await call.write(pb.RouterMessage(cancel=pb.Cancel(request_id="y" * 200_000)))
+    await call.write(pb.RouterMessage(cancel=pb.Cancel(request_id="y" * 100_000)))
     await call.write(pb.RouterMessage(cancel=pb.Cancel(request_id="known")))
     await until(lambda: "known" in buried)
     assert list(buried) == ["known"], "what is no name is not remembered"
@@ -371,9 +383,9 @@ async def test_names_of_requests_are_bounded(
 async def test_requests_of_one_router_are_bounded_and_others_may_submit(
     worker: LocalWorker, channels: list[grpc.aio.Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MOST_SUBMITS", 3)
+    monkeypatch.setattr(service, "MAX_SUBMITS", 3)
     greedy, modest = await bare(worker, channels, "greedy"), await bare(worker, channels, "modest")
-    params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True).to_proto()
+    params = ResolvedSampling(max_tokens=200, temperature=0.0, ignore_eos=True).to_proto()
     for number in range(4):
         submit = pb.Submit(request_id=f"g{number}", prompt_ids=PROMPT, params=params)
         await greedy.write(pb.RouterMessage(submit=submit))
@@ -399,7 +411,7 @@ async def proved(worker: LocalWorker, name: str, *sent: Message) -> tuple[S, str
 async def test_routers_are_bounded(
     worker: LocalWorker, channels: list[grpc.aio.Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routers, "MOST_ROUTERS", 2)
+    monkeypatch.setattr(routers, "MAX_ROUTERS", 2)
     for name in ("a", "b", "a"):  # the last one calls again
         await bare(worker, channels, name)
     code, details = await proved(worker, "c", pb.RouterMessage(hello=pb.RouterHello(router_id="c")))
@@ -424,7 +436,7 @@ async def test_peers_that_cannot_be_are_left_out(
     peers = [("127.0.0.1:1", "d" * 129), ("127.0.0.1\n:1", "d"), ("nowhere", "d"), ("127.0.0.1:9", "right")]
     told = [pb.DecodePeer(handoff_address=address, incarnation=name) for address, name in peers]
     await call.write(pb.RouterMessage(peers=pb.DecodePeers(peers=told)))
-    known = worker.prefill._links._known
+    known = worker.prefill.links._known
     await until(lambda: known.by_incarnation())
     assert list(known.by_incarnation()) == ["right"]
 
@@ -444,7 +456,7 @@ async def test_a_worker_with_another_key_is_no_worker_and_the_router_says_so_onc
             told = [
                 r
                 for r in caplog.records
-                if other.address in r.getMessage() and r.name == "baton.router.workers"
+                if other.address in r.getMessage() and r.name == "baton.router.fleet.worker_client"
             ]
             assert [r.getMessage().partition(": ")[2] for r in told] == [
                 "it has another cluster key (--cluster-key, BATON_CLUSTER_KEY)"
@@ -472,7 +484,7 @@ async def test_prefill_sends_nothing_to_a_decode_worker_with_another_key(
             prefill.service._take(router_id, pb.RouterMessage(submit=submit))
             await until(lambda: heard)
             assert heard[0].refused and "cannot be reached" in heard[0].error
-            assert decode.decode.open_links == 0 and not prefill.prefill._links._open.get(decode.incarnation)
+            assert decode.decode.open_links == 0 and not prefill.prefill.links._open.get(decode.incarnation)
         finally:
             await decode.stop()
         del ring
@@ -527,7 +539,7 @@ async def test_without_a_key_roles_stay() -> None:
 
 
 async def test_probes_need_no_key_and_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MOST_OPEN_FROM_ONE", 3)
+    monkeypatch.setattr(bounds, "MAX_OPEN_FROM_ONE", 3)
     worker = LocalWorker("both")
     await worker.start()
     async with grpc.aio.insecure_channel(worker.address) as channel:
@@ -549,17 +561,138 @@ async def test_probes_need_no_key_and_are_bounded(monkeypatch: pytest.MonkeyPatc
     await worker.stop()
 
 
-async def test_no_message_is_longer_than_the_longest_request(
+# --- long messages
+
+
+def submit_of(num_bytes: int) -> pb.RouterMessage:
+    """A request that is refused when it is here, as its salt is too long."""
+    submit = pb.Submit(
+        request_id="r", prompt_ids=PROMPT, params=PARAMS.to_proto(), cache_salt=bytes(num_bytes)
+    )
+    return pb.RouterMessage(submit=submit)
+
+
+async def in_pieces(call: RouterCall, message: pb.RouterMessage) -> None:
+    for part in in_parts(message):
+        await call.write(pb.RouterMessage.FromString(part))
+
+
+async def end_of(call: RouterCall | LinkCall) -> tuple[S, str]:
+    """How the worker ends a stream."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async with asyncio.timeout(10):
+            while isinstance(await call.read(), Message):
+                pass
+    return refused.value.code(), refused.value.details() or ""
+
+
+@pytest.mark.parametrize("port", [PORTS[0], PORTS[4]], ids=["router", "prefill"])
+async def test_no_message_of_a_stranger_is_longer_than_a_part(worker: LocalWorker, port: Port) -> None:
+    """It is refused by its length, before it is here."""
+    _, greeted = greeting(port, OTHER_KEY, "x" * (MAX_WHOLE_BYTES + 1))
+    code, details = await refusal(port, worker.address, greeted)
+    assert code is S.RESOURCE_EXHAUSTED and f"vs. {MAX_WHOLE_BYTES}" in details
+    nothing_is_left(worker)
+
+
+@pytest.mark.parametrize("port", [PORTS[0], PORTS[4]], ids=["router", "prefill"])
+async def test_a_stranger_sends_no_parts(worker: LocalWorker, port: Port) -> None:
+    """Neither first nor in place of its proof, and what it sends is not waited for."""
+    _, greeted = greeting(port, KEY)
+    part = port.sends(part=MessagePart(data=greeted.SerializeToString(), last=True))
+    code, details = await refusal(port, worker.address, part)
+    assert code is S.UNAUTHENTICATED and "must be a Greeting" in details
+    code, details = await refusal(port, worker.address, greeted, challenged=lambda _: part)
+    assert (code, details) == (S.UNAUTHENTICATED, "the second message must be a Proof")
+    nothing_is_left(worker)
+
+
+async def test_a_router_sends_more_in_parts_than_goes_whole(
     worker: LocalWorker, channels: list[grpc.aio.Channel]
 ) -> None:
     call = await bare(worker, channels)
-    submit = pb.Submit(request_id="r", prompt_ids=[2**28] * (longest_message(256) // 5 + 1))
-    await call.write(pb.RouterMessage(submit=submit))
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        while True:
-            await call.read()
-    assert refused.value.code() is S.RESOURCE_EXHAUSTED
-    await until(lambda: not worker.routers._streams)
+    await in_pieces(call, submit_of(1 << 20))
+    assert (await error_of(call)).error == f"cache_salt: must have at most 64 bytes, not {1 << 20}"
+    await in_pieces(call, SUBMIT)
+    await answered(call, "r")
+
+
+async def test_no_message_is_longer_than_the_longest_request(
+    worker: LocalWorker, channels: list[grpc.aio.Channel]
+) -> None:
+    """Neither whole nor in parts."""
+    most = max_message(256)
+    for sends, says in (
+        (lambda call: call.write(submit_of(MAX_WHOLE_BYTES)), f"vs. {MAX_WHOLE_BYTES}"),
+        (lambda call: in_pieces(call, submit_of(most)), f"at most {most} are allowed"),
+    ):
+        call = await bare(worker, channels)
+        sending = asyncio.create_task(sends(call))
+        code, details = await end_of(call)
+        assert code is S.RESOURCE_EXHAUSTED and says in details
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await until(lambda: not worker.routers._streams)
+
+
+async def test_parts_that_make_no_message_end_their_stream(
+    worker: LocalWorker, channels: list[grpc.aio.Channel]
+) -> None:
+    part = pb.RouterMessage(part=MessagePart(data=b"\x0a\xff"))
+    broken = pb.RouterMessage(part=MessagePart(last=True))
+    beat = pb.RouterMessage(heartbeat=pb.RouterHeartbeat())
+    for second, says in ((beat, "must come before heartbeat"), (broken, "cannot be read: Error parsing")):
+        call = await bare(worker, channels)
+        await call.write(part)
+        await call.write(second)
+        code, details = await end_of(call)
+        assert code is S.INVALID_ARGUMENT and says in details
+        await until(lambda: not worker.routers._streams)
+
+
+async def test_a_links_parts_are_bounded_and_ordered(
+    worker: LocalWorker, channels: list[grpc.aio.Channel]
+) -> None:
+    beat = handoff_pb2.PrefillMessage(heartbeat=handoff_pb2.Heartbeat())
+    part = handoff_pb2.PrefillMessage(part=MessagePart(data=bytes(PIECE_BYTES)))
+    opened = handoff_pb2.LinkOpen(prefill_incarnation="p", decode_incarnation=worker.incarnation)
+    opened.compatibility.CopyFrom(worker.wiring.compatibility)
+    opened.prefill_address, opened.connectors[:] = "127.0.0.1:1", ["tcp"]
+    count = max_message(256) // PIECE_BYTES + 1
+    for sent, expected in (([part, beat], S.INVALID_ARGUMENT), ([part] * count, S.RESOURCE_EXHAUSTED)):
+        channels.append(grpc.aio.insecure_channel(worker.address))
+        call = handoff_pb2_grpc.HandoffStub(channels[-1]).Link(None)
+        await greet_decode(call, KEY, "p")
+        await call.write(handoff_pb2.PrefillMessage(open=opened))
+        answer = await call.read()
+        assert isinstance(answer, handoff_pb2.DecodeMessage) and answer.HasField("accept"), answer
+        for message in sent:
+            await call.write(message)
+        code, details = await end_of(call)
+        assert code is expected and "The message cannot be read: part: " in details
+
+
+async def test_nothing_is_left_of_a_message_whose_last_part_never_comes(
+    worker: LocalWorker, channels: list[grpc.aio.Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a turn of the garbage collector."""
+    made: list[weakref.ref[Joiner[pb.RouterMessage]]] = []
+
+    class WatchedJoiner(Joiner[pb.RouterMessage]):
+        def __init__(self, kind: type[pb.RouterMessage], most: int, unjoined: int) -> None:
+            super().__init__(kind, most, unjoined)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(server, "Joiner", WatchedJoiner)
+    call = await bare(worker, channels)
+    await call.write(pb.RouterMessage(part=MessagePart(data=bytes(PIECE_BYTES))))
+    await until(lambda: (joiner := made[-1]()) is not None and joiner._begun)
+    gc.disable()
+    try:
+        call.cancel()
+        await until(lambda: made[-1]() is None)
+    finally:
+        gc.enable()
 
 
 def test_epochs_are_remembered_for_no_link() -> None:

@@ -13,24 +13,24 @@ from typing import cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton import supervision
-from baton.connector.door import Door
-from baton.options import ConfigError
-from baton.prefill.links import DecodeLinks
-from baton.prefill.peers import Peer
+from baton.process.options import ConfigError
+from baton.roles.prefill_links import DecodeLinks
+from baton.roles.prefill_peers import Peer
 from baton.router.discovery.endpoint import Endpoint
-from baton.router.garbage import collect
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.fleet.members import Members
+from baton.router.fleet.worker_client import Watcher, WorkerClient
 from baton.router.main import _keep_beating
-from baton.router.members import Members
-from baton.router.processes.place import Place
-from baton.router.ring import WorkerRing
+from baton.router.processes.gc import collect
+from baton.router.processes.slot import ProcessSlot
 from baton.router.security.keys import KeyFile, entry_line, new_key
 from baton.router.shared.limits import Limits
 from baton.router.ui.history import History
-from baton.router.workers import Watcher, WorkerClient
-from baton.supervision import Supervision
+from baton.telemetry import supervision
 from baton.telemetry.metrics import RouterMetrics
+from baton.telemetry.supervision import Supervision
 from baton.telemetry.tasks import TaskMetrics
+from baton.transport.data_listener import DataListener
 from tests.support.local_worker import LocalWorker, local_ring, until
 from tests.support.planner_world import world
 
@@ -87,7 +87,7 @@ async def test_an_error_is_logged_and_counted_and_the_task_goes_on(
     task = watched.tasks.start("clock", run, of="one")
     await until(lambda: failing.went_on)
     assert watched.failures("clock") == 2
-    told = [each for each in caplog.records if each.name == "baton.supervision"]
+    told = [each for each in caplog.records if each.name == "baton.telemetry.supervision"]
     assert [each.message for each in told] == ["clock one met an error that it does not expect"] * 2
     assert "nobody expects this" in caplog.text
     task.cancel()
@@ -227,9 +227,9 @@ async def test_the_keys_go_on(watched: Watched, monkeypatch: pytest.MonkeyPatch,
 async def test_the_collector_goes_on(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(2, lambda *_: False)
     for name in ("freeze", "set_threshold", "collect"):
-        monkeypatch.setattr(f"baton.router.garbage.gc.{name}", lambda *_: None)
-    monkeypatch.setattr("baton.router.garbage.LOOK_S", 0.01)
-    monkeypatch.setattr("baton.router.garbage.IDLE_S", 0.0)
+        monkeypatch.setattr(f"baton.router.processes.gc.gc.{name}", lambda *_: None)
+    monkeypatch.setattr("baton.router.processes.gc.LOOK_S", 0.01)
+    monkeypatch.setattr("baton.router.processes.gc.IDLE_S", 0.0)
     task = watched.tasks.start("garbage", lambda: collect(cast(Callable[[], bool], failing)))
     await until(lambda: failing.went_on)
     assert watched.failures("garbage") == 2
@@ -241,7 +241,7 @@ async def test_the_beat_of_one_process_among_several_goes_on(
 ) -> None:
     failing = Failing()
     monkeypatch.setattr("baton.router.main.BEAT_S", 0.01)
-    place = cast(Place, SimpleNamespace(beat=failing))
+    place = cast(ProcessSlot, SimpleNamespace(beat=failing))
     task = watched.tasks.start("process beat", lambda: _keep_beating(place))
     await until(lambda: failing.went_on)
     assert watched.failures("process beat") == 2
@@ -288,7 +288,7 @@ async def test_an_error_in_a_handoff_s_timers_ends_the_worker(
     async with local_ring([worker]):
         failing = Failing(9)
         if method == "_links":
-            monkeypatch.setattr(worker.prefill._links, "tick", failing)
+            monkeypatch.setattr(worker.prefill.links, "tick", failing)
         else:
             monkeypatch.setattr(worker.decode, method, failing)
         async with asyncio.timeout(5):
@@ -325,7 +325,7 @@ async def test_data_connections_are_accepted_after_an_error(
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE_S", 0.01)
     token = b"t" * 32
-    opened = Door(b"magic", {token}, lambda _, stream: door.append(stream.sock))
+    opened = DataListener(b"magic", {token}, lambda _, stream: door.append(stream.sock))
     accept = asyncio.get_running_loop().sock_accept
     failing = Failing(2, accept)
     monkeypatch.setattr(asyncio.get_running_loop(), "sock_accept", failing)

@@ -13,9 +13,9 @@ from functools import partial
 
 import pytest
 
-from baton.connector.staging import Staging
-from baton.connector.tcp import ReceivingLink, SendingLink, TcpConnector
-from baton.connector.transport import TransferError
+from baton.transport.base import TransferError
+from baton.transport.staging import Staging
+from baton.transport.tcp import TcpConnector, TcpReceivingLink, TcpSendingLink
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, kv_threads, until, within
 
 MAGIC = b"baton-tcp-1\n"
@@ -27,8 +27,8 @@ class Pair:
 
     source: HostMemory
     target: HostMemory
-    sender: SendingLink
-    receiver: ReceivingLink
+    sender: TcpSendingLink
+    receiver: TcpReceivingLink
     lost: list[str] = field(default_factory=list)
 
     async def close(self) -> None:
@@ -36,7 +36,7 @@ class Pair:
 
 
 @dataclass
-class Ends:
+class RankEndpoints:
     """Two connectors, one listening, and the links made between them."""
 
     prefill: TcpConnector
@@ -51,32 +51,32 @@ class Ends:
         lost: list[str] = []
         receiver = self.decode.expect(token, self.target, lambda: lost.append("receiver"))
         sender = await self.prefill.connect(self.address, token, self.source, lambda: lost.append("sender"))
-        assert isinstance(receiver, ReceivingLink)
-        assert isinstance(sender, SendingLink)
+        assert isinstance(receiver, TcpReceivingLink)
+        assert isinstance(sender, TcpSendingLink)
         pair = Pair(self.source, self.target, sender, receiver, lost)
         self.pairs.append(pair)
         return pair
 
 
 @pytest.fixture
-async def ends() -> AsyncIterator[Ends]:
+async def ends() -> AsyncIterator[RankEndpoints]:
     source, target = HostMemory(64, seed=1), HostMemory(64)
     prefill, decode = TcpConnector(Staging(), lambda: None), TcpConnector(Staging(), lambda: None)
     address = await decode.listen("127.0.0.1", 0)
-    made = Ends(prefill, decode, source, target, address)
+    made = RankEndpoints(prefill, decode, source, target, address)
     yield made
     for pair in made.pairs:
         await pair.close()
     await prefill.close()
     await decode.close()
-    assert kv_threads() == [], "a thread was left behind"
+    assert kv_threads("Tcp") == [], "a thread was left behind"
 
 
-async def raw_peer(ends: Ends, lost: list[str]) -> tuple[ReceivingLink, socket.socket]:
+async def raw_peer(ends: RankEndpoints, lost: list[str]) -> tuple[TcpReceivingLink, socket.socket]:
     """A receiving link whose peer is a bare socket, to send it what no connector would."""
     token = os.urandom(32)
     receiver = ends.decode.expect(token, ends.target, lambda: lost.append("receiver"))
-    assert isinstance(receiver, ReceivingLink)
+    assert isinstance(receiver, TcpReceivingLink)
     host, _, port = ends.address.rpartition(":")
     peer = await asyncio.to_thread(socket.create_connection, (host, int(port)))
     peer.sendall(MAGIC + token)
@@ -84,7 +84,7 @@ async def raw_peer(ends: Ends, lost: list[str]) -> tuple[ReceivingLink, socket.s
 
 
 class TestTransfers:
-    async def test_completions_come_in_the_order_of_the_sends(self, ends: Ends) -> None:
+    async def test_completions_come_in_the_order_of_the_sends(self, ends: RankEndpoints) -> None:
         pair = await ends.link()
         order: list[tuple[str, int]] = []
 
@@ -107,7 +107,7 @@ class TestTransfers:
 
 
 class TestCancel:
-    async def test_a_matched_receive_cannot_be_cancelled(self, ends: Ends) -> None:
+    async def test_a_matched_receive_cannot_be_cancelled(self, ends: RankEndpoints) -> None:
         lost: list[str] = []
         receiver, peer = await raw_peer(ends, lost)
         received = receiver.post_receive(4, [8])
@@ -128,7 +128,7 @@ class TestFailure:
         [MAGIC + bytes(32), b"something-else" + bytes(30), b"short"],
         ids=["bad token", "bad magic", "cut short"],
     )
-    async def test_a_stranger_is_turned_away(self, ends: Ends, greeting: bytes) -> None:
+    async def test_a_stranger_is_turned_away(self, ends: RankEndpoints, greeting: bytes) -> None:
         host, _, port = ends.address.rpartition(":")
         stranger = await asyncio.to_thread(socket.create_connection, (host, int(port)))
         stranger.settimeout(WAIT_S)
@@ -140,9 +140,9 @@ class TestFailure:
             pass
         finally:
             stranger.close()
-        assert kv_threads() == []
+        assert kv_threads("Tcp") == []
 
-    async def test_a_peer_that_dies_in_mid_message_fails_what_was_posted(self, ends: Ends) -> None:
+    async def test_a_peer_that_dies_in_mid_message_fails_what_was_posted(self, ends: RankEndpoints) -> None:
         lost: list[str] = []
         receiver, peer = await raw_peer(ends, lost)
         received = [receiver.post_receive(tag, [tag]) for tag in (1, 2)]
@@ -157,7 +157,7 @@ class TestFailure:
 
 
 class TestLoss:
-    async def test_nobody_hears_of_a_close_of_his_own(self, ends: Ends) -> None:
+    async def test_nobody_hears_of_a_close_of_his_own(self, ends: RankEndpoints) -> None:
         lost: list[str] = []
         receiver, peer = await raw_peer(ends, lost)
         done = receiver.post_receive(1, [1])
@@ -171,7 +171,7 @@ class TestLoss:
 
 
 class TestFence:
-    async def test_nothing_is_written_after_close_has_returned(self, ends: Ends) -> None:
+    async def test_nothing_is_written_after_close_has_returned(self, ends: RankEndpoints) -> None:
         lost: list[str] = []
         receiver, peer = await raw_peer(ends, lost)
         received = receiver.post_receive(1, list(range(64)))
@@ -191,7 +191,7 @@ class TestFence:
         await until(lambda: ends.target.page(0).startswith(b"z"))
         await within(receiver.close())
         after = bytes(ends.target.bytes)
-        assert kv_threads() == []
+        assert kv_threads("Tcp") == []
         assert isinstance(received.exception(), TransferError)
         await asyncio.sleep(0.1)
         stop.set()
@@ -200,7 +200,7 @@ class TestFence:
         assert after == bytes(ends.target.bytes)
         assert after.endswith(bytes(PAGE_BYTES)), "the message was over before the close"
 
-    async def test_close_ends_a_send_that_nobody_reads(self, ends: Ends) -> None:
+    async def test_close_ends_a_send_that_nobody_reads(self, ends: RankEndpoints) -> None:
         big = HostMemory(2, 32 << 20)
         prefill = TcpConnector(Staging(), lambda: None)
         with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -211,4 +211,4 @@ class TestFence:
             assert not sent[0].done()
             await within(asyncio.ensure_future(sender.close()))
             assert all(isinstance(future.exception(), TransferError) for future in sent)
-        assert kv_threads() == []
+        assert kv_threads("Tcp") == []

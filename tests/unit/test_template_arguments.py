@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.request.template_arguments import MAX_BYTES
-from baton.router.api import ApiSettings
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
+from baton.router.api.settings import ApiSettings
 from baton.telemetry.metrics import RouterMetrics
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing

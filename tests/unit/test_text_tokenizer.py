@@ -10,7 +10,7 @@ from tokenizers import processors
 
 from baton.text.config import Json
 from baton.text.errors import TextTooLongError, TokenizerError, TooManyTokensError
-from baton.text.tokenizer import MOST_BEYOND, PIECE_CHARS, Tokenizer
+from baton.text.tokenizer import MAX_BEYOND, PIECE_CHARS, Tokenizer
 from tests.support.tiny_tokenizers import byte_fallback, byte_level, byte_level_tokenizer, write_model_dir
 
 
@@ -96,7 +96,7 @@ def test_no_text_of_many_more_tokens_is_encoded_whole(
         tokenizer.encode("7" * 4001 + " " * PIECE_CHARS, most=1000)
     assert not whole
     with pytest.raises(TooManyTokensError):
-        tokenizer.encode("7" * (10**6 + MOST_BEYOND + 1), most=10**6)
+        tokenizer.encode("7" * (10**6 + MAX_BEYOND + 1), most=10**6)
     assert not whole
     assert len(tokenizer.encode("7" * (PIECE_CHARS + 1), most=PIECE_CHARS + 1)) == PIECE_CHARS + 1
     assert whole == [PIECE_CHARS + 1]

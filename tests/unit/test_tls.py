@@ -20,11 +20,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from baton.options import ConfigError
+from baton.net.certificates import TlsFiles
+from baton.net.channels import Dialer, add_port
+from baton.net.https import FollowingContext
+from baton.process.options import ConfigError
 from baton.router.config import RouterConfig
-from baton.tls.channels import Dialer, add_port
-from baton.tls.files import TlsFiles
-from baton.tls.http import FollowingContext
 from baton.v1 import inference_pb2 as pb
 from baton.v1 import inference_pb2_grpc
 from baton.worker.config import WorkerConfig
@@ -206,7 +206,7 @@ class TestRing:
     async def test_a_router_of_another_authority_is_told_why(
         self, authority: Authority, stranger: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.WARNING, "baton.router.workers")
+        caplog.set_level(logging.WARNING, "baton.router.fleet.worker_client")
         worker = LocalWorker("both", tls=authority.files("worker"))
         with pytest.raises(TimeoutError):
             async with local_ring([worker], tls=stranger.files("router")):

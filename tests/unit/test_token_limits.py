@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.beam_search import BeamParams, EarlyStopping
-from baton.router.api.admission import LEAST_ANSWER, Ticket, computed_answers, fitted, reservation
+from baton.core.beam_search import BeamParams, EarlyStopping
+from baton.core.sampling_params import ResolvedSampling
+from baton.router.api.admission import MIN_ANSWER, computed_answers, fitted, reservation, used_tokens
 from baton.router.api.errors import ApiError
-from baton.router.api.service import Job
+from baton.router.api.job import Job
 from baton.router.shared.limits import (
     BUCKET_MS,
     WINDOW_BUCKETS,
     WINDOW_MS,
-    Decision,
+    LimitDecision,
     Limits,
-    Room,
+    RemainingLimit,
     Tenant,
     bucket_of,
 )
 from baton.router.shared.windows import Account
-from baton.sampling_params import SamplingParams
 from tests.support.fake_ring import MODEL
 
 NOW = 1_800_000_000_123
@@ -48,7 +48,7 @@ def job_of(
         started=0.0,
         model=MODEL,
         prompts=[[1] * prompt] * prompts,
-        params=SamplingParams(max_tokens=longest, seed=0, min_tokens=min_tokens, beam_search=beams),
+        params=ResolvedSampling(max_tokens=longest, seed=0, min_tokens=min_tokens, beam_search=beams),
         n=n,
         open_ended=max_tokens is None,
     )
@@ -109,7 +109,7 @@ def test_what_fits_is_left_as_it_is() -> None:
 @pytest.mark.parametrize("n", [1, 2, 8, 30])
 def test_answers_of_open_length_share_half_of_what_the_prompt_leaves(n: int) -> None:
     job = fit(job_of(10, n))
-    assert job.params.max_tokens == max(LEAST_ANSWER, 495 // n)
+    assert job.params.max_tokens == max(MIN_ANSWER, 495 // n)
     assert fit(job) == job, "it is settled"
 
 
@@ -120,10 +120,7 @@ def test_min_tokens_hold() -> None:
 def test_all_beams_count() -> None:
     job = job_of(10, 2, 50, width=8)
     assert computed_answers(job) == 8 and reservation(job) == 410
-    ticket = Ticket.__new__(Ticket)
-    Ticket.__init__(ticket, None, Tenant(), job)  # type: ignore[arg-type]
-    ticket.generated([1] * 60)
-    assert ticket._used() == 10 + 240, "two of eight were told"
+    assert used_tokens(job, 60) == 10 + 240, "two of eight were told"
 
 
 Asked = tuple[int, int, int, int | None, int]
@@ -229,7 +226,13 @@ class TestWhatOthersHadUsedWhenRedisToldLast:
         """Of a router that had one request, of 100 tokens, when Redis told of so many in all."""
         account = Account()
         account.count("l", bucket_of(NOW), 100, NOW)
-        told = Decision(None, 0, Room(10, 10 - requests, 0), Room(1000, 1000 - tokens, 0), bucket_of(NOW))
+        told = LimitDecision(
+            None,
+            0,
+            RemainingLimit(10, 10 - requests, 0),
+            RemainingLimit(1000, 1000 - tokens, 0),
+            bucket_of(NOW),
+        )
         account.note_elsewhere(told, NOW)
         return account
 
@@ -261,5 +264,5 @@ class TestWhatOthersHadUsedWhenRedisToldLast:
     def test_where_there_are_no_others_nothing_is_known_of_them(self) -> None:
         assert self.account(1, 100).elsewhere is None
         account = Account()
-        account.note_elsewhere(Decision(None), NOW)
+        account.note_elsewhere(LimitDecision(None), NOW)
         assert account.elsewhere is None

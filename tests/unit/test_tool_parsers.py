@@ -7,7 +7,7 @@ import json
 import pytest
 
 from baton.tools.answer import AnswerFormat
-from baton.tools.events import CallArguments, CallBroken, CallStarted, Content, Message, MessageBuilder
+from baton.tools.events import CallArguments, CallBroken, CallStarted, Content, MessageBuilder, ParsedAnswer
 from baton.tools.formats import REASONING_FORMATS, TOOL_FORMATS, reasoning_format, tool_format
 from baton.tools.parsers import HermesParser
 
@@ -16,7 +16,7 @@ NAMES = frozenset({"get_weather", "now", "search"})
 
 def parsed(
     text: str, tools: str | None = None, reasoning: str | None = None, opened: bool = False
-) -> Message:
+) -> ParsedAnswer:
     """The answer, fed whole; as pieces of one character it must amount to the same."""
     results = []
     for step in (len(text) or 1, 1):
@@ -35,7 +35,7 @@ def parsed(
     return results[0]
 
 
-def calls(message: Message) -> list[tuple[str, object]]:
+def calls(message: ParsedAnswer) -> list[tuple[str, object]]:
     return [(call.name, json.loads(call.arguments)) for call in message.calls]
 
 

@@ -23,12 +23,16 @@ from opentelemetry.trace.status import StatusCode
 from prometheus_client import CollectorRegistry
 
 from baton.cli.explain import explain
-from baton.options import UserError
-from baton.router.api import ApiSettings
+from baton.core.priority import NO_PRIORITY
+from baton.core.role import Role
+from baton.core.sampling_params import ResolvedSampling
+from baton.process.options import UserError
 from baton.router.api.authentication import Authentication
+from baton.router.api.grpc.service import add_services
 from baton.router.api.http.app import app_for
 from baton.router.api.service import CompletionService
-from baton.router.grpc_api import add_services
+from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.types import Request, TokenChunk
 from baton.router.placement import Decision, Prompt, WorkerReport
 from baton.router.placement.policy import Candidate
 from baton.router.security.keys import KeyFile, entry_line, new_key
@@ -37,8 +41,8 @@ from baton.router.traces.origin import NOWHERE, Origin, SpanContext
 from baton.router.traces.otlp import Exporter
 from baton.router.traces.phases import MEANING, phases_of
 from baton.router.traces.record import (
-    MOST_ATTEMPTS,
-    MOST_CANDIDATES,
+    MAX_ATTEMPTS,
+    MAX_CANDIDATES,
     AnswerTrace,
     Attempt,
     Delivered,
@@ -46,14 +50,10 @@ from baton.router.traces.record import (
     RequestTrace,
 )
 from baton.router.traces.store import Traces
-from baton.router.types import Request, TokenChunk
-from baton.sampling_params import SamplingParams
 from baton.telemetry.metrics import RouterMetrics
-from baton.urgency import CALM
 from baton.v1 import inference_pb2
 from baton.v1 import worker_pb2 as pb
 from baton.v1.inference_pb2_grpc import InferenceStub
-from baton.worker.config import RoleName
 from tests.support.api_server import serving_app
 from tests.support.fake_ring import FakeRing
 from tests.support.local_worker import LocalWorker, local_ring, until
@@ -222,17 +222,17 @@ def ended(traces: Traces, number: int, *, begun: bool = True) -> RequestTrace:
 
 
 def test_the_store_is_bounded_by_count_and_by_bytes() -> None:
-    traces = Traces(most_requests=4)
+    traces = Traces(max_requests=4)
     for number in range(5):
         ended(traces, number)
     assert len(traces) == 3, "a place is left for one that was refused"
     assert traces.find(f"cmpl-{1:032x}", None) is None
     assert traces.find(f"{4:032x}", None) is not None
-    small = Traces(most_bytes=20_000)
+    small = Traces(max_bytes=20_000)
     for number in range(100):
         ended(small, number)
     assert 1 <= len(small) <= 6 and small.num_bytes <= 20_000
-    none = Traces(most_requests=0)
+    none = Traces(max_requests=0)
     trace = trace_of()
     none.begin(trace)
     assert none.find(trace.request_id, None) is trace, "what runs can be explained all the same"
@@ -241,7 +241,7 @@ def test_the_store_is_bounded_by_count_and_by_bytes() -> None:
 
 
 def test_refused_requests_do_not_drive_out_those_that_ran() -> None:
-    traces = Traces(most_requests=100)
+    traces = Traces(max_requests=100)
     ran = [ended(traces, number) for number in range(80)]
     refused = [ended(traces, number, begun=False) for number in range(100, 1100)]
     assert all(traces.find(trace.request_id, None) is trace for trace in ran)
@@ -254,7 +254,7 @@ def test_refused_requests_do_not_drive_out_those_that_ran() -> None:
 
 def test_the_store_takes_no_more_than_it_says() -> None:
     def filled() -> Traces:
-        traces = Traces(most_requests=10**6, most_bytes=1 << 30)
+        traces = Traces(max_requests=10**6, max_bytes=1 << 30)
         for number in range(200):
             trace = trace_of(f"cmpl-{number:032x}", f"tenant {number}", answers=3)
             for tried in range(2):
@@ -285,12 +285,12 @@ def test_attempts_and_candidates_are_bounded() -> None:
     answer = AnswerTrace(0)
     for number in range(100):
         answer.begun(Attempt(number, 0.0, "d", None, placed()))
-    assert [each.number for each in answer.attempts] == [0, *range(101 - MOST_ATTEMPTS, 100)]
-    assert answer.left_out == 100 - MOST_ATTEMPTS
+    assert [each.number for each in answer.attempts] == [0, *range(101 - MAX_ATTEMPTS, 100)]
+    assert answer.left_out == 100 - MAX_ATTEMPTS
     many = placed(50)
-    assert len(many.considered) == MOST_CANDIDATES
+    assert len(many.considered) == MAX_CANDIDATES
     assert many.considered[0] is many.chosen
-    assert len(many.reports) == 2 * MOST_CANDIDATES
+    assert len(many.reports) == 2 * MAX_CANDIDATES
 
 
 def test_a_request_is_found_by_any_of_its_names_and_by_its_tenant_alone() -> None:
@@ -341,7 +341,7 @@ def test_a_traceparent_that_is_none_counts_for_nothing(header: str) -> None:
 # --- the ring
 
 
-PARAMS = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+PARAMS = ResolvedSampling(max_tokens=30, temperature=0.0, ignore_eos=True)
 PROMPT = list(range(3, 40))
 
 
@@ -353,7 +353,7 @@ async def test_workers_tell_each_part_once_and_a_resumed_request_shows_each_atte
         take = ring.on_frame
         ring.on_frame = lambda worker, frame: (frames.append(frame), take(worker, frame))[1]  # type: ignore
         tokens = 0
-        with ring.generate(PROMPT, [Request("r-0", PARAMS, b"", traced)], CALM) as [chunks]:
+        with ring.generate(PROMPT, [Request("r-0", PARAMS, b"", traced)], NO_PRIORITY) as [chunks]:
             async for chunk in chunks:
                 tokens += len(chunk.token_ids)
                 if tokens == 10:
@@ -384,12 +384,12 @@ async def test_workers_tell_each_part_once_and_a_resumed_request_shows_each_atte
 
 @pytest.mark.parametrize("roles", [("prefill", "decode"), ("both",)])
 @pytest.mark.parametrize("kind", ["several", "beams"])
-async def test_answers_that_go_together_share_an_attempt(kind: str, roles: tuple[RoleName, ...]) -> None:
+async def test_answers_that_go_together_share_an_attempt(kind: str, roles: tuple[Role, ...]) -> None:
     params = PARAMS if kind == "several" else beams(2, max_tokens=8, stops=frozenset())
     traced = [AnswerTrace(index) for index in range(2)]
     requests = [Request(f"r-{each.index}", replace(params, seed=each.index), b"", each) for each in traced]
     async with local_ring([LocalWorker(role, step_s=0.01) for role in roles]) as ring:
-        with ring.generate(PROMPT, requests, CALM) as answers:
+        with ring.generate(PROMPT, requests, NO_PRIORITY) as answers:
 
             async def take(chunks: AsyncGenerator[TokenChunk]) -> None:
                 async for _ in chunks:
@@ -411,7 +411,7 @@ async def test_a_request_that_waits_is_explained_while_it_does() -> None:
     worker = LocalWorker("both", step_s=0.05)
     async with local_ring([worker]) as ring:
         traced = AnswerTrace(0)
-        with ring.generate(PROMPT, [Request("r-0", PARAMS, b"", traced)], CALM) as [chunks]:
+        with ring.generate(PROMPT, [Request("r-0", PARAMS, b"", traced)], NO_PRIORITY) as [chunks]:
             asking = asyncio.create_task(anext(chunks))
             await until(lambda: traced.attempts and traced.attempts[0].started is not None)
             trace = trace_of()

@@ -13,15 +13,15 @@ from hashlib import blake2b
 
 import pytest
 
-from baton.connector.staging import PIECE_BYTES, Staging
-from baton.connector.transport import TransferError
+from baton.transport.base import TransferError
+from baton.transport.staging import PIECE_BYTES, Staging
 from tests.support.links import PAGE_BYTES, WAIT_S, HostMemory, until, within
 from tests.support.sender import UCX
 
 if importlib.util.find_spec("ucxx") is None:
     pytest.skip("NOT TESTED: ucxx is not installed (pip install 'baton[ucx]')", allow_module_level=True)
 
-from baton.connector.ucx import ReceivingLink, SendingLink, UcxConnector
+from baton.transport.ucx import UcxConnector, UcxReceivingLink, UcxSendingLink
 
 LAST = 1
 PAGES = 2048
@@ -29,11 +29,11 @@ PAGES = 2048
 
 
 @dataclass
-class Ends:
+class RankEndpoints:
     """A link whose sending end sends what it is told to."""
 
-    receiver: ReceivingLink
-    sender: SendingLink
+    receiver: UcxReceivingLink
+    sender: UcxSendingLink
     target: HostMemory
     token: bytes
     lost: list[str]
@@ -61,7 +61,7 @@ class Ends:
 
 
 @pytest.fixture(params=UCX)
-async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
+async def ends(request: pytest.FixtureRequest) -> AsyncIterator[RankEndpoints]:
     crashes: list[str] = []
     prefill, decode = (
         UcxConnector(Staging(), partial(crashes.append, end), UCX[request.param])
@@ -71,9 +71,9 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
     address = await decode.listen("127.0.0.1", 0)
     receiver = decode.expect(token, target, lambda: lost.append("receiver"))
     sender = await prefill.connect(address, token, HostMemory(1), lambda: lost.append("sender"))
-    assert isinstance(receiver, ReceivingLink)
-    assert isinstance(sender, SendingLink)
-    yield Ends(receiver, sender, target, token, lost)
+    assert isinstance(receiver, UcxReceivingLink)
+    assert isinstance(sender, UcxSendingLink)
+    yield RankEndpoints(receiver, sender, target, token, lost)
     for link in (receiver, sender):
         await within(link.close())
     for connector in (prefill, decode):
@@ -81,7 +81,7 @@ async def ends(request: pytest.FixtureRequest) -> AsyncIterator[Ends]:
     assert crashes == []
 
 
-async def test_pieces_of_any_size_make_a_message(ends: Ends) -> None:
+async def test_pieces_of_any_size_make_a_message(ends: RankEndpoints) -> None:
     received = ends.receiver.post_receive(1, range(6))
     ends.announce(1, PAGE_BYTES, last=False)
     ends.announce(1, 3 * PAGE_BYTES, last=False)
@@ -117,7 +117,9 @@ async def test_pieces_of_any_size_make_a_message(ends: Ends) -> None:
         "nothing at all",
     ],
 )
-async def test_a_malformed_message_ends_the_link(ends: Ends, pieces: list[tuple[int, int, bool]]) -> None:
+async def test_a_malformed_message_ends_the_link(
+    ends: RankEndpoints, pieces: list[tuple[int, int, bool]]
+) -> None:
     received = [ends.receiver.post_receive(1, range(6)), ends.receiver.post_receive(2, [7])]
     for tag, size, last in pieces:
         ends.announce(tag, size, last=last)
@@ -127,7 +129,7 @@ async def test_a_malformed_message_ends_the_link(ends: Ends, pieces: list[tuple[
     await until(lambda: sorted(ends.lost) == ["receiver", "sender"])
 
 
-async def test_a_piece_larger_than_pieces_are_ends_the_link(ends: Ends) -> None:
+async def test_a_piece_larger_than_pieces_are_ends_the_link(ends: RankEndpoints) -> None:
     received = ends.receiver.post_receive(1, range(PAGES))
     ends.announce(1, PIECE_BYTES + PAGE_BYTES, last=False)
     with pytest.raises(TransferError):
@@ -135,7 +137,7 @@ async def test_a_piece_larger_than_pieces_are_ends_the_link(ends: Ends) -> None:
     assert not any(ends.target.bytes)
 
 
-async def test_what_nobody_posted_takes_no_memory_and_holds_nobody_up(ends: Ends) -> None:
+async def test_what_nobody_posted_takes_no_memory_and_holds_nobody_up(ends: RankEndpoints) -> None:
     for tag in range(10, 20):
         ends.announce(tag, 64 << 20, last=True)
     received = ends.receiver.post_receive(1, [3])
@@ -145,7 +147,7 @@ async def test_what_nobody_posted_takes_no_memory_and_holds_nobody_up(ends: Ends
     assert ends.lost == []
 
 
-async def test_a_message_that_never_ends_is_over_when_the_link_is_closed(ends: Ends) -> None:
+async def test_a_message_that_never_ends_is_over_when_the_link_is_closed(ends: RankEndpoints) -> None:
     received = ends.receiver.post_receive(1, range(6))
     ends.announce(1, PAGE_BYTES, last=False)
     await until(lambda: ends.target.bytes.startswith(b"x"))

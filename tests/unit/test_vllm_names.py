@@ -42,7 +42,7 @@ def test_a_router_tells_latencies_and_ends_in_both_languages() -> None:
 
 def test_a_workers_stages_have_names_of_their_own_there() -> None:
     registry = CollectorRegistry()
-    StageMetrics(registry).of("prefill", "a").took({"prefill_queue": 0.5, "prefill": 2.0})
+    StageMetrics(registry).of("prefill", "a").observe({"prefill_queue": 0.5, "prefill": 2.0})
     exported = with_vllm_names(registry, "a")
     theirs = {"model_name": "a", "engine": "0"}
     assert _value(exported, "vllm:request_queue_time_seconds_sum", **theirs) == 0.5

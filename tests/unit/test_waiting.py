@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton.router.waiting import REFUSALS, FullError, WaitingRoom
+from baton.router.dispatch.waiting_room import REFUSALS, FullError, WaitingRoom
 
 
 class Places:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from baton import wakeups
+from baton.net import grpc_wakeups as wakeups
 from baton.router import main as router
 from baton.worker import main as worker
 from tests.support.busy_loop import MESSAGES, STREAMS
@@ -27,7 +27,7 @@ class _CalledError(Exception):
 
 @pytest.mark.parametrize(
     "start",
-    [lambda: router._serve(None, [], None), lambda: worker.Worker._start(None, None)],  # type: ignore[arg-type]
+    [lambda: router._serve(None, [], None), lambda: worker.WorkerServer._start(None, None)],  # type: ignore[arg-type]
     ids=["router", "worker"],
 )
 async def test_a_service_sees_to_it_before_anything_of_grpc_is_set_up(

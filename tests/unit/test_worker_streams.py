@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import logging
 import os
 import queue
@@ -11,28 +12,29 @@ import time
 from collections.abc import AsyncIterator
 
 import grpc
+import psutil
 import pytest
 
-from baton.connector.decode import RETIRE_AFTER_S
-from baton.connector.liveness import Tempo
-from baton.connector.messages import AbortReason, First
-from baton.connector.ranks.end import LocalLink
-from baton.connector.tcp import SendingLink
-from baton.ending import end_process_after
+from baton.core.role import Role
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.sequence import Sequence
-from baton.prefill import role
-from baton.prefill.links import DecodePeer
-from baton.router.retries import Retries, RetryPolicy
-from baton.router.ring import WorkerRing
-from baton.router.types import RingError
-from baton.router.workers import WorkerClient
-from baton.sampling_params import SamplingParams
+from baton.handoff.decode import RETIRE_AFTER_S
+from baton.handoff.messages import AbortReason, First
+from baton.net.heartbeat import Tempo
+from baton.process.ending import end_process_after
+from baton.roles import prefill as role
+from baton.roles.prefill_links import DecodePeer
+from baton.router.dispatch.retries import Retries, RetryPolicy
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.dispatch.types import RingError
+from baton.router.fleet.worker_client import WorkerClient
+from baton.transport.ranks.endpoint import LocalLink
+from baton.transport.tcp import TcpSendingLink
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.v1.handoff_pb2 import LinkOpen
 from baton.worker import routers
-from baton.worker.config import RoleName
 from baton.worker.engine_loop import EngineLoop
 from tests.support.fake_engine import fake_engine
 from tests.support.greetings import greet_worker, say_hello
@@ -54,17 +56,53 @@ async def expected(prompt: list[int] = PROMPT, max_tokens: int = TOKENS) -> list
 # --- links
 
 
+def connections_to(worker: LocalWorker) -> int:
+    """Return how many TCP connections of this process lead to a worker's port."""
+    port = int(worker.address.rpartition(":")[2])
+    found = psutil.Process().net_connections(kind="tcp")
+    return sum(bool(one.raddr) and one.raddr.port == port and one.status == "ESTABLISHED" for one in found)
+
+
+@pytest.mark.parametrize("lost", ["the link", "the stream"])
+async def test_a_stream_that_has_ended_leaves_no_connection(lost: str) -> None:
+    """Without a turn of the garbage collector, on prefill's side or the router's."""
+    prefill, decode = LocalWorker("prefill"), LocalWorker("decode")
+    async with local_ring([prefill, decode]) as ring:
+        links = prefill.prefill.links
+        (client,) = (each for each in ring.fleet.workers if each.address == decode.address)
+        await until(lambda: links._open and connections_to(decode) == 2)
+        gc.disable()
+        try:
+            for _ in range(3):
+                if lost == "the link":
+                    (peer,) = links._open.values()
+                    peer.close()
+                    await peer.ended.wait()
+                    del peer
+                    await until(lambda: links._open)
+                else:
+                    assert client._reading is not None
+                    client._reading.cancel()
+                    await until(lambda: not client.ready)
+                    await until(lambda: client.ready)
+                await until(lambda: connections_to(decode) == 2)
+        finally:
+            gc.enable()
+
+
 async def test_a_link_idle_for_longer_than_its_silence_bound_stays_and_carries_a_handoff(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "baton.prefill.links")
+    caplog.set_level(logging.INFO, "baton.roles.prefill_links")
     prefill, decode = LocalWorker("prefill", tempo=IDLE), LocalWorker("decode", tempo=IDLE)
     async with local_ring([prefill, decode], IDLE) as ring:
         await until(lambda: decode.decode.open_links)
         await asyncio.sleep(4 * IDLE.idle_silence_s)
         assert await answer(ring, "r", PROMPT, TOKENS) == await expected()
         assert decode.engine.generated_tokens == TOKENS - 1, "the first token is prefill's"
-        said = [record.getMessage() for record in caplog.records if record.name == "baton.prefill.links"]
+        said = [
+            record.getMessage() for record in caplog.records if record.name == "baton.roles.prefill_links"
+        ]
         assert len(said) == 1 and "epoch 1" in said[0], said
 
 
@@ -110,11 +148,11 @@ async def test_a_link_that_cannot_be_closed_ends_the_worker(monkeypatch: pytest.
     async with local_ring([prefill, decode]):
         await until(lambda: decode.decode.open_links)
 
-        async def fail(link: SendingLink) -> None:
+        async def fail(link: TcpSendingLink) -> None:
             raise OSError("no such connection")
 
         with monkeypatch.context() as fault:
-            fault.setattr(SendingLink, "close", fail)
+            fault.setattr(TcpSendingLink, "close", fail)
             await decode.stop()
             await asyncio.wait_for(prefill.crashed.wait(), 5)
 
@@ -183,7 +221,7 @@ async def test_a_router_that_does_not_read_is_cut_off_and_its_requests_end(
     worker = LocalWorker("both", step_s=0.01)
     async with local_ring([worker]) as ring:
         stream = worker.service._welcome("deaf")
-        params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
+        params = ResolvedSampling(max_tokens=200, temperature=0.0, ignore_eos=True)
         submit = pb.Submit(request_id="r", attempt=0, prompt_ids=PROMPT, params=params.to_proto())
         worker.service._take("deaf", pb.RouterMessage(submit=submit))
         await until(lambda: worker.engine.has_any_of("deaf"))
@@ -203,7 +241,7 @@ async def test_a_router_that_does_not_read_is_cut_off_and_its_requests_end(
 
 
 @pytest.mark.parametrize("roles", [("decode", "decode"), ("prefill", "prefill", "decode"), ("both", "both")])
-async def test_a_request_that_meets_a_drain_is_placed_elsewhere(roles: tuple[RoleName, ...]) -> None:
+async def test_a_request_that_meets_a_drain_is_placed_elsewhere(roles: tuple[Role, ...]) -> None:
     workers = [LocalWorker(role) for role in roles]
     async with local_ring(workers) as ring:
         draining = [min(workers[:2], key=lambda worker: worker.address)]  # whom an idle ring chooses
@@ -211,7 +249,7 @@ async def test_a_request_that_meets_a_drain_is_placed_elsewhere(roles: tuple[Rol
         # In the same turn of the event loop: the router cannot know yet.
         assert await answer(ring, "r", PROMPT, TOKENS) == await expected()
         assert draining[0].engine.generated_tokens == 0
-        assert next(c for c in ring.workers if c.address == draining[0].address).draining
+        assert next(c for c in ring.fleet.workers if c.address == draining[0].address).draining
 
 
 async def test_a_worker_does_not_end_before_its_routers_have_heard_of_it() -> None:
@@ -239,7 +277,7 @@ async def test_what_was_computed_is_published_before_a_worker_is_settled() -> No
     engine, published = fake_engine(), list[SequenceOutput]()
     loop = EngineLoop(engine, published.extend, lambda: pytest.fail("crashed"), lambda _: None)
     loop.start()
-    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    params = ResolvedSampling(max_tokens=3, temperature=0.0, ignore_eos=True)
     engine.add(Sequence("r", 0, tuple(PROMPT), params))
     stand_still_until_idle(engine)  # nothing can be published meanwhile
     await loop.settled()
@@ -292,7 +330,7 @@ async def test_prefill_may_be_gone_before_decode_has_said_a_word(monkeypatch: py
         await until(lambda: prefill.service.open_work().requests)
         assert await prefill.drain.run(None)
         await prefill.stop()
-        clients = {client.address: client for client in ring.workers}
+        clients = {client.address: client for client in ring.fleet.workers}
         await until(lambda: not clients[prefill.address].ready)
         monkeypatch.undo()
         for frame in late:
@@ -453,7 +491,7 @@ async def test_a_silent_worker_is_given_up_and_dialled_again(busy: bool) -> None
 
 async def test_a_worker_that_has_reported_nothing_yet_does_not_pass_for_a_full_one() -> None:
     async with local_ring([LocalWorker("both")]) as ring:
-        [client] = ring.workers
+        [client] = ring.fleet.workers
         assert client.hello is not None and client.hello.num_blocks
         client.take_load(pb.Load())  # as before the first report
         assert client.report().blocks_spare is None

@@ -115,6 +115,9 @@
 - --device
 - cuda
 {{- end }}
+{{- if and $worker.rdma.enabled (not $values.workers.simulated.enabled) (not (hasKey $options "requireRdma")) }}
+- --require-rdma
+{{- end }}
 {{- include "baton.workersTlsOptions" .root }}
 {{- include "baton.options" $options }}
 {{- with $worker.extraArgs }}

@@ -1,1 +1,1 @@
-"""Kernels for CPUs in C++: built by the machine's own compiler when they are first needed, and kept."""
+"""Kernels for CPUs in C++, built by the machine's own compiler at the first use, and kept."""

@@ -13,7 +13,7 @@ from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import HeadNorm
 
 VECTOR_BYTES = 64
-MOST_VECTORS = 16
+MAX_VECTORS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,24 +22,26 @@ class CpuPlan:
 
     kernels: Native
     batch: PagedBatch
+    tables: Tensor
+    """[num_decode, blocks] int64: the block table of each decode row."""
     shape: ctypes.Array[ctypes.c_int64]
     kind: int
     threads: int
 
     @classmethod
     def build(cls, batch: PagedBatch, pool: Tensor) -> CpuPlan | None:
-        """None if plain torch has to do it: see :meth:`takes`."""
+        """The plan of a step; None if plain torch has to compute it: see :meth:`takes`."""
         kernels = native()
         if kernels is None or not cls.takes(pool.dtype, pool.shape[-1]):
             return None
         shape = (ctypes.c_int64 * 6)(*pool.shape)
-        return cls(kernels, batch, shape, KINDS[pool.dtype], torch.get_num_threads())
+        return cls(kernels, batch, batch.row_tables, shape, KINDS[pool.dtype], torch.get_num_threads())
 
     @staticmethod
     def takes(dtype: torch.dtype, head_dim: int) -> bool:
-        """Whether the kernels are written for such heads: a head is some whole vectors, 16 at most."""
+        """Whether the kernels support such heads: a head must be whole vectors, 16 at most."""
         size = head_dim * dtype.itemsize
-        return dtype in KINDS and size % VECTOR_BYTES == 0 and size <= MOST_VECTORS * VECTOR_BYTES
+        return dtype in KINDS and size % VECTOR_BYTES == 0 and size <= MAX_VECTORS * VECTOR_BYTES
 
     def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None:
         blocks, offsets = self.batch.slot_blocks, self.batch.slot_offsets
@@ -88,9 +90,11 @@ class CpuPlan:
         scale: float,
         window: int | None,
         softcap: float | None,
+        out: Tensor | None = None,
     ) -> Tensor:
         q = q.contiguous()
-        out = torch.empty_like(q)
+        if out is None:
+            out = torch.empty_like(q)
         how = (scale, softcap or 0.0, window or 0, self.threads)
         place = (self.kind, pool.data_ptr(), self.shape, layer)
         batch, heads = self.batch, q.shape[1]
@@ -99,11 +103,11 @@ class CpuPlan:
                 *place,
                 q.data_ptr(),
                 out.data_ptr(),
-                batch.decode_tables.data_ptr(),
+                self.tables.data_ptr(),
                 batch.decode_contexts.data_ptr(),
                 batch.num_decode,
                 heads,
-                batch.decode_tables.shape[1],
+                self.tables.shape[1],
                 *how,
             )
         row_bytes = heads * q.shape[2] * q.itemsize

@@ -3,7 +3,7 @@
     python -m baton_kernels.cpu.build      # builds them now and prints where they are
 
 A library is kept in the cache directory (``BATON_CACHE_DIR``, or ``baton`` in ``XDG_CACHE_HOME`` or
-``~/.cache``) under a name that tells its source, compiler and processor, so another of any of these gets a
+``~/.cache``) under a name derived from its source, compiler and processor, so a change of any of these gets a
 library of its own.
 """
 
@@ -25,11 +25,11 @@ _FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fopenmp", "-fPIC")
 
 
 class BuildError(Exception):
-    """There is no library to be had: why, in a line for a person."""
+    """No library can be built. The message is one line for a person."""
 
 
 def library() -> Path:
-    """The library for this machine, built unless it is there. BuildError without a compiler that can."""
+    """The library for this machine, built if it does not exist. BuildError if no compiler can build it."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise BuildError("no C++ compiler (g++, or another one named by CXX)")
@@ -39,7 +39,7 @@ def library() -> Path:
     place = _cache() / f"cpu-{_key(compiler, flags)}.so"
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Several workers start at once; one of them builds.
+        # Several workers start at once; one worker builds.
         with place.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not place.exists():
@@ -67,18 +67,18 @@ def _key(compiler: str, flags: tuple[str, ...]) -> str:
 
 
 def _processor() -> str:
-    """What the processor can do: a home directory may be shared by machines that differ."""
+    """The features of the processor: a home directory may be shared by machines that differ."""
     return _cpuinfo("flags", "Features")
 
 
 def _slow_instructions() -> tuple[str, ...]:
-    """Says of what the processor has that something else is faster. Intel's cores multiply pairs of bfloat16
-    at half the rate of floats; AMD's, at twice."""
+    """Flags for instructions that the processor has and that are slower than their substitutes. Intel's cores
+    multiply pairs of bfloat16 at half the rate of floats; AMD's, at twice."""
     return ("-DBATON_SLOW_BF16_PAIRS",) if "GenuineIntel" in _cpuinfo("vendor_id") else ()
 
 
 def _cpuinfo(*names: str) -> str:
-    """The first line of that name; empty if there is none."""
+    """The first line that begins with one of ``names``; empty if there is none."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.startswith(names)), "")
 

@@ -1,5 +1,5 @@
-"""All layers of a Llama-like model as one call of the CPU's kernels: called one by one from Python, those of
-a decode step take as long to call as a fifth of what they do."""
+"""All layers of a Llama-like model as one call of the CPU's kernels: in a decode step, calling the layers'
+kernels one by one from Python takes a fifth of the time of the kernels themselves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Run(ctypes.Structure):
 
 
 class NativeStep(ctypes.Structure):
-    """What the layers of one step work on."""
+    """The inputs and outputs of the layers in one step."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("pool", "shape", "residual", "delta", "scratch", "cos", "sin")),
@@ -69,7 +69,7 @@ class NativeStep(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Those of one layer. The norms' have the type that activations have."""
+    """The weights of one layer. The norms' weights have the type of the activations."""
 
     input_norm: Tensor
     post_norm: Tensor
@@ -82,21 +82,21 @@ class LayerWeights:
 
 
 class LayerStack:
-    """Layers of the same sizes, the first of which has no other before it."""
+    """Layers of the same sizes, of which the first has no layer before it."""
 
     def __init__(self, layers: Sequence[LayerWeights], *, heads: int, eps: float, scale: float) -> None:
         self._weights = tuple(layers)  # kept: the kernels have their addresses
         first = layers[0]
         self._hidden, self._dtype = len(first.input_norm), first.input_norm.dtype
         self._scratch = self._hidden + first.qkv.outputs + 2 * first.o.inputs + first.down.inputs
-        """Numbers of one token that a layer leaves behind."""
+        """Numbers per token of the scratch memory of a layer."""
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
         head_eps = first.head_norm.eps if first.head_norm else 0.0
         self._stack = _Stack(self._layers, self._hidden, heads, eps, head_eps, scale)
 
     def run(self, count: int, x: Tensor, pool: Tensor, plan: CpuPlan, cos: Tensor, sin: Tensor) -> Tensor:
-        """The first ``count`` layers, one at least: what the last of them adds to the residual stream, and
-        the stream, x [T, hidden] in float32, is changed.
+        """Runs the first ``count`` layers, at least one. Returns the last one's output for the residual
+        stream; the stream, x [T, hidden] in float32, is changed in place.
 
         cos and sin are [T, 1, head_dim] in float32, as ``baton_kernels.rotary.rotate`` takes them."""
         tokens, batch = len(x), plan.batch
@@ -116,13 +116,13 @@ class LayerStack:
             sin=sin.data_ptr(),
             blocks=batch.slot_blocks.data_ptr(),
             offsets=batch.slot_offsets.data_ptr(),
-            tables=batch.decode_tables.data_ptr(),
+            tables=plan.tables.data_ptr(),
             contexts=batch.decode_contexts.data_ptr(),
             runs=ctypes.addressof(runs),
             seconds=None,
             tokens=tokens,
             decodes=batch.num_decode,
-            width=batch.decode_tables.shape[1],
+            width=plan.tables.shape[1],
             num_runs=len(batch.chunks),
         )
         kind = KINDS[self._dtype]

@@ -1,4 +1,5 @@
-"""The built library as Python calls it. Pointers are ``Tensor.data_ptr()``; calls let other threads run."""
+"""The Python interface of the built library. Pointers are ``Tensor.data_ptr()``; calls let other threads
+run."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def native() -> Native | None:
     ``BATON_CPU_KERNELS=plain`` wants, or because (with ``auto``, the default) there is no compiler, which is
     logged.
 
-    Raises ValueError if ``BATON_CPU_KERNELS=native`` cannot be had, or for a value that is none of these.
+    Raises ValueError if ``BATON_CPU_KERNELS`` is ``native`` and the kernels cannot be built, or if its value
+    is unknown.
     """
     wanted = os.environ.get(SWITCH, "auto")
     if wanted not in CHOICES:
@@ -86,21 +88,23 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 
 def release_threads() -> None:
-    """Ends the threads that have computed for this one. To be called where another thread takes over.
+    """Ends the threads that have computed for the calling thread. To be called where another thread takes
+    over.
 
-    With those of both there are more threads than cores. OpenMP then puts threads to sleep between any two
-    kernels, instead of letting them wait for the next one awake."""
+    With the threads of both there are more threads than cores. OpenMP then puts threads to sleep between any
+    two kernels, instead of letting them wait for the next one awake."""
     kernels = native()
     if kernels is not None:
         kernels.release_threads()
 
 
 def bind_threads() -> bool:
-    """Gives each thread that computes for this one, itself included, a core of its own, if there are as many
-    threads as this process may use cores; with fewer, others may want these cores as much. To be called on a
-    thread that does nothing else: what it starts is bound as it is. True: it was done.
+    """Gives each thread that computes for the calling thread, itself included, a core of its own, if there
+    are as many threads as this process may use cores; with fewer, other processes may want these cores as
+    much. To be called on a thread that does nothing else: threads that it starts are bound like it. True if
+    the threads are bound.
 
-    Two of them on one core wait for each other at the end of every kernel, for a slice of time each. The
+    Two threads on one core wait for each other at the end of every kernel, for a slice of time each. The
     system puts them there when other processes wake, and leaves them there for long."""
     kernels, cores = native(), sorted(os.sched_getaffinity(0))
     threads = torch.get_num_threads()
@@ -111,8 +115,8 @@ def bind_threads() -> bool:
 
 
 def advise_large_pages(tensor: Tensor) -> None:
-    """Asks the system for large pages under memory that nobody has written yet: what is read from all over it
-    then misses the processor's page tables less often."""
+    """Asks the system for large pages under memory that is not written yet: reads from all over it then miss
+    the processor's page tables less often."""
     kernels = native()
     if kernels is not None:
         kernels.advise(tensor.data_ptr(), tensor.nbytes)

@@ -12,8 +12,8 @@ PANEL = 64
 
 
 class PackedWeight:
-    """A weight [outputs, inputs] in panels of 64 outputs: of each panel, 32-bit words [inputs in words, 64],
-    or int8 in the order in which they become those words.
+    """A weight [outputs, inputs] in panels of 64 outputs. A panel is 32-bit words [inputs in words, 64], or
+    int8 in the order in which they become those words.
 
     ``gated``: the weight is two of [outputs / 2, inputs], and the product is silu of the first half's times
     the second half's.
@@ -60,9 +60,10 @@ class PackedWeight:
         gated: bool = False,
         dtype: torch.dtype | None = None,
     ) -> PackedWeight | None:
-        """None if plain torch has to multiply it: on another device, of another type, without kernels.
+        """The packed weight; None if plain torch has to multiply it: on another device, of another type,
+        without kernels.
 
-        ``dtype``: of what it is multiplied with; None: the weight's own, which int8 have none of."""
+        ``dtype``: the type of the activations; None: the weight's own, which int8 weights do not have."""
         values = weight.values if isinstance(weight, Int8Weight) else weight
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0
@@ -71,11 +72,12 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """What it takes of memory."""
+        """The memory that the packed weight takes, in bytes."""
         return sum(t.nbytes for t in (self.packed, self.scales, self.bias) if t is not None)
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        """x [T, inputs] of the type it was packed for -> [T, outputs], of ``out_dtype`` (None: of x's)."""
+        """x [T, inputs] of the type that the weight was packed for -> [T, outputs], of ``out_dtype`` (None:
+        the type of x)."""
         if x.dtype != self._dtype or x.dim() != 2 or x.shape[1] != self.inputs:
             raise ValueError(f"{tuple(x.shape)} {x.dtype}: rows of {self.inputs} {self._dtype} are allowed")
         x = x.contiguous()
@@ -98,7 +100,7 @@ class PackedWeight:
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Native | None:
-    """What multiplies activations of this type there. None: plain torch."""
+    """The kernels that multiply activations of this type on ``device``. None: plain torch."""
     return native() if device.type == "cpu" and dtype in KINDS else None
 
 

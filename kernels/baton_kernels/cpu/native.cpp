@@ -1,6 +1,6 @@
-// Baton's kernels for CPUs: matmul with packed weights, attention over the paged pool, and what is done row by
-// row. Written once for every machine, in vectors of as many 32-bit lanes as its registers have; only the dot
-// product of two bfloat16 pairs has an instruction of its own where there is one.
+// Baton's kernels for CPUs: matmul with packed weights, attention over the paged pool, and operations on rows.
+// Written once for every machine, in vectors of as many 32-bit lanes as its registers have; only the dot product of
+// two bfloat16 pairs has an instruction of its own where there is one.
 //
 // Numbers are float or bfloat16 (kinds 0 and 1). Both are handled as 32-bit *words*: one float, or two adjacent
 // bfloat16, the first in the lower half. A *step* multiplies one word of each row by one of each column and adds
@@ -19,8 +19,8 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
-// Whether a matmul of bfloat16 multiplies floats: without an instruction for pairs, or with a slow one. (With AVX2
-// that is no faster.)
+// Whether a matmul of bfloat16 multiplies floats: where there is no instruction for pairs, or a slow one. (With AVX2
+// floats are no faster.)
 #if defined(__AVX512F__) && (!defined(__AVX512BF16__) || defined(BATON_SLOW_BF16_PAIRS))
 #define BF16_AS_FLOATS
 #endif
@@ -35,8 +35,8 @@ struct bf16 {
     uint16_t bits;
 };
 
-// Lanes of a register (the compiler would take longer vectors apart, through memory), and how many of these a
-// register tile takes of a panel at once: with its rows they make 24 sums where there are 32 registers, 12 of 16.
+// Lanes of a register (the compiler would take longer vectors apart, through memory), and vectors of a panel in a
+// register tile: with the tile's rows they make 24 sums where there are 32 registers, 12 of 16.
 #if defined(__AVX512F__)
 constexpr int LANES = 16, TILE_VECS = 4;
 #elif defined(__AVX2__)
@@ -49,12 +49,12 @@ constexpr int LANES = 4, TILE_VECS = 2;
 constexpr int PANEL = 64;  // columns of a packed panel
 constexpr int VECS = PANEL / LANES;
 constexpr int STRIPE = TILE_VECS * LANES;  // columns that lie together, as a tile reads them
-// Rows of a register tile; and the most of one that takes half as many vectors.
+// Most rows of a register tile, and most rows of a tile with half as many vectors.
 constexpr int TILE_ROWS = 6, WIDE_ROWS = 12;
 
-constexpr int LINE = 16;  // words that memory brings at once
-constexpr int BYTES_AHEAD = 3072;  // bytes of a panel, from what is multiplied to what is asked for
-// Most rows that share the words made of int8, and the steps of which they are kept: both stay in L2.
+constexpr int LINE = 16;  // words of a cache line
+constexpr int BYTES_AHEAD = 3072;  // bytes of a panel between the words in use and the words prefetched
+// Most rows that share the words made of int8, and the steps whose words are kept: both stay in L2.
 constexpr int INT8_ROWS = 64 * TILE_ROWS, INT8_STEPS = 256;
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
@@ -128,7 +128,7 @@ inline void put(bf16* p, vf x) { put_halves(p, x); }
 inline void put(float* p, float x) { *p = x; }
 inline void put(bf16* p, float x) { p->bits = rounded(x); }
 
-// e^x for x of at most 0; what is below -87 counts as -87.
+// e^x for x of at most 0; an x below -87 counts as -87.
 // (2^whole · 2^rest, the latter by the polynomial of degree 5 with the least relative error on [-1/2, 1/2], 1e-7.)
 inline vf exp_of_negative(vf x) {
     x = x > -87.0f ? x : splat(-87.0f);
@@ -165,31 +165,31 @@ inline float sum_of(vf v) {
 
 // ---- matmul ---------------------------------------------------------------------------------------------------
 
-// Where the word of a column and a step is among packed ones: stripe by stripe, in each step by step.
+// The index of the word of a column and a step among packed words: stripe by stripe, in each stripe step by step.
 inline int64_t place(int64_t column, int64_t step, int64_t steps) {
     return column / STRIPE * STRIPE * steps + step * STRIPE + column % STRIPE;
 }
 
-// A panel as a tile reads it: vector j of step s, as words; and ``ahead`` of these it asks for memory to come.
+// A panel as a tile reads it: vector j of step s, as words; ``ahead`` prefetches.
 struct Words {
     const int32_t* panel;
-    int64_t steps;  // that were packed
+    int64_t steps;  // steps of the packed panel
     const int32_t* at(int64_t s, int j) const { return panel + place(j * LANES, s, steps); }
     vi operator()(int64_t s, int j) const { return load(at(s, j)); }
     void ahead(int64_t s, int j) const { __builtin_prefetch(at(s, j) + BYTES_AHEAD / 4); }
 };
 
-// Int8 become words in registers. They lie in streams of one vector a step, whose lanes hold four bytes each: of
-// words of four columns of a panel with floats, of two with bfloat16.
+// Int8 weights that become words in registers. They lie in streams of one vector a step. A lane holds four bytes: the
+// words of four columns of a panel with floats, of two columns with bfloat16.
 template <class T> struct Int8 {
-    // Of what their words are: each is taken where it is highest in a lane.
+    // The scale of the words: each byte is read at the top of a lane.
     static constexpr float ONE = 1 << 24;
     static constexpr int STEP = 4 * LANES;  // bytes of a stream
 
     const int8_t* panel;
     int64_t apart;  // from a stream to the next
 
-    // Where number n of the word of column c of step s is.
+    // The index of number n of the word of column c of step s.
     int64_t place(int64_t s, int c, int n) const {
         const int byte = c / LANES * PER_WORD<T> + n;
         return byte / 4 * apart + s * STEP + c % LANES * 4 + byte % 4;
@@ -210,7 +210,7 @@ template <class T> struct Int8 {
     Int8 from(int64_t step) const { return {panel + step * STEP, apart}; }
 };
 
-// Int8 whose words are kept, as a slice of a panel, for the rows to come.
+// Int8 weights whose words are kept, as a slice of a panel, for the rows that follow.
 template <class T> struct Kept : Int8<T> {
     int32_t* slice;
     vi operator()(int64_t s, int j) const {
@@ -220,13 +220,14 @@ template <class T> struct Kept : Int8<T> {
     }
 };
 
-// Such a slice: memory can bring the next one meanwhile.
+// A slice of kept words; ``ahead`` prefetches the next slice's bytes.
 template <class T> struct Slice : Words {
     Int8<T> next;
     void ahead(int64_t s, int j) const { next.ahead(s, j); }
 };
 
-// Words that a cache holds since the first rows were multiplied: memory can bring others, ``lines`` of them each step.
+// Words that are cached since the first rows were multiplied; ``ahead`` prefetches others, ``lines`` cache lines a
+// step.
 struct Cached : Words {
     const int32_t* others;
     int lines;
@@ -256,8 +257,8 @@ inline void tile(const int32_t* a, int64_t lda, B b, int first, int64_t steps, v
 }
 
 #if defined(BF16_AS_FLOATS)
-// The same where two multiplications of floats take less time than one of pairs: rows are made floats once, in L1,
-// and columns as they come, first those of one half of each word, then of the other.
+// A tile for machines where two multiplications of floats take less time than one of pairs: rows are made floats
+// once, in L1, and columns as they come, first the one half of each word, then the other.
 constexpr int64_t FLOAT_STEPS = 512;
 
 template <int R, int V> inline void add_products(const vf (&column)[V], const float* rows, vf (&acc)[R][V]) {
@@ -265,7 +266,7 @@ template <int R, int V> inline void add_products(const vf (&column)[V], const fl
     for (int r = 0; r < R; ++r) {
         const vf row = splat(rows[r * 2 * FLOAT_STEPS]);
 #pragma GCC unroll 4
-        // Said so that the compiler adds the two halves one after the other: summed up first, they would not fit
+        // Explicit, so that the compiler adds the two halves one after the other: summed up first, they would not fit
         // into the registers.
         for (int j = 0; j < V; ++j) acc[r][j] = (vf)_mm512_fmadd_ps((__m512)column[j], (__m512)row, (__m512)acc[r][j]);
     }
@@ -304,8 +305,7 @@ inline void tile_of_floats(const int32_t* a, int64_t lda, B b, int first, int64_
 }
 #endif
 
-// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart. ``more``: added to what is
-// there.
+// R rows of a times one panel: sums [R, 64], whose rows lie ``stride`` floats apart. ``more``: add to the sums.
 template <class T, int R, int V = TILE_VECS, class B>
 inline void tile_to(const int32_t* a, int64_t lda, B b, int64_t steps, float* sums, int64_t stride, bool more) {
     for (int j = 0; j < VECS; j += V) {
@@ -348,7 +348,7 @@ inline void rows_to(int rows, const int32_t* a, int64_t lda, Words b, int64_t st
     rows_by<T>(rows, a, lda, b, steps, sums, stride);
 }
 
-// Rows in tiles of nearly equal height, the highest allowed: f(first, count).
+// Calls f(first, count) for rows in tiles of nearly equal height, at most ``highest``.
 template <class F> inline void in_tiles(int64_t rows, int64_t highest, F f) {
     int64_t tiles = (rows + highest - 1) / highest;
     for (int64_t t = 0, first = 0; t < tiles; ++t) {
@@ -369,12 +369,12 @@ template <> inline void put_vec<bf16>(bf16* out, int64_t at, int64_t limit, cons
     else for (int64_t i = at; i < limit; ++i) put(out + i, values[i - at]);
 }
 
-// Rows of a times one panel: done(row, its 64 sums) for each. The panel ``next`` is asked for meanwhile, but for the
-// first rows, which need all that memory gives.
+// Rows of a times one panel: calls done(row, its 64 sums) for each. The panel ``next`` is prefetched meanwhile, but
+// not during the first rows, which need the whole memory bandwidth.
 template <class T, class F>
 inline void times_words(const int32_t* a, int64_t rows, const int32_t* panel, const int32_t* next, int64_t steps, F done) {
     const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    const int lines = tiles < 3 ? 4 : tiles < 5 ? 2 : 1;  // so that all of it is asked for before the last row
+    const int lines = tiles < 3 ? 4 : tiles < 5 ? 2 : 1;  // prefetches all of it before the last row
     const int32_t* const end = next + steps * PANEL;
     in_tiles(rows, [&](int64_t first, int64_t count) {
         alignas(64) float sums[TILE_ROWS * PANEL];
@@ -389,7 +389,7 @@ inline void times_words(const int32_t* a, int64_t rows, const int32_t* panel, co
     });
 }
 
-// The same of int8, in tiles of at most ``highest`` rows.
+// Rows of a times one panel of int8, in tiles of at most ``highest`` rows.
 template <class T, class F>
 inline void times_int8(const int32_t* a, int64_t rows, int64_t highest, Int8<T> b, int64_t steps, F done) {
     in_tiles(rows, highest, [&](int64_t first, int64_t count) {
@@ -399,8 +399,8 @@ inline void times_int8(const int32_t* a, int64_t rows, int64_t highest, Int8<T> 
     });
 }
 
-// The same of more rows, at most INT8_ROWS: slice by slice of the panel, the first rows make the words for
-// all. The sums run in the same order.
+// Rows of a times one panel of int8, for up to INT8_ROWS rows: slice by slice of the panel, the first rows make the
+// words for all. The sums run in the same order.
 template <class T, class F>
 inline void times_slices(const int32_t* a, int64_t rows, Int8<T> b, int64_t steps, F done) {
     alignas(64) float sums[INT8_ROWS * PANEL];
@@ -420,7 +420,7 @@ inline void times_slices(const int32_t* a, int64_t rows, Int8<T> b, int64_t step
 
 struct Linear {
     const void *x, *packed;
-    const float *scales, *bias;  // of the panels' columns; none: null. Scales are those of int8
+    const float *scales, *bias;  // in the order of the panels' columns; null: none. Scales are for int8
     void* out;
     int64_t rows, inputs, outputs;
     int gated;
@@ -431,7 +431,7 @@ template <class T, class Out> void linear(const Linear& l, int threads) {
     const int64_t panels = (l.outputs + width - 1) / width, steps = l.inputs / PER_WORD<T>;
     const int32_t* a = words(static_cast<const T*>(l.x));
     Out* out = static_cast<Out*>(l.out);
-    // A prompt's rows are taken in runs, so that there are tasks for many threads.
+    // A prompt's rows are split into runs, so that there are tasks for many threads.
     const int64_t whole = l.scales ? std::min<int64_t>(l.rows, INT8_ROWS) : l.rows;
     const int64_t run = l.rows <= 4 * TILE_ROWS || panels >= 4 * threads ? whole : 16 * TILE_ROWS;
     const int64_t runs = l.rows ? (l.rows + run - 1) / run : 0;
@@ -454,7 +454,7 @@ template <class T, class Out> void linear(const Linear& l, int threads) {
         const int32_t* x = a + start * steps;
         const int32_t* b = static_cast<const int32_t*>(l.packed) + panel * steps * PANEL;
         const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * l.inputs * PANEL, steps * Int8<T>::STEP};
-        // This thread will probably have the panel next that lies as far on as there are threads.
+        // The probable next panel of this thread: as many panels on as there are threads.
         if (!l.scales) times_words<T>(x, rows, b, b + threads * steps * PANEL, steps, done);
         else if (rows <= WIDE_ROWS) times_int8<T>(x, rows, WIDE_ROWS, narrow, steps, done);
         else times_slices<T>(x, rows, narrow, steps, done);
@@ -471,7 +471,7 @@ inline int64_t panels_of(int64_t outputs, int gated) {
     return gated ? (outputs / 2 + 31) / 32 : (outputs + PANEL - 1) / PANEL;
 }
 
-// weight [outputs, inputs] -> words of columns, a panel's 64 after the other's.
+// Packs weight [outputs, inputs] into words of columns, 64 for a panel, panel by panel.
 template <class T>
 void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* packed, int threads) {
     const int64_t steps = inputs / PER_WORD<T>, panels = panels_of(outputs, gated);
@@ -485,7 +485,7 @@ void pack(const T* weight, int64_t outputs, int64_t inputs, int gated, int32_t* 
         }
 }
 
-// The same of int8, for x of T.
+// Packs an int8 weight, for x of T.
 template <class T>
 void pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed, int threads) {
     const int64_t panels = panels_of(outputs, gated);
@@ -502,7 +502,7 @@ void pack_int8(const int8_t* weight, int64_t outputs, int64_t inputs, int gated,
 
 // ---- attention --------------------------------------------------------------------------------------------------
 
-// The pool, and which of its layers: one (block, kv head) holds block_size * dim elements of K, then as many of V.
+// The pool and one of its layers: a (block, kv head) holds block_size * dim elements of K, then as many of V.
 template <class T> struct Pool {
     const T* data;
     int64_t kv_heads, layers, layer, block_size, dim;
@@ -517,7 +517,7 @@ struct Scores {
     int64_t window;        // 0: none
 };
 
-// The sums of as many vectors, one in each lane.
+// The sums of LANES vectors, one in each lane.
 inline vf sums_of(vf (&v)[LANES]) {
     constexpr vi even = each_lane([](int lane) { return 2 * lane; });
     constexpr vi odd = each_lane([](int lane) { return 2 * lane + 1; });
@@ -556,7 +556,7 @@ inline float softmax(float* scores, int64_t count, float softcap, float* maximum
     return sum_of(total);
 }
 
-// out [dim] = sums as add_values leaves them, times ``factor``.
+// out [dim] = the sums of add_values, times ``factor``.
 template <class T> inline void put_sums(const float* sums, float factor, int64_t dim, T* out) {
     if constexpr (std::is_same_v<T, float>)
         for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(sums + d) * factor);
@@ -575,10 +575,10 @@ struct Decode {
 };
 
 constexpr int64_t AHEAD = 32;  // tokens
-constexpr int64_t SHARE = 512;  // tokens of one task: always the same ones, so that a sum has one order
+constexpr int64_t SHARE = 512;  // tokens of one task: constant, so that a sum has one order
 constexpr int64_t STRIDE = SHARE + LANES;
 
-// Swaps, in each pair of rows N apart, what is off the diagonal of their 2 x 2 matrices of N-wide pieces.
+// Swaps, in each pair of rows N apart, the off-diagonal pieces of their 2 x 2 matrices of N-wide pieces.
 template <int N> inline void swap_pieces(vi (&m)[LANES]) {
     constexpr vi first = each_lane([](int lane) { return lane & N ? lane - N + LANES : lane; });
     constexpr vi second = each_lane([](int lane) { return lane & N ? lane + LANES : lane + N; });
@@ -591,7 +591,7 @@ template <int N> inline void swap_pieces(vi (&m)[LANES]) {
         }
 }
 
-// Row i of a square of words becomes column i.
+// Transposes a square of words.
 inline void transpose(vi (&m)[LANES]) {
     swap_pieces<1>(m);
     swap_pieces<2>(m);
@@ -613,13 +613,13 @@ inline void scores_of(const int32_t* query, int64_t row, const int32_t* columns,
     for (int h = 0; h < H; ++h) store(scores + h * stride, acc[h] * scale);
 }
 
-// Whole vectors: what lies behind ``count`` is there and is 0.
+// Converts whole vectors: the numbers behind ``count`` exist and are 0.
 template <class T> inline void to_weights(const float* from, int64_t count, T* to) {
     for (int64_t i = 0; i < count; i += LANES) put(to + i, load(from + i));
 }
 
 // sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once. As many words
-// from ``soon`` on are asked for meanwhile.
+// from ``soon`` on are prefetched meanwhile.
 template <class T, int H>
 inline void add_values(const T* values, const int32_t* soon, const T* weights, int64_t stride, int64_t count,
                        int64_t dim, int64_t result, float* sums) {
@@ -658,7 +658,7 @@ inline void add_values(const T* values, const int32_t* soon, const T* weights, i
     }
 }
 
-// f(integral constant H, first) for heads in runs of at most HEADS.
+// Calls f(integral constant H, first) for heads in runs of at most HEADS.
 constexpr int HEADS = 8;
 template <class F> inline void in_heads(int64_t group, F f) {
     for (int64_t g = 0; g < group; g += HEADS) {
@@ -675,12 +675,12 @@ template <class F> inline void in_heads(int64_t group, F f) {
     }
 }
 
-constexpr int64_t SHARED = 3;  // query heads of a kv head from which on it pays to turn the keys round
-constexpr int64_t MOST_WORDS = 256;
+constexpr int64_t SHARED = 3;  // query heads of a kv head from which on transposing the keys pays
+constexpr int64_t MAX_WORDS = 256;
 
-// The pages to come lie anywhere, so no prefetcher of the machine's finds them. They are asked for a line at a time
-// while as much is read: more at once than the processor keeps track of would hold up what is needed now. What comes
-// AHEAD tokens later is a key, and behind the last key the first values.
+// The tokens of one task, and the addresses to prefetch. Pages lie anywhere, so the machine's prefetcher does not
+// find them. They are prefetched a line at a time while as much is read: more at once than the processor keeps track
+// of would hold up the current reads. AHEAD tokens later comes a key, and behind the last key the first values.
 template <class T> struct Stretch {
     const Pool<T>& pool;
     const int64_t* table;
@@ -699,17 +699,17 @@ template <class T> struct Stretch {
     }
 };
 
-// One row, one kv head, the tokens from first to stop: group × (maximum, sum, sums [dim]).
+// Decodes one row for one kv head, the tokens from first to stop: group × (maximum, sum, sums [dim]).
 template <class T>
 void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t head, int64_t group, int64_t first,
                  int64_t stop, const Scores& how, float* scores, T* weights, float* results) {
     const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size, result = 2 + pool.dim;
     const Stretch<T> tokens{pool, table, head, first, stop};
-    alignas(64) int32_t columns[MOST_WORDS * LANES];
+    alignas(64) int32_t columns[MAX_WORDS * LANES];
     for (int64_t t = first; t < stop;) {
         const int64_t offset = t % size, count = std::min({size - offset, stop - t, int64_t(LANES)});
         const int32_t *k = tokens.key(t), *soon = tokens.after_key(t);
-        float* to = scores + (t - first);  // what is written beyond ``count`` is written again, or not read
+        float* to = scores + (t - first);  // numbers beyond ``count`` are written again, or not read
         if (group >= SHARED) {
             for (int64_t w = 0; w < row; w += LANES) {
                 vi key[LANES];
@@ -813,17 +813,17 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
     }
 }
 
-constexpr int64_t QUERIES = 8 * TILE_ROWS;  // of a tile of scores
+constexpr int64_t QUERIES = 8 * TILE_ROWS;  // queries of a tile of scores
 constexpr int64_t KEYS = 4 * PANEL;
 
 struct Chunk {
-    const void* q;  // of the chunk's first row, [length, heads, dim]
+    const void* q;  // the queries of the chunk from its first row on, [length, heads, dim]
     void* out;
     const int64_t* table;
     int64_t length, context, heads;
 };
 
-// What one task of a chunk's attention needs beside its inputs.
+// The buffers of one task of a chunk's attention.
 template <class T> struct Workspace {
     std::unique_ptr<int32_t[]> keys, values;  // packed, for every block of KEYS keys
     alignas(64) float scores[QUERIES * KEYS];
@@ -833,15 +833,16 @@ template <class T> struct Workspace {
     float most[QUERIES], total[QUERIES];
 };
 
-// Words of the same place in one value and, where two go into a word, the next one (or none).
+// Words of the numbers at one place of a value and, where two numbers make a word, of the next value (or of none).
 inline vi in_words(const float* value, const float*) { return (vi)load(value); }
 inline vi in_words(const bf16* value, const bf16* next) {
     const vu first = (vu)widened(value) >> 16;
     return (vi)(next ? first | (vu)widened(next) : first);
 }
 
-// Keys and values of the tokens from first to stop as packed operands, in blocks of KEYS tokens: each key is a column
-// of its words; a block's values are columns, one for each number of theirs, of as many words as their keys fill.
+// Packs keys and values of the tokens from first to stop as operands, in blocks of KEYS tokens. Each key is a column
+// of its words. A block's values are columns, one for each of their dim numbers, of as many words as the block's keys
+// fill.
 template <class T>
 void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64_t first, int64_t stop,
                   Workspace<T>& work) {
@@ -964,8 +965,8 @@ void chunk_part(const Chunk& c, const Pool<T>& pool, const Scores& how, int64_t 
 }
 
 template <class T> void prefill(const Chunk& c, const Pool<T>& pool, const Scores& how, int threads) {
-    // Heads are enough tasks unless there are fewer of them than threads: then each has its runs of queries, and
-    // packs what those see for itself.
+    // Heads are enough tasks unless there are fewer heads than threads: then each head is split into runs of queries,
+    // and each run packs the keys and values that it sees for itself.
     const int64_t runs = std::min<int64_t>((c.length + QUERIES - 1) / QUERIES,
                                            pool.kv_heads % threads == 0 ? 1 : (2 * threads) / pool.kv_heads + 1);
 #pragma omp parallel num_threads(threads)
@@ -973,7 +974,7 @@ template <class T> void prefill(const Chunk& c, const Pool<T>& pool, const Score
         std::unique_ptr<Workspace<T>> work(new Workspace<T>);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < pool.kv_heads * runs; ++task) {
-            const int64_t part = runs - 1 - task / pool.kv_heads;  // the last see most: they come first
+            const int64_t part = runs - 1 - task / pool.kv_heads;  // the last runs see most keys: they come first
             chunk_part<T>(c, pool, how, task % pool.kv_heads, c.length * part / runs, c.length * (part + 1) / runs,
                           *work);
         }
@@ -1067,7 +1068,7 @@ template <class T> Pool<T> pool_of(const void* data, const int64_t* shape, int64
 
 // ---- all layers of a model in one call --------------------------------------------------------------------------
 
-// These five as ctypes lays them out: see baton_kernels.cpu.layers.
+// These five structures have the layout of the ctypes ones in baton_kernels.cpu.layers.
 struct Projection {
     const void* packed;
     const float *scales, *bias;  // null: none
@@ -1096,24 +1097,24 @@ struct Step {
     const void* pool;
     const int64_t* shape;
     float* residual;  // [tokens, hidden], changed
-    void* delta;      // [tokens, hidden]: what the last of the layers adds to it
+    void* delta;      // [tokens, hidden]: the last layer's output for the residual stream
     void* scratch;    // [tokens, hidden + outputs of qkv, o's inputs twice and down's inputs]
     const float *cos, *sin;
     const int64_t *blocks, *offsets;
-    const int64_t *tables, *contexts;  // of the rows that decode
+    const int64_t *tables, *contexts;  // of the decoding rows
     const Run* runs;
-    double* seconds;  // null, or where those of matmuls and of attention are added
+    double* seconds;  // null, or where the seconds of matmuls and of attention are added
     int64_t tokens, decodes, width, num_runs;
 };
 
-// f, and its seconds added to those of its kind.
+// Calls f, and adds its time to ``seconds`` unless that is null.
 template <class F> inline void timed(double* seconds, F f) {
     const double began = seconds ? omp_get_wtime() : 0;
     f();
     if (seconds) *seconds += omp_get_wtime() - began;
 }
 
-// The first ``count`` layers of the stack. Each is what its kernels are when they are called one by one.
+// The first ``count`` layers of the stack. Each computes the same as its kernels called one by one.
 template <class T> void run_layers(const Stack& m, int64_t count, const Step& s, int threads) {
     double *matmul = s.seconds, *attention = s.seconds ? s.seconds + 1 : nullptr;
     T *const delta = static_cast<T*>(s.delta), *const normed = static_cast<T*>(s.scratch);
@@ -1154,14 +1155,14 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
 
 }  // namespace
 
-// ---- what Python calls: kinds are 0 for float and 1 for bfloat16 ------------------------------------------------
+// ---- the functions that Python calls: kinds are 0 for float and 1 for bfloat16 -----------------------------------
 
 extern "C" {
 
-// Ends the threads that have computed for the one that calls; the next kernel it calls starts others.
+// Ends the threads that have computed for the calling thread; the next kernel it calls starts others.
 void baton_release_threads() { omp_pause_resource_all(omp_pause_soft); }
 
-// Puts each of the threads that compute for the one that calls, itself included, on a core of its own.
+// Binds each thread that computes for the calling thread, itself included, to a core of its own.
 void baton_bind_threads(const int* cores, int threads) {
 #if defined(__linux__)
 #pragma omp parallel num_threads(threads)
@@ -1169,12 +1170,12 @@ void baton_bind_threads(const int* cores, int threads) {
         cpu_set_t own;
         CPU_ZERO(&own);
         CPU_SET(cores[omp_get_thread_num()], &own);
-        sched_setaffinity(0, sizeof own, &own);  // if it cannot be, it runs where it may
+        sched_setaffinity(0, sizeof own, &own);  // on failure the thread stays unbound
     }
 #endif
 }
 
-// A hint, before the memory is first written: fewer and larger pages.
+// Asks for fewer and larger pages, before the memory is first written.
 void baton_advise(void* start, int64_t size) {
 #if defined(__linux__)
     const uintptr_t page = 2 << 20, from = (uintptr_t(start) + page - 1) / page * page;
@@ -1189,14 +1190,14 @@ void baton_pack(int kind, const void* weight, int64_t outputs, int64_t inputs, i
     else pack(static_cast<const float*>(weight), outputs, inputs, gated, packed, threads);
 }
 
-// ``kind``: of what the weight will be multiplied with.
+// ``kind``: the type of the activations.
 void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t inputs, int gated, int8_t* packed,
                      int threads) {
     if (kind) pack_int8<bf16>(weight, outputs, inputs, gated, packed, threads);
     else pack_int8<float>(weight, outputs, inputs, gated, packed, threads);
 }
 
-// ``scales``: of an int8 weight; null for another.
+// ``scales``: the scales of an int8 weight; null for others.
 void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
                   void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
     const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated};

@@ -1,4 +1,4 @@
-"""What is computed row by row, by the CPU's kernels."""
+"""Operations on rows by the CPU's kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton_kernels.cpu.library import KINDS, native
 
 
 def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor | None:
-    """See ``baton_kernels.rows.add_rms_norm``; None for what the kernels do not take."""
+    """See ``baton_kernels.rows.add_rms_norm``; None for inputs that the kernels do not take."""
     kind = KINDS.get(weight.dtype)
     x_kind = kind if x is None else KINDS.get(x.dtype)
     if residual.dtype != torch.float32 or not residual.is_contiguous() or kind is None or x_kind is None:

@@ -1,8 +1,8 @@
-"""Whole KV blocks from place to place, all of a step in one launch.
+"""Copies of whole KV blocks, all of a step in one launch.
 
-A block is bytes, so it is copied in the widest words that it divides into; a thread moves two or more of them
+A block is bytes, so it is copied in the widest words that it divides into; a thread moves two or more words
 at a time, 16 bytes. The grid is (blocks, pieces of each), and bounded: swaps to host memory are as slow as
-the bus whatever the number of programs, which should be left to those that compute meanwhile.
+the bus whatever the number of programs, and the rest of the device is left to kernels that compute meanwhile.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.cuda.launch import bound
+
 WORDS = 2048
 """Words that a program copies at a time: 16 KiB of 8 bytes each."""
-MOST_PROGRAMS = 512
-"""Of one launch, unless there are more blocks than that."""
+MAX_PROGRAMS = 512
+"""Most programs of one launch, unless it has more blocks than that."""
 
 
-@triton.jit
+@bound
+@triton.jit(do_not_specialize_on_alignment=["target_ids", "source_ids"])
 def _copy(
     target: tl.tensor,
     target_ids: tl.tensor,
@@ -47,14 +50,14 @@ def copy_blocks(target: Tensor, target_ids: Tensor, source: Tensor, source_ids: 
     word = _word(target[0].nbytes)
     to, origin = (tensor.view(tensor.shape[0], -1).view(word) for tensor in (target, source))
     block_words = to.shape[1]
-    pieces = min(triton.cdiv(block_words, WORDS), max(1, MOST_PROGRAMS // count))
+    pieces = min(triton.cdiv(block_words, WORDS), max(1, MAX_PROGRAMS // count))
     _copy[(count, pieces)](
         to, target_ids, origin, source_ids, block_words, WORDS=WORDS, num_warps=4, enable_fp_fusion=True
     )
 
 
 def _word(block_bytes: int) -> torch.dtype:
-    """The widest integer that a block is a whole number of."""
+    """The widest integer type that divides a block into whole words."""
     for word in (torch.int64, torch.int32, torch.int16):
         if block_bytes % word.itemsize == 0:
             return word

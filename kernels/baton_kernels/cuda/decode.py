@@ -1,16 +1,21 @@
-"""Attention of decoding rows: one query each, over contexts of any lengths, split evenly over the device.
+"""Attention of a few queries of each sequence, over contexts of any lengths, split evenly over the device.
 
-Each context is cut into tiles of keys. All tiles of a step, sequence behind sequence, are shared out evenly
-to a fixed number of programs, so that one long context among short ones keeps no program busy for longer than
-the others. A program's share may begin or end within a sequence: such parts go to a workspace, and ``_merge``
-joins them. A program has two of these at most, the part it goes on with and the part that it leaves.
+A sequence has one query when it decodes, and one more for each draft when drafts are verified. Each context
+is divided into tiles of keys. All tiles of a step, sequence behind sequence, are shared out evenly to a fixed
+number of programs, so that one long context among short ones keeps no program busy for longer than the
+others. A program's share may begin or end within a sequence: such parts go to a workspace, and the last
+program of a sequence to arrive there joins them, always in the same order. A program has at most two such
+parts: one that it continues, and one that it leaves unfinished.
 
-Only the device reads lengths, and the grid depends on none of them: what is captured in a CUDA graph serves
-every mix of lengths. All query heads that share a KV head stand in one tile, so each K and V is read once.
+Only the device reads lengths, and the grid depends on no length: a captured CUDA graph serves every mix of
+lengths. All rows of a sequence, its queries with all query heads that share a KV head, stand in one tile, so
+each K and V is read once.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,53 +23,144 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton_kernels.cuda.shapes import Shape, base_two
-from baton_kernels.cuda.tiles import accumulate, last_at_most, load_tile
+from baton_kernels.cuda.launch import bound
+from baton_kernels.cuda.shapes import MIN_ROWS, Shape, base_two, next_power_of_two
+from baton_kernels.cuda.tiles import accumulate, join, last_at_most, load_tile
+from baton_kernels.paged import Chunk
 
-LEAST_SHARE = 4
-"""Tiles that a program takes at least: a part that is shorter costs more to merge than it saves."""
+MIN_SHARE = 4
+"""Fewest tiles of a program: a shorter part costs more to merge than it saves."""
+JOIN_STAGES = 2
+"""Parts of a sequence that are under way from memory, while they are joined."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How the decoding rows of one step are shared out; the same for all layers of one window."""
+    """The distribution of one step's S sequences over programs; the same for all layers of one window."""
 
     tables: Tensor
-    """[S, blocks] int64."""
+    """[S, blocks] int64; [blocks of all sequences] where ``places`` says where each table begins."""
     contexts: Tensor
-    """[S] int64."""
+    """[S * queries] integers: tokens that each query sees; 0: the row is padding."""
+    places: Tensor | None
+    """[2, S] int32: each sequence's first row in the step, and where its table begins. None: the sequences'
+    rows follow each other, ``queries`` each. With places, rows that see nothing are in no step."""
     starts: Tensor
-    """[S + 1] int32: where each row's tiles begin among those of all rows. Every row has one at least: one
-    with no context, as padding has it, gets zeros for its output."""
+    """[S + 1] int32: the index of each sequence's first tile among the tiles of all. Every sequence has at
+    least one: one without context, as padding has it, gets zeros for its output."""
+    arrivals: Tensor
+    """[S * kv_heads] int32, all 0 between launches: the parts of each sequence that are ready."""
     window: int | None
+    queries: int
+    """Rows of each sequence."""
+    tile: int
+    """Keys of a tile."""
     programs: int
-    """For each KV head."""
+    """The number of programs for each KV head."""
 
     @classmethod
     def build(
-        cls, tables: Tensor, contexts: Tensor, window: int | None, tile: int, programs: int
+        cls,
+        tables: Tensor,
+        contexts: Tensor,
+        window: int | None,
+        tile: int,
+        programs: int,
+        kv_heads: int,
     ) -> DecodePlan:
-        """``tile``: keys per tile (``Shape.decode_tile``)."""
-        tiles = (contexts + (tile - 1)) // tile
+        """Plans sequences whose rows follow each other, by operations of the device alone: nothing waits for
+        it, and a graph can hold it. ``tile``: keys per tile (``Shape.decode_tile``)."""
+        sequences = tables.shape[0]
+        queries = contexts.numel() // max(1, sequences)
+        most = contexts if queries == 1 else contexts.view(sequences, queries).amax(1)
+        tiles = (most + (tile - 1)) // tile
         if window is not None:
-            tiles = tiles - (contexts - window).clamp(min=0) // tile
-        starts = torch.zeros(contexts.numel() + 1, dtype=torch.int32, device=contexts.device)
+            least = most
+            if queries > 1:
+                seeing = contexts.view(sequences, queries)
+                least = torch.where(seeing > 0, seeing, most[:, None]).amin(1)
+            tiles = tiles - (least - window).clamp(min=0) // tile
+        zeros = torch.zeros(sequences * (kv_heads + 1) + 1, dtype=torch.int32, device=contexts.device)
+        starts, arrivals = zeros.split_with_sizes((sequences + 1, sequences * kv_heads))
         torch.cumsum(tiles.clamp(min=1), 0, dtype=torch.int32, out=starts[1:])
-        return cls(tables, contexts, starts, window, programs)
+        return cls(tables, contexts, None, starts, arrivals, window, queries, tile, programs)
 
 
-@triton.jit(do_not_specialize=["layer", "rows", "window", "table_stride"])
+@dataclass(frozen=True, slots=True)
+class ShortChunks:
+    """Chunks of a few queries, anywhere in a step, as the host describes them."""
+
+    chunks: Sequence[tuple[Chunk, int]]
+    """Each with the place where its table begins."""
+    queries: int
+    """Rows of each sequence: as many as a tile holds, so that lengths in between need no other kernel."""
+    tile: int
+    """Keys of a tile."""
+    windows: Collection[int | None]
+
+    @classmethod
+    def of(
+        cls, chunks: Sequence[tuple[Chunk, int]], group: int, tile: int, windows: Collection[int | None]
+    ) -> ShortChunks:
+        longest = max(chunk.length for chunk, _ in chunks)
+        rows = max(MIN_ROWS, next_power_of_two(longest * group))
+        return cls(chunks, rows // group, tile, windows)
+
+    @property
+    def numbers(self) -> list[int]:
+        """``DecodePlan.contexts``, ``places``, and ``starts`` for each window, behind each other."""
+        contexts: list[int] = []
+        for chunk, _ in self.chunks:
+            contexts += range(chunk.context - chunk.length + 1, chunk.context + 1)
+            contexts += [0] * (self.queries - chunk.length)
+        places = [chunk.start for chunk, _ in self.chunks] + [begin for _, begin in self.chunks]
+        return contexts + places + [start for window in self.windows for start in self._starts(window)]
+
+    def _starts(self, window: int | None) -> Iterator[int]:
+        """The index of each chunk's first tile, and the number of all tiles."""
+        return itertools.accumulate((self._tiles(chunk, window) for chunk, _ in self.chunks), initial=0)
+
+    def _tiles(self, chunk: Chunk, window: int | None) -> int:
+        unseen = 0 if window is None else max(0, chunk.context - chunk.length + 1 - window)
+        return -(-chunk.context // self.tile) - unseen // self.tile
+
+    def plans(
+        self, described: Tensor, tables: Tensor, programs: int, kv_heads: int
+    ) -> Mapping[int | None, DecodePlan]:
+        """The plans by window. ``described``: the ``numbers``, on the device; ``tables``: [blocks of all
+        sequences]."""
+        count = len(self.chunks)
+        sizes = [count * self.queries, 2 * count, *[count + 1] * len(self.windows)]
+        contexts, places, *starts = described.split_with_sizes(sizes)
+        # Launches follow each other, and leave it zeroed: all windows have the same.
+        arrivals = torch.zeros(count * kv_heads, dtype=torch.int32, device=described.device)
+        return {
+            window: DecodePlan(
+                tables, contexts, places, own, arrivals, window, self.queries, self.tile, programs
+            )
+            for window, own in zip(self.windows, starts, strict=True)
+        }
+
+
+@bound
+@triton.jit(
+    do_not_specialize=["layer", "sequences", "queries", "window", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "contexts", "places", "starts", "arrivals"],
+)
 def _decode(
     q: tl.tensor,
     pool: tl.tensor,
     tables: tl.tensor,
     contexts: tl.tensor,
+    places: tl.tensor,
     starts: tl.tensor,
+    arrivals: tl.tensor,
     out: tl.tensor,
     parts: tl.tensor,
     part_totals: tl.tensor,
     layer: tl.tensor,
-    rows: tl.tensor,
+    sequences: tl.tensor,
+    queries: tl.tensor,
     window: tl.tensor,
     scale: tl.tensor,
     softcap: tl.tensor,
@@ -81,14 +177,17 @@ def _decode(
     TILE: tl.constexpr,
     DIMS: tl.constexpr,
     SHARE: tl.constexpr,
+    JOIN_STAGES: tl.constexpr,
+    SINGLE: tl.constexpr,
+    PLACED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
     kv_head = tl.program_id(1)
-    heads = tl.num_programs(1) * GROUP
-    all_tiles = tl.load(starts + rows)
+    kv_heads = tl.num_programs(1)
+    all_tiles = tl.load(starts + sequences)
     share = tl.maximum(tl.cdiv(all_tiles, tl.num_programs(0)), SHARE)
     begin = program * share
     stop = tl.minimum(begin + share, all_tiles)
@@ -96,87 +195,81 @@ def _decode(
         return
     members = tl.arange(0, ROWS)
     dims = tl.arange(0, DIMS)
-    real = (members < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    number = members // GROUP
+    head = kv_head * GROUP + members % GROUP
+    rows = queries * GROUP
     pool_head = pool + kv_head.to(tl.int64) * head_stride + layer.to(tl.int64) * layer_stride
-    row = last_at_most(starts, rows, begin, 0)
+    sequence = last_at_most(starts, sequences, begin, 0)
     at = begin
     while at < stop:
-        first = tl.load(starts + row)
-        last = tl.load(starts + row + 1)
+        first = tl.load(starts + sequence)
+        last = tl.load(starts + sequence + 1)
         until = tl.minimum(last, stop)
-        context = tl.load(contexts + row).to(tl.int32)
+        own = members < rows
+        if SINGLE:
+            context = tl.load(contexts + sequence).to(tl.int32)
+            seeing = tl.full([ROWS], 0, tl.int32) + context
+            least = context
+        else:
+            seeing = tl.load(contexts + sequence * queries + number, mask=own, other=0).to(tl.int32)
+            context = tl.max(seeing, 0)
+            least = tl.min(tl.where(seeing > 0, seeing, context), 0)
         low = 0
         if HAS_WINDOW:
-            low = tl.maximum(context - window, 0)
+            low = tl.maximum(least - window, 0)
+        if PLACED:
+            own = own & (seeing > 0)
+            row = tl.load(places + sequence) + number
+            table = tables + tl.load(places + sequences + sequence)
+        else:
+            row = sequence * queries + number
+            table = tables + sequence.to(tl.int64) * table_stride
+        row = row.to(tl.int64)
+        real = own[:, None] & (dims < HEAD_DIM)[None, :]
         shift = low // TILE - first
-        head = kv_head * GROUP + members
-        query = tl.load(
-            q + row.to(tl.int64) * q_token + head[:, None] * q_head + dims[None, :], mask=real, other=0.0
-        )
+        query = tl.load(q + (row * q_token + head * q_head)[:, None] + dims[None, :], mask=real, other=0.0)
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        table = tables + row.to(tl.int64) * table_stride
         for tile in range(at + shift, until + shift):
             k, v = load_tile(
                 pool_head, table, tile, low, context, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, True
             )
-            token = tile * TILE + tl.arange(0, TILE)
-            seen = ((token >= low) & (token < context))[None, :]
+            token = (tile * TILE + tl.arange(0, TILE))[None, :]
+            if SINGLE:
+                seen = (token >= low) & (token < context)
+            else:
+                seen = token < seeing[:, None]
+                if HAS_WINDOW:
+                    seen = seen & (token >= seeing[:, None] - window)
             acc, peak, total = accumulate(
                 acc, peak, total, query, k, v, seen, scale, softcap, HAS_SOFTCAP, True, PRECISION
             )
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        target = out + ((row * (kv_heads * GROUP) + head) * HEAD_DIM)[:, None] + dims[None, :]
         if (at == first) & (until == last):
-            target = out + (row.to(tl.int64) * heads + head)[:, None] * HEAD_DIM + dims[None, :]
             tl.store(target, acc.to(out.dtype.element_ty), mask=real)
         else:
-            part = (2 * program + (at == first).to(tl.int32)) * heads + head
+            part = ((2 * program + (at == first).to(tl.int32)) * kv_heads + kv_head) * rows + members
             tl.store(parts + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=real)
-            tl.store(part_totals + part, peak + tl.log2(total), mask=members < GROUP)
+            tl.store(part_totals + part, peak + tl.log2(tl.where(total == 0.0, 1.0, total)), mask=own)
+            tl.debug_barrier()  # every thread's stores are before the arrival
+            arrival = arrivals + sequence * kv_heads + kv_head
+            begun = first // share
+            ended = (last - 1) // share
+            if tl.atomic_add(arrival, 1, sem="acq_rel") == ended - begun:
+                # The first part is the one that its program leaves unfinished (slot 2p + 1); all others are
+                # continued (slot 2p).
+                step = 2 * kv_heads * rows
+                base = begun * step + kv_head * rows
+                acc = join(
+                    parts, part_totals, base + kv_heads * rows, base, step, ended - begun + 1, own,
+                    HEAD_DIM, ROWS, DIMS, JOIN_STAGES,
+                )  # fmt: skip
+                tl.store(target, acc.to(out.dtype.element_ty), mask=real)
+                tl.store(arrival, 0)
         at = until
-        row += 1
-
-
-@triton.jit(do_not_specialize=["rows", "programs"])
-def _merge(
-    out: tl.tensor,
-    parts: tl.tensor,
-    part_totals: tl.tensor,
-    starts: tl.tensor,
-    rows: tl.tensor,
-    programs: tl.tensor,
-    HEAD_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
-    SHARE: tl.constexpr,
-) -> None:
-    """The mean of a row's parts, weighted by their totals (logarithms to the base 2), for one query head."""
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    heads = tl.num_programs(1)
-    share = tl.maximum(tl.cdiv(tl.load(starts + rows), programs), SHARE)
-    begin = tl.load(starts + row) // share
-    end = (tl.load(starts + row + 1) - 1) // share
-    if begin == end:
-        return
-    dims = tl.arange(0, DIMS)
-    real = dims < HEAD_DIM
-    # The first part is the one that its program leaves (slot 2p + 1); all others are gone on with (slot 2p).
-    part = (2 * begin + 1) * heads + head
-    acc = tl.load(parts + part * HEAD_DIM + dims, mask=real, other=0.0)
-    peak = tl.load(part_totals + part)
-    total = 1.0
-    for program in range(begin + 1, end + 1):
-        part = 2 * program * heads + head
-        other = tl.load(part_totals + part)
-        higher = tl.maximum(peak, other)
-        kept = tl.exp2(peak - higher)
-        added = tl.exp2(other - higher)
-        acc = acc * kept + added * tl.load(parts + part * HEAD_DIM + dims, mask=real, other=0.0)
-        total = total * kept + added
-        peak = higher
-    target = out + (row.to(tl.int64) * heads + head) * HEAD_DIM + dims
-    tl.store(target, (acc / total).to(out.dtype.element_ty), mask=real)
+        sequence += 1
 
 
 def decode_attention(
@@ -189,54 +282,50 @@ def decode_attention(
     scale: float,
     softcap: float | None,
 ) -> None:
-    """q [S, heads, head_dim] -> ``out``, contiguous, of the same shape."""
-    rows, heads, head_dim = q.shape
+    """q [T, heads, head_dim] -> the plan's rows of ``out``, contiguous, of the same shape."""
+    _, heads, head_dim = q.shape
     kv_heads = pool.shape[1]
-    parts = torch.empty((2 * plan.programs, heads, head_dim), dtype=torch.float32, device=q.device)
-    part_totals = torch.empty((2 * plan.programs, heads), dtype=torch.float32, device=q.device)
-    tiling = shape.decode(heads // kv_heads)
-    scores = base_two(scale, softcap)
+    group = heads // kv_heads
+    rows = heads * plan.queries
+    parts = torch.empty((2 * plan.programs, rows, head_dim), dtype=torch.float32, device=q.device)
+    part_totals = torch.empty((2 * plan.programs, rows), dtype=torch.float32, device=q.device)
+    tiling = shape.decode(group, plan.queries)
+    placed = plan.places is not None
     _decode[(plan.programs, kv_heads)](
         q,
         pool,
         plan.tables,
         plan.contexts,
+        plan.starts if plan.places is None else plan.places,
         plan.starts,
+        plan.arrivals,
         out,
         parts,
         part_totals,
         layer,
-        rows,
+        plan.starts.numel() - 1,
+        plan.queries,
         plan.window or 0,
-        *scores,
-        plan.tables.stride(0),
+        *base_two(scale, softcap),
+        0 if placed else plan.tables.stride(0),
         q.stride(0),
         q.stride(1),
         *pool.stride()[:3],
-        GROUP=heads // kv_heads,
+        GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=shape.block_size,
         ROWS=tiling.rows,
         TILE=tiling.tile,
         DIMS=shape.dims,
-        SHARE=LEAST_SHARE,
+        SHARE=MIN_SHARE,
+        JOIN_STAGES=JOIN_STAGES,
+        SINGLE=plan.queries == 1 and not placed,
+        PLACED=placed,
         HAS_WINDOW=plan.window is not None,
         HAS_SOFTCAP=softcap is not None,
         PRECISION=shape.precision,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
-        enable_fp_fusion=True,
-    )
-    _merge[(rows, heads)](
-        out,
-        parts,
-        part_totals,
-        plan.starts,
-        rows,
-        plan.programs,
-        HEAD_DIM=head_dim,
-        DIMS=shape.dims,
-        SHARE=LEAST_SHARE,
-        num_warps=1 if shape.dims <= 64 else 2,
+        maxnreg=255,  # or the assembler spills a few bytes, where that lets one more program run beside
         enable_fp_fusion=True,
     )

@@ -1,4 +1,4 @@
-"""What is done to logits before a token is chosen: masks of the vocabulary, and rules about single tokens."""
+"""Changes to logits before a token is chosen: masks of the vocabulary, and rules about single tokens."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.cuda.launch import bound
+
 TOKENS = 4096
-"""Tokens of a mask that a program takes."""
+"""Tokens of a mask that a program processes."""
 ENTRIES = 128
-"""Entries of a row's rules that a program takes at a time."""
+"""Entries of a row's rules that a program processes at a time."""
 
 
-@triton.jit
+@bound
+@triton.jit(
+    do_not_specialize=["row_stride", "num_words"],
+    do_not_specialize_on_alignment=["logits", "rows", "words"],
+)
 def _bar_tokens(
     logits: tl.tensor,
     rows: tl.tensor,
@@ -50,7 +56,11 @@ def bar_tokens(logits: Tensor, rows: Tensor, words: Tensor) -> None:
         )
 
 
-@triton.jit
+@bound
+@triton.jit(
+    do_not_specialize=["row_stride", "count"],
+    do_not_specialize_on_alignment=["logits", "rows", "starts", "penalties", "ids", "values"],
+)
 def _adjust(
     logits: tl.tensor,
     rows: tl.tensor,
@@ -72,7 +82,7 @@ def _adjust(
         entry = at + lanes
         token = tl.load(ids + entry, mask=entry < biased, other=0)
         tl.store(row + token, tl.full([ENTRIES], float("-inf"), tl.float32), mask=entry < biased)
-    tl.debug_barrier()  # a token may be in several lists, and then other threads go on with it
+    tl.debug_barrier()  # a token may be in several lists, and other threads continue with it
     for at in range(biased, seen, ENTRIES):
         entry = at + lanes
         token = tl.load(ids + entry, mask=entry < seen, other=0)
@@ -99,10 +109,10 @@ def adjust(
 ) -> None:
     """Applies the rules about single tokens to some rows of ``logits`` [R, V] float32, in place.
 
-    ``rows`` [r] int32. Three lists for each, of distinct tokens, the lists of all rows behind each other in
-    ``ids`` [n] int32: those that are barred, those that get ``values`` [n] float32 added, and those to
-    penalize, of which ``values`` tells how often each was output. ``starts`` [3 r + 1] int32 is where each
-    list begins. ``penalties`` [3, r] float32: repetition, frequency, presence.
+    ``rows`` [r] int32. Each row has three lists of distinct tokens, the lists of all rows behind each other
+    in ``ids`` [n] int32: tokens that are barred, tokens that get ``values`` [n] float32 added, and tokens to
+    penalize, whose ``values`` are how often each was output. ``starts`` [3 r + 1] int32 is where each list
+    begins. ``penalties`` [3, r] float32: repetition, frequency, presence.
     """
     if logits.stride(1) != 1:
         raise ValueError(f"a row of logits must be contiguous, not strided by {logits.stride(1)}")

@@ -1,8 +1,12 @@
 """Attention of prompt chunks of any lengths behind cached prefixes of any lengths.
 
-A program takes a run of queries of one chunk, with all query heads that share a KV head: a tile of
-(query, head) rows. Keys that all of its rows see are gone through without a mask, only the tiles at the edge
-of the window and on the diagonal with one.
+A program takes a run of queries of one chunk, with all query heads that share a KV head: a tile of (query,
+head) rows. Keys that all of its rows see are processed without a mask, only the tiles at the edge of the
+window and on the diagonal with one.
+
+Where a step has fewer tiles of rows than the device has room for programs, as a short chunk behind a long
+prefix has, the keys of each tile are split as well. The last of its programs to be ready joins their parts,
+always in the same order.
 """
 
 from __future__ import annotations
@@ -15,36 +19,67 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import Shape, base_two
-from baton_kernels.cuda.tiles import accumulate, last_at_most, load_tile
+from baton_kernels.cuda.tiles import accumulate, join, last_at_most, load_tile
+from baton_kernels.cuda.tuned import Tiling
 from baton_kernels.paged import Chunk
+
+MIN_SHARE = 8
+"""Fewest tiles of keys of a program that shares a tile of rows: a shorter part costs more to join than it
+saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Where the C chunks of one step lie; the same for all layers and windows."""
+    """The places of the C chunks of one step; the same for all layers and windows."""
 
     chunks: Tensor
     """[4, C + 1] int32: queries before each chunk, its first row in the step, its context, where its table
     begins. The last column has only the number of all queries."""
     tables: Tensor
     """[blocks of all chunks] int64."""
-    queries: int
-    longest: int
-    """Queries of the longest chunk."""
+    arrivals: Tensor | None
+    """[programs * kv_heads] int32, all 0 between launches: the parts of each tile of rows that are ready.
+    None: no tile of rows is split."""
+    programs: int
+    """Tiles of rows, for each KV head."""
+    splits: int
+    """Most programs that share the keys of a tile of rows."""
+
+    @staticmethod
+    def numbers(chunks: Sequence[tuple[Chunk, int]]) -> list[int]:
+        """The numbers of ``PrefillPlan.chunks``. Each chunk comes with the place where its table begins."""
+        queries, columns = 0, []
+        for chunk, table in chunks:
+            columns.append((queries, chunk.start, chunk.context, table))
+            queries += chunk.length
+        columns.append((queries, 0, 0, 0))
+        return [number for line in zip(*columns, strict=True) for number in line]
 
     @classmethod
-    def build(cls, chunks: Sequence[Chunk], device: torch.device) -> PrefillPlan:
-        columns = []
-        queries = blocks = 0
-        for chunk in chunks:
-            columns.append((queries, chunk.start, chunk.context, blocks))
-            queries += chunk.length
-            blocks += chunk.table.numel()
-        columns.append((queries, 0, 0, 0))
-        described = torch.tensor(columns, dtype=torch.int32).T.contiguous()
-        tables = torch.cat([chunk.table for chunk in chunks])
-        return cls(described.to(device), tables, queries, max(chunk.length for chunk in chunks))
+    def build(
+        cls,
+        chunks: Sequence[Chunk],
+        described: Tensor,
+        tables: Tensor,
+        tiling: Tiling,
+        group: int,
+        kv_heads: int,
+        programs: int,
+        may_split: bool,
+    ) -> PrefillPlan:
+        """``described``: the numbers of :meth:`numbers`, on the device. ``programs``: those that the device
+        has room for."""
+        count = sum(chunk.length for chunk in chunks) // (tiling.rows // group) + len(chunks)
+        keys = max(chunk.context for chunk in chunks)
+        splits = (
+            min(programs // (count * kv_heads), -(-keys // (tiling.tile * MIN_SHARE))) if may_split else 1
+        )
+        arrivals = None
+        if splits > 1:
+            arrivals = torch.zeros(count * kv_heads, dtype=torch.int32, device=described.device)
+        return cls(described.view(4, len(chunks) + 1), tables, arrivals, count, max(1, splits))
 
 
 @triton.jit
@@ -88,13 +123,20 @@ def _pass(
     return acc, peak, total
 
 
-@triton.jit(do_not_specialize=["layer", "chunk_count", "window"])
+@bound
+@triton.jit(
+    do_not_specialize=["layer", "chunk_count", "window"],
+    do_not_specialize_on_alignment=["chunks", "tables", "arrivals"],
+)
 def _prefill(
     q: tl.tensor,
     pool: tl.tensor,
     chunks: tl.tensor,
     tables: tl.tensor,
+    arrivals: tl.tensor,
     out: tl.tensor,
+    parts: tl.tensor,
+    part_totals: tl.tensor,
     layer: tl.tensor,
     chunk_count: tl.tensor,
     window: tl.tensor,
@@ -111,17 +153,19 @@ def _prefill(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     DIMS: tl.constexpr,
+    SHARE: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     QUERIES: tl.constexpr = ROWS // GROUP
-    # The last queries of a chunk see most, so they begin first.
+    # The last queries of a chunk see most keys, so they begin first.
     index = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     heads = tl.num_programs(1) * GROUP
-    # The programs of chunk i begin at (queries before it) // QUERIES + i, which leaves enough for all before
-    # it, so that the plan depends on no tile size. What is too much ends here.
+    # The programs of chunk i begin at (queries before it) // QUERIES + i, which leaves enough for all chunks
+    # before it, so that the plan depends on no tile size. Surplus programs end here.
     columns = chunk_count + 1
     chunk = last_at_most(chunks, chunk_count, index, QUERIES)
     before = tl.load(chunks + chunk)
@@ -137,7 +181,8 @@ def _prefill(
     dims = tl.arange(0, DIMS)
     number = first_query + members // GROUP
     head = kv_head * GROUP + members % GROUP
-    real = ((members < QUERIES * GROUP) & (number < length))[:, None] & (dims < HEAD_DIM)[None, :]
+    own = (members < QUERIES * GROUP) & (number < length)
+    real = own[:, None] & (dims < HEAD_DIM)[None, :]
     row = (first_row + number).to(tl.int64)
     query = tl.load(q + (row * q_token + head * q_head)[:, None] + dims[None, :], mask=real, other=0.0)
     # Positions in the sequence: of every row, of the first query and of the last.
@@ -153,8 +198,18 @@ def _prefill(
         inner_begin = tl.cdiv(tl.maximum(last - window + 1, 0), TILE)
     begin = low // TILE
     end = tl.cdiv(last + 1, TILE)
+    shares = 1
+    if MAY_SPLIT:
+        # The share of this program in the tiles of keys.
+        share = tl.maximum(tl.cdiv(end - begin, tl.num_programs(2)), SHARE)
+        shares = tl.cdiv(end - begin, share)
+        begin += tl.program_id(2) * share
+        if begin >= end:
+            return
+        end = tl.minimum(begin + share, end)
+        inner_begin = tl.maximum(inner_begin, begin)
     inner_begin = tl.minimum(inner_begin, end)
-    inner_end = tl.maximum((first + 1) // TILE, inner_begin)
+    inner_end = tl.minimum(tl.maximum((first + 1) // TILE, inner_begin), end)
 
     pool_head = pool + kv_head.to(tl.int64) * head_stride + layer.to(tl.int64) * layer_stride
     acc = tl.zeros([ROWS, DIMS], tl.float32)
@@ -178,7 +233,20 @@ def _prefill(
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     target = out + ((row * heads + head) * HEAD_DIM)[:, None] + dims[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=real)
+    if (not MAY_SPLIT) or (shares == 1):
+        tl.store(target, acc.to(out.dtype.element_ty), mask=real)
+    else:
+        place = index * tl.num_programs(1) + kv_head
+        base = place * tl.num_programs(2) * ROWS
+        part = base + tl.program_id(2) * ROWS + members
+        tl.store(parts + part[:, None] * HEAD_DIM + dims[None, :], acc, mask=real)
+        weight = peak + tl.log2(tl.where(total == 0.0, 1.0, total))
+        tl.store(part_totals + part, weight, mask=own)
+        tl.debug_barrier()  # every thread's stores are before the arrival
+        if tl.atomic_add(arrivals + place, 1, sem="acq_rel") == shares - 1:
+            acc = join(parts, part_totals, base, base, ROWS, shares, own, HEAD_DIM, ROWS, DIMS, 1)
+            tl.store(target, acc.to(out.dtype.element_ty), mask=real)
+            tl.store(arrivals + place, 0)
 
 
 def prefill_attention(
@@ -196,14 +264,20 @@ def prefill_attention(
     _, heads, head_dim = q.shape
     kv_heads = pool.shape[1]
     group = heads // kv_heads
-    tiling = shape.prefill(group, plan.longest)
+    tiling = shape.prefill(group)
     chunk_count = plan.chunks.shape[1] - 1
-    _prefill[(plan.queries // (tiling.rows // group) + chunk_count, kv_heads)](
+    rows = plan.programs * kv_heads * plan.splits * tiling.rows if plan.arrivals is not None else 0
+    parts = torch.empty((rows, head_dim), dtype=torch.float32, device=q.device)
+    part_totals = torch.empty(rows, dtype=torch.float32, device=q.device)
+    _prefill[(plan.programs, kv_heads, plan.splits)](
         q,
         pool,
         plan.chunks,
         plan.tables,
+        plan.chunks if plan.arrivals is None else plan.arrivals,
         out,
+        parts,
+        part_totals,
         layer,
         chunk_count,
         window or 0,
@@ -217,10 +291,13 @@ def prefill_attention(
         ROWS=tiling.rows,
         TILE=tiling.tile,
         DIMS=shape.dims,
+        SHARE=MIN_SHARE,
+        MAY_SPLIT=shape.splits_prefill,
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
         PRECISION=shape.precision,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
+        maxnreg=255 if shape.exact else None,  # as in decode
         enable_fp_fusion=True,
     )

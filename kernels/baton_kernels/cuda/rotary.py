@@ -1,7 +1,7 @@
-"""From the fused projection to the pool in one launch: norm of queries and keys, rotation, KV write.
+"""The path from the fused projection to the pool in one launch: norm of queries and keys, rotation, KV write.
 
-A program takes a few heads of one token. Every head is loaded as two halves, since a dimension is turned with
-the one half a head away.
+A program takes a few heads of one token. Every head is loaded as two halves, since a dimension is rotated
+with the one half a head away.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import next_power_of_two
 from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import HeadNorm
 
 HEADS = 8
-"""Heads that a program takes."""
+"""The number of heads of a program."""
 
 
-@triton.jit(do_not_specialize=["layer"])
+@bound
+@triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["blocks", "offsets"])
 def _rotate_and_store(
     qkv: tl.tensor,
     cos: tl.tensor,

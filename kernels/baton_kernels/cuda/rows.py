@@ -1,4 +1,4 @@
-"""Kernels that go through rows once: each joins what would otherwise be several passes over memory."""
+"""Kernels that go through rows once: each fuses what would otherwise be several passes over memory."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import next_power_of_two
 from baton_kernels.paged import PagedBatch
 
 COLUMNS = 1024
-"""Columns that a program of ``_silu_mul`` takes."""
+"""The number of columns of a program of ``_silu_mul``."""
 
 
-@triton.jit(do_not_specialize=["layer"])
+@bound
+@triton.jit(do_not_specialize=["layer"], do_not_specialize_on_alignment=["blocks", "offsets"])
 def _write(
     pool: tl.tensor,
     k: tl.tensor,
@@ -70,6 +72,7 @@ def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) 
     )
 
 
+@bound
 @triton.jit
 def _add_rms_norm(
     x: tl.tensor,
@@ -106,6 +109,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     return out
 
 
+@bound
 @triton.jit
 def _silu_mul(
     gate_up: tl.tensor, out: tl.tensor, size: tl.tensor, row_stride: tl.tensor, COLUMNS: tl.constexpr

@@ -1,4 +1,5 @@
-"""What the attention kernels share: a tile of keys and values out of the pool, and the softmax over tiles.
+"""The shared parts of the attention kernels: a tile of keys and values out of the pool, and the softmax over
+tiles.
 
 The softmax is the online one of FlashAttention (https://arxiv.org/abs/2205.14135), to the base 2: scores are
 multiplied by log2(e) with the scale, as the hardware has an instruction for 2**x but none for e**x.
@@ -27,7 +28,7 @@ def load_tile(
     """K and V of tokens ``tile * TILE ...`` of one sequence, both [TILE, DIMS].
 
     ``head`` points at the K of this layer and KV head in block 0; V lies one block's K behind it. If MASKED,
-    only tokens low..high-1 are read and the others are 0: what their slots hold may be NaN.
+    only tokens low..high-1 are read and the others are 0: their slots may hold NaN.
     """
     tokens = tile * TILE + tl.arange(0, TILE)
     dims = tl.arange(0, DIMS)
@@ -64,10 +65,11 @@ def accumulate(
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """One tile's share of softmax(scores) v.
+    """Adds one tile's share of softmax(scores) v.
 
-    ``acc`` [ROWS, DIMS] is the sum of weights times values so far, ``total`` [ROWS] that of the weights, both
-    over 2**``peak``. ``scale`` and ``softcap`` carry log2(e) (see ``base_two``). ``seen`` is [ROWS, TILE].
+    ``acc`` [ROWS, DIMS] is the sum of weights times values so far, ``total`` [ROWS] the sum of the weights,
+    both over 2**``peak``. ``scale`` and ``softcap`` carry log2(e) (see ``base_two``). ``seen`` is [ROWS,
+    TILE].
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if HAS_SOFTCAP:
@@ -83,6 +85,48 @@ def accumulate(
     kept = tl.exp2(peak - base)
     acc = tl.dot(weights.to(v.dtype), v, acc * kept[:, None], input_precision=PRECISION)
     return acc, higher, total * kept + tl.sum(weights, 1)
+
+
+@triton.jit
+def join(
+    parts: tl.tensor,
+    totals: tl.tensor,
+    first: tl.tensor,
+    base: tl.tensor,
+    step: tl.tensor,
+    count: tl.tensor,
+    own: tl.tensor,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> tl.tensor:
+    """The means of ``count`` parts, [ROWS, DIMS], weighted by their totals (logarithms to the base 2).
+
+    Part 0 begins at row ``first`` of ``parts`` and ``totals``, part i at ``base + i * step``; rows that are
+    not ``own`` are 0. The parts are added in order: the sum does not depend on who arrived when. Other
+    programs have written them just before, so nothing is read through the first-level cache.
+    """
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIMS)
+    real = own[:, None] & (dims < HEAD_DIM)[None, :]
+    acc = tl.zeros([ROWS, DIMS], tl.float32)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for part in tl.range(0, count, num_stages=STAGES):
+        place = tl.where(part == 0, first, base + part * step) + rows
+        found = tl.load(totals + place, mask=own, other=float("-inf"), cache_modifier=".cg")
+        values = tl.load(
+            parts + place[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0, cache_modifier=".cg"
+        )
+        higher = tl.maximum(peak, found)
+        against = tl.where(higher == float("-inf"), 0.0, higher)
+        added = tl.exp2(found - against)
+        kept = tl.exp2(peak - against)
+        acc = acc * kept[:, None] + values * added[:, None]
+        total = total * kept + added
+        peak = higher
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]
 
 
 @triton.jit

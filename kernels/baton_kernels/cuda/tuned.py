@@ -1,13 +1,13 @@
 """Tile sizes that were measured to be best on a device, where that has been done.
 
-``python -m loadtest.kernels --tune`` writes a file for the device that it runs on. They are read from two
-places, and what the second says of a shape goes before what the first says:
+``python -m loadtest.kernels --tune`` writes a file for the device that it runs on. Files are read from two
+places, and the second overrides the first for a shape that both have:
 
 - ``baton_kernels/cuda/tilings/``, which is shipped;
 - ``$BATON_CACHE_DIR/kernels``, or ``$XDG_CACHE_HOME/baton/kernels``, or ``~/.cache/baton/kernels``.
 
-A file holds the device's name and, by the name of a shape, rows, tile, warps and stages. One that says
-something else is an error: with sizes that nobody chose, a kernel may be slow or not fit.
+A file holds the device's name and, by the name of a shape, rows, tile, warps and stages. A file with other
+content is an error: with arbitrary sizes, a kernel may be slow or not fit.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _SHAPE = re.compile(
 
 
 class TuningError(ValueError):
-    """A file of tile sizes cannot be used. The message names the file, and what in it is wrong."""
+    """A file of tile sizes cannot be used. The message names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Rows of queries, keys per tile, and what the compiler is told."""
+    """Rows of queries, keys per tile, and the compiler's warps and stages."""
 
     rows: int
     tile: int
@@ -56,7 +56,7 @@ NONE: Mapping[str, Tiling] = MappingProxyType({})
 
 
 def cache_directory() -> Path:
-    """Where tuned tile sizes of this machine are kept."""
+    """The directory of tile sizes tuned on this machine."""
     own = os.environ.get("BATON_CACHE_DIR")
     if own:
         return Path(own) / "kernels"
@@ -64,13 +64,13 @@ def cache_directory() -> Path:
 
 
 def file_name(device: str) -> str:
-    """``device``: as the driver names it, such as "NVIDIA H200"."""
+    """The name of a device's file. ``device``: the driver's name of it, such as "NVIDIA H200"."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".json"
 
 
 @cache
 def tilings_of(device: str) -> Mapping[str, Tiling]:
-    """What was found best on ``device``, by shape. Read once. TuningError for a file that cannot be used."""
+    """The best tilings measured on ``device``, by shape. Read once. TuningError for an unusable file."""
     if not device:
         return NONE
     found: dict[str, Tiling] = {}

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
-from baton.sampling_params import SamplingParams
 from baton.speculation.config import Method
 from baton.text.tokenizer import Tokenizer
 from scripts.demo_model.text import chat, load_entries
@@ -23,7 +23,7 @@ DRAFTERS: tuple[tuple[Method, int], ...] = (
     ("eagle", 5),
 )
 """With the most tokens that are drafted for a step."""
-MOST_TOKENS = 120
+MAX_TOKENS = 120
 
 
 class Measured(NamedTuple):
@@ -73,13 +73,13 @@ def measure(
     tokenizer = Tokenizer.from_dir(model_dir)
     sequences = []
     for seed, question in enumerate(questions):
-        params = SamplingParams(max_tokens=MOST_TOKENS, temperature=temperature, seed=seed)
+        params = ResolvedSampling(max_tokens=MAX_TOKENS, temperature=temperature, seed=seed)
         prompt = tokenizer.encode(chat([(question, "")])[0][0])
         sequences.append(Sequence(str(seed), 1, prompt, params))
         engine.add(sequences[-1])
     while engine.has_work:
         engine.step()
-    stats = engine.load().speculation
+    stats = engine.stats().speculation
     steps = max(1, stats.verifications)
     answers = [list(seq.output_ids) for seq in sequences]
     return Measured(answers, 1 + stats.accepted_tokens / steps, 1000 * stats.drafting_seconds / steps)

@@ -1,4 +1,4 @@
-"""When an open loop sends its requests."""
+"""The times at which an open loop sends its requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from itertools import accumulate
 
 
 def send_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """``count`` times in seconds, ascending from 0, at ``rate`` requests/s in the mean; infinite: all at 0.
+    """Return ``count`` times in seconds, ascending from 0, at a mean ``rate`` in requests/s; infinite: all at
+    0.
 
     The gaps are independent and gamma-distributed with shape ``burstiness`` and mean 1 / rate: 1 makes a
     Poisson process, less is burstier, more is steadier (variance of a gap: 1 / (rate² · burstiness)).

@@ -12,13 +12,13 @@ from pathlib import Path
 import orjson
 
 import baton
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 
 SECRETS = ("api_key",)
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Say before a long run that its result cannot be written. Raises ConfigError."""
+    """Check before a long run that its result can be written. Raises ConfigError."""
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
@@ -44,7 +44,7 @@ def write_document(path: Path, kind: str, **parts: object) -> None:
 
 
 def told(number: float | None) -> float | str | None:
-    """A number as JSON can have it."""
+    """Return a number as JSON can hold it: infinities as text."""
     return str(number) if number is not None and math.isinf(number) else number
 
 
@@ -55,7 +55,7 @@ def _other(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Without what must not be in a file that is passed around."""
+    """Return ``value`` without secrets, since result files are passed around."""
     if isinstance(value, Mapping):
         return {key: _plain(part) for key, part in value.items() if key not in SECRETS}
     return value

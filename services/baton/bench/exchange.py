@@ -1,4 +1,4 @@
-"""Sends one request and keeps the record of its answer."""
+"""Sends requests and records their answers."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import msgspec
 
 from baton.bench.events import DONE, EventReader
 from baton.bench.http import BrokenError, ConnectError, HttpClient
-from baton.bench.record import Failure, Record
-from baton.bench.stream import Answer
+from baton.bench.record import RequestFailure, RequestRecord
+from baton.bench.stream import PartialAnswer
 from baton.bench.target import COMPLETIONS, refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request whose body is written already, so that writing it delays no other."""
+    """A request whose body is already encoded, so that encoding it delays no other request."""
 
     body: bytes
     prompt_tokens: int
-    """As asked for; the server's own count goes before it."""
+    """The prompt's tokens as the workload asks for them; the server's own count takes precedence."""
 
 
-class Exchange:
-    """Sends requests of one run; its clock starts when it is made."""
+class RequestSender:
+    """Sends requests of one run; the run's clock starts when the sender is made."""
 
     def __init__(self, client: HttpClient, timeout: float) -> None:
         self._client = client
@@ -33,28 +33,28 @@ class Exchange:
         self._began = time.perf_counter()
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """The seconds since the run began."""
         return time.perf_counter() - self._began
 
-    async def send(self, index: int, prepared: Prepared, due: float) -> Record:
-        """The record of one request, sent now. Whatever goes wrong is in it. If this is cancelled, the record
-        says that the run ended first."""
+    async def send(self, index: int, prepared: Prepared, due: float) -> RequestRecord:
+        """Send one request now and return its record, which also holds any error. If the call is cancelled,
+        the record says that the run ended first."""
         sent = self.now()
-        answer = Answer()
+        answer = PartialAnswer()
         try:
             async with asyncio.timeout(self._timeout):
                 failure = await self._stream(prepared.body, answer, sent)
         except TimeoutError:
-            failure = Failure("timeout", f"no whole answer within {self._timeout:g} s")
+            failure = RequestFailure("timeout", f"no whole answer within {self._timeout:g} s")
         except ConnectError as error:
-            failure = Failure("connect", str(error))
+            failure = RequestFailure("connect", str(error))
         except BrokenError as error:
-            failure = Failure("broken", str(error))
+            failure = RequestFailure("broken", str(error))
         except msgspec.MsgspecError as error:
-            failure = Failure("bad_event", str(error))
+            failure = RequestFailure("bad_event", str(error))
         except asyncio.CancelledError:
-            failure = Failure("unfinished", "the run ended first")
-        return Record(
+            failure = RequestFailure("unfinished", "the run ended first")
+        return RequestRecord(
             index=index,
             due=due,
             sent=sent,
@@ -67,11 +67,11 @@ class Exchange:
             failure=failure,
         )
 
-    async def _stream(self, body: bytes, answer: Answer, sent: float) -> Failure | None:
+    async def _stream(self, body: bytes, answer: PartialAnswer, sent: float) -> RequestFailure | None:
         async with self._client.request("POST", COMPLETIONS, body) as response:
             if response.status != 200:
                 said = refusal(response.status, await response.body())
-                return Failure(f"http_{response.status}", said)
+                return RequestFailure(f"http_{response.status}", said)
             events = EventReader()
             ended = False
             async for piece in response.pieces():

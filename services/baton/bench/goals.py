@@ -1,11 +1,11 @@
-"""What a request must keep to for it to count as good."""
+"""The latency goals that a request must meet to count as good."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Goals:
     ttft: float | None = None
     tpot: float | None = None
     itl: float | None = None
-    """Of the 99th percentile of one request's inter-token latencies."""
+    """The limit of the 99th percentile of one request's inter-token latencies."""
     e2e: float | None = None
 
     def __bool__(self) -> bool:
@@ -30,8 +30,8 @@ NAMES = tuple(field.name for field in fields(Goals))
 
 
 def parse_goals(option: str, texts: Iterable[str]) -> Goals:
-    """Goals from ``ttft:500`` and the like, in milliseconds; several may stand in one text, with spaces or
-    commas between. Raises ConfigError that names ``option``."""
+    """Parse goals such as ``ttft:500``, in milliseconds; one text may hold several, separated by spaces or
+    commas. Raises ConfigError that names ``option``."""
     limits: dict[str, float] = {}
     for part in " ".join(texts).replace(",", " ").split():
         name, _, value = part.partition(":")

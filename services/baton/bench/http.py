@@ -1,4 +1,4 @@
-"""A small HTTP/1.1 client for measuring: nothing between a chunk's arrival and its time."""
+"""A small HTTP/1.1 client for measuring, with nothing between a chunk's arrival and its time stamp."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from urllib.parse import SplitResult
 
 import httptools
 
-from baton.options import join_address
+from baton.process.options import join_address
 
 _READ_BYTES = 64 * 1024
-_MOST_ERROR_BYTES = 64 * 1024
+_MAX_ERROR_BYTES = 64 * 1024
 
 
 class ConnectError(OSError):
@@ -22,12 +22,12 @@ class ConnectError(OSError):
 
 
 class BrokenError(OSError):
-    """The connection ended before the answer did, or what came is not HTTP."""
+    """The connection ended before the answer did, or the server does not speak HTTP."""
 
 
 @dataclass(slots=True)
 class _Parsed:
-    """What the parser has found in the bytes so far. The method names are httptools'."""
+    """The parts of an answer that the parser has found so far. The method names are httptools'."""
 
     headers_done: bool = False
     done: bool = False
@@ -61,12 +61,12 @@ class Response:
         return self._parsed.done and self._parser.should_keep_alive()
 
     async def begin(self) -> None:
-        """Read until the headers are there. Raises BrokenError."""
+        """Read until the headers have arrived. Raises BrokenError."""
         while not self._parsed.headers_done:
             await self._read()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises BrokenError when the connection ends before it."""
+        """Yield the body as it arrives. Raises BrokenError when the connection ends before the body does."""
         while True:
             if self._parsed.body:
                 piece = b"".join(self._parsed.body)
@@ -77,11 +77,11 @@ class Response:
             await self._read()
 
     async def body(self) -> bytes:
-        """All of the body, or of a long one the beginning."""
+        """Return the whole body, or the beginning of a long one."""
         found = b""
         async for piece in self.pieces():
             found += piece
-            if len(found) > _MOST_ERROR_BYTES:
+            if len(found) > _MAX_ERROR_BYTES:
                 break
         return found
 
@@ -105,7 +105,7 @@ class _Connection:
 
 
 class HttpClient:
-    """Requests to one server, as many at once as one likes. Idle connections are used again."""
+    """A client of one server, without a limit of concurrent requests. Idle connections are reused."""
 
     def __init__(self, base: SplitResult, api_key: str | None = None) -> None:
         assert base.hostname
@@ -120,7 +120,7 @@ class HttpClient:
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes = b"") -> AsyncIterator[Response]:
-        """Send a request and give the answer once its headers have come.
+        """Send a request and yield the answer once its headers have arrived.
 
         Raises ConnectError or BrokenError. A connection whose answer was not read to its end is closed.
         """

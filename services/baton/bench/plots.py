@@ -1,4 +1,4 @@
-"""Results as pictures. Needs matplotlib, which ``pip install 'baton[bench]'`` brings."""
+"""Plots of results. Needs matplotlib, which ``pip install 'baton[bench]'`` brings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from baton.bench.document import check_writable
 from baton.bench.goals import Goals
-from baton.bench.record import Record
-from baton.options import ConfigError
+from baton.bench.record import RequestRecord
+from baton.process.options import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _BINS = 60
 
 
 def check_plot(option: str, path: Path | None) -> None:
-    """Say before a long run that its plot cannot be drawn. Raises ConfigError."""
+    """Check before a long run that its plot can be drawn. Raises ConfigError."""
     if path is None:
         return
     if path.suffix not in SUFFIXES:
@@ -33,7 +33,7 @@ def check_plot(option: str, path: Path | None) -> None:
 
 
 def new_figure(panels: int, title: str) -> tuple[Figure, list[Axes]]:
-    """A row of panels. No display is needed, and no state is shared between figures."""
+    """Return a figure with a row of panels. No display is needed, and no state is shared between figures."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * panels, 4.2), layout="constrained")
@@ -41,8 +41,8 @@ def new_figure(panels: int, title: str) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
 
 
-def plot_serve(path: Path, records: Sequence[Record], goals: Goals, title: str) -> None:
-    """TTFT and ITL as cumulative distributions, and tokens per second over time."""
+def plot_serve(path: Path, records: Sequence[RequestRecord], goals: Goals, title: str) -> None:
+    """Plot TTFT and ITL as cumulative distributions, and tokens per second over time."""
     whole = [record for record in records if record.failure is None]
     figure, (ttft, itl, rate) = new_figure(3, title)
     _distribution(ttft, "time to first token", [record.ttft for record in whole], goals.ttft)
@@ -62,8 +62,8 @@ def _distribution(axes: Axes, what: str, seconds: Sequence[float], goal: float |
     axes.grid(alpha=0.3)
 
 
-def _throughput(axes: Axes, records: Sequence[Record]) -> None:
-    """Tokens of all arrivals, those of failed requests too: the server made them."""
+def _throughput(axes: Axes, records: Sequence[RequestRecord]) -> None:
+    """Plot the tokens of all arrivals, those of failed requests included: the server generated them."""
     arrivals = [(record.sent + one.at, one.tokens) for record in records for one in record.arrivals]
     end = max((at for at, _ in arrivals), default=0.0)
     width = max(end / _BINS, 1e-3)

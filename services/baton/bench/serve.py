@@ -10,17 +10,16 @@ from dataclasses import dataclass
 from baton import hub
 from baton.bench.arrivals import send_times
 from baton.bench.config import ServeConfig, parse_url
-from baton.bench.exchange import Exchange, Prepared
+from baton.bench.exchange import Prepared, RequestSender
 from baton.bench.http import HttpClient
-from baton.bench.load import closed_loop, open_loop
-from baton.bench.record import Record
+from baton.bench.load_generator import closed_loop, open_loop
+from baton.bench.record import RequestRecord
 from baton.bench.summary import Summary, summarise
-from baton.bench.target import PromptForm, Request, ServedModel, find_form, find_model
+from baton.bench.target import PromptForm, RequestFormat, ServedModel, find_form, find_model
 from baton.bench.workload.choice import make_items
 from baton.bench.workload.items import Item, fit
 from baton.bench.workload.vocabulary import Vocabulary
-from baton.errors import ModelError
-from baton.options import ConfigError
+from baton.process.options import ConfigError, ModelError
 from baton.text.errors import TokenizerError
 from baton.text.tokenizer import Tokenizer
 
@@ -29,18 +28,18 @@ _PROBE_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class ServeResult:
-    """One run, and under which conditions it was."""
+    """The figures of one run, and its conditions."""
 
     served: ServedModel
-    request: Request
+    request: RequestFormat
     left_out: int
     """Requests of the workload that do not fit the model's context."""
     summary: Summary
-    records: Sequence[Record]
+    records: Sequence[RequestRecord]
 
 
 async def measure(config: ServeConfig, say: Callable[[str], None] = lambda line: None) -> ServeResult:
-    """Make the workload, offer it, and give the figures. Raises UserError when it cannot begin."""
+    """Make the workload, offer it, and return the figures. Raises UserError when the run cannot begin."""
     client = HttpClient(parse_url("url", config.url), config.api_key)
     try:
         served = await find_model(client, config.model)
@@ -48,10 +47,10 @@ async def measure(config: ServeConfig, say: Callable[[str], None] = lambda line:
         vocabulary = Vocabulary(tokenizer)
         fitted = fit(make_items(config.workload, tokenizer), served.context)
         request = await find_request(client, config, served, vocabulary)
-        # Bodies are written before the clock starts, so that writing them makes no request late.
+        # Bodies are encoded before the clock starts, so that encoding them makes no request late.
         prepared = prepare(fitted.items, request, vocabulary, config.workload.seed)
         say(f"{len(prepared)} requests to {served.name} on {config.url}, prompts as {request.prompts}")
-        records = await _offer(config, Exchange(client, config.timeout), fitted.items, prepared)
+        records = await _offer(config, RequestSender(client, config.timeout), fitted.items, prepared)
     finally:
         client.close()
     return ServeResult(served, request, fitted.left_out, summarise(records, config.goals), records)
@@ -59,8 +58,9 @@ async def measure(config: ServeConfig, say: Callable[[str], None] = lambda line:
 
 async def find_request(
     client: HttpClient, config: ServeConfig, served: ServedModel, vocabulary: Vocabulary
-) -> Request:
-    """How the server takes requests. It has answered one afterwards, which warms it up a little."""
+) -> RequestFormat:
+    """Find how the server takes requests. The server has answered one request then, which warms it up a
+    little."""
     probe = Item(vocabulary.probe(_PROBE_TOKENS), _PROBE_TOKENS, 2)
     form: PromptForm | None = None
     if config.prompts == "ids":
@@ -78,8 +78,10 @@ async def find_request(
     )
 
 
-def prepare(items: Sequence[Item], request: Request, vocabulary: Vocabulary, seed: int) -> list[Prepared]:
-    """The bodies of all requests."""
+def prepare(
+    items: Sequence[Item], request: RequestFormat, vocabulary: Vocabulary, seed: int
+) -> list[Prepared]:
+    """Encode the bodies of all requests."""
     write = vocabulary.ids if request.prompts == "ids" else vocabulary.text
     return [
         Prepared(request.body(write(item), item.output_tokens, seed + index), item.prompt_tokens)
@@ -88,7 +90,7 @@ def prepare(items: Sequence[Item], request: Request, vocabulary: Vocabulary, see
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a model. Raises ConfigError that names the option."""
+    """Load the tokenizer of a model. Raises ConfigError that names the option."""
     try:
         return Tokenizer.from_dir(hub.resolve_model(name, weights=False))
     except (ModelError, TokenizerError) as error:
@@ -96,8 +98,8 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 async def _offer(
-    config: ServeConfig, exchange: Exchange, items: Sequence[Item], prepared: Sequence[Prepared]
-) -> list[Record]:
+    config: ServeConfig, exchange: RequestSender, items: Sequence[Item], prepared: Sequence[Prepared]
+) -> list[RequestRecord]:
     if config.max_concurrency is not None:
         return await closed_loop(exchange, prepared, config.max_concurrency)
     if config.keeps_times:
@@ -111,5 +113,5 @@ async def _offer(
 
 
 def serve(config: ServeConfig, say: Callable[[str], None]) -> ServeResult:
-    """`measure`, in a loop of its own."""
+    """Run `measure` in an event loop of its own."""
     return asyncio.run(measure(config, say))

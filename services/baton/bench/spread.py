@@ -1,4 +1,4 @@
-"""How values are spread: mean, median and percentiles."""
+"""Mean, median and percentiles of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Figures of at least one value, in the unit of the values."""
+    """Mean, median and percentiles of at least one value, in the unit of the values."""
 
     count: int
     mean: float
@@ -20,7 +20,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None when there are no values: a mean of nothing is not 0."""
+        """Return the spread of ``values``; None for no values: a mean of nothing is not 0."""
         if not values:
             return None
         ordered = sorted(values)
@@ -30,8 +30,8 @@ class Spread:
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """The ``q``-th percentile (0 to 100) of values in ascending order, with linear interpolation between
-    neighbours, as numpy's default method has it."""
+    """Return the ``q``-th percentile (0 to 100) of values in ascending order, interpolated linearly between
+    neighbours like numpy's default method."""
     place = (len(ordered) - 1) * q / 100
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton.bench.record import Arrival, Failure
+from baton.bench.record import RequestFailure, TokenArrival
 
 
 class _Choice(msgspec.Struct):
@@ -40,31 +40,32 @@ _DECODER = msgspec.json.Decoder(_Event)
 
 
 @dataclass(slots=True)
-class Answer:
-    """What has come of an answer so far. Tokens of a chunk are those of its ``token_ids``; a chunk that has
-    none, but text, is one arrival of unknown count. The whole's counts are the server's usage."""
+class PartialAnswer:
+    """What has arrived of an answer. A chunk's tokens are those of its ``token_ids``; a chunk with text but
+    without ids is one arrival of unknown count. The totals are the server's usage."""
 
-    arrivals: list[Arrival] = field(default_factory=list)
+    arrivals: list[TokenArrival] = field(default_factory=list)
     counted: bool = True
-    """Whether each chunk told its tokens."""
+    """Whether each chunk reported its token ids."""
     usage: _Usage | None = None
     error: _Error | None = None
 
     def take(self, data: bytes, at: float) -> None:
-        """One event that came at ``at``. Raises msgspec.MsgspecError when it is not a completion's chunk."""
+        """Take one event that arrived at ``at``. Raises msgspec.MsgspecError when it is not a completion's
+        chunk."""
         event = _DECODER.decode(data)
         self.usage = event.usage or self.usage
         self.error = event.error or self.error
         for choice in event.choices:
             if choice.token_ids:
-                self.arrivals.append(Arrival(at, len(choice.token_ids)))
+                self.arrivals.append(TokenArrival(at, len(choice.token_ids)))
             elif choice.token_ids is None and choice.text:
                 self.counted = False
-                self.arrivals.append(Arrival(at, 1))
+                self.arrivals.append(TokenArrival(at, 1))
 
     @property
     def output_tokens(self) -> int:
-        """As the server's usage has it; without one, as its chunks do."""
+        """The output tokens by the server's usage, or by its chunks where it reports none."""
         if self.usage is not None:
             return self.usage.completion_tokens
         return sum(arrival.tokens for arrival in self.arrivals)
@@ -74,15 +75,17 @@ class Answer:
         details = self.usage.prompt_tokens_details if self.usage else None
         return (details.cached_tokens if details else None) or 0
 
-    def failure(self, ended: bool) -> Failure | None:
-        """Why this is no whole answer; ``ended``: the stream was closed in order."""
+    def failure(self, ended: bool) -> RequestFailure | None:
+        """Return why the answer is not whole, or None; ``ended``: the stream was closed in order."""
         if self.error is not None:
             kind = self.error.code or self.error.type or "server_error"
-            return Failure(str(kind), self.error.message)
+            return RequestFailure(str(kind), self.error.message)
         if not ended:
-            return Failure("cut_off", "the stream ended without [DONE]")
+            return RequestFailure("cut_off", "the stream ended without [DONE]")
         if not self.arrivals:
-            return Failure("empty", "the answer has no token")
+            return RequestFailure("empty", "the answer has no token")
         if self.usage is None and not self.counted:
-            return Failure("no_usage", "the server tells neither usage nor token ids: nothing can be counted")
+            return RequestFailure(
+                "no_usage", "the server tells neither usage nor token ids: nothing can be counted"
+            )
         return None

@@ -1,4 +1,4 @@
-"""The figures of a run, from the records of its requests."""
+"""The figures of a run, computed from the records of its requests."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.bench.goals import Goals
-from baton.bench.record import Record
+from baton.bench.record import RequestRecord
 from baton.bench.spread import Spread
 
 
 @dataclass(frozen=True, slots=True)
-class Goodput:
-    """How many requests met all goals."""
+class GoodputSummary:
+    """The requests that met all goals."""
 
     requests_per_s: float
     attainment: float
-    """Their share of all requests, failed ones included."""
+    """The share of requests that met all goals, of all requests, failed ones included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Times are in seconds; tokens and latencies are those of whole answers."""
+    """The figures of a run. Times are in seconds; tokens and latencies are those of whole answers."""
 
     requests: int
     completed: int
     errors: Mapping[str, int]
     duration: float
-    """From the first sending to the end of the last request."""
+    """The time from the first sending to the end of the last request."""
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -40,20 +40,20 @@ class Summary:
     itl: Spread | None
     e2e: Spread | None
     longest_gap: Spread | None
-    """Of each request with at least two chunks: its longest wait between two."""
+    """The longest waits between two chunks, of all requests with at least two chunks."""
     lateness: Spread | None
-    """How much later than due requests were sent: the client's own fault."""
+    """How much later than due requests were sent, which is the client's own fault."""
     tokens_per_chunk_known: bool
-    goodput: Goodput | None
+    goodput: GoodputSummary | None
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt and output tokens."""
+        """Prompt and output tokens per second."""
         return self.prompt_tokens_per_s + self.output_tokens_per_s
 
 
-def summarise(records: Sequence[Record], goals: Goals) -> Summary:
-    """The figures of at least one record. Goodput is left out without goals."""
+def summarise(records: Sequence[RequestRecord], goals: Goals) -> Summary:
+    """Return the figures of at least one record. Goodput is left out without goals."""
     whole = [record for record in records if record.failure is None]
     began = min(record.sent for record in records)
     duration = max(record.sent + record.ended for record in records) - began
@@ -81,9 +81,9 @@ def summarise(records: Sequence[Record], goals: Goals) -> Summary:
     )
 
 
-def _goodput(records: Sequence[Record], goals: Goals, duration: float) -> Goodput:
+def _goodput(records: Sequence[RequestRecord], goals: Goals, duration: float) -> GoodputSummary:
     good = sum(record.meets(goals) for record in records)
-    return Goodput(_rate(good, duration), good / len(records))
+    return GoodputSummary(_rate(good, duration), good / len(records))
 
 
 def _rate(count: int, duration: float) -> float:

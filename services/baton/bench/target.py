@@ -1,4 +1,4 @@
-"""The server that is measured: which model it serves, and how it takes and counts tokens."""
+"""The server under measurement: which model it serves, and how it takes and counts tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 import orjson
 
 from baton.bench.http import BrokenError, ConnectError, HttpClient
-from baton.options import UserError
+from baton.process.options import UserError
 
 PromptForm = Literal["ids", "text"]
 
@@ -21,26 +21,26 @@ _ANSWER_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What ``/v1/models`` says."""
+    """The model as ``/v1/models`` describes it."""
 
     name: str
     context: int | None
-    """Most tokens of prompt and answer together; None if the server does not tell."""
+    """Most tokens of prompt and answer together; None if the server does not report the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """How requests are written for a server."""
+class RequestFormat:
+    """The format of requests to a server."""
 
     model: str
     prompts: PromptForm
     token_ids: bool
-    """Ask for the ids of each chunk's tokens."""
+    """Whether to ask for the ids of each chunk's tokens."""
     ignore_eos: bool
     temperature: float
 
     def body(self, prompt: list[int] | str, max_tokens: int, seed: int) -> bytes:
-        """A streamed completion of exactly ``max_tokens`` tokens, if ``ignore_eos`` is on."""
+        """Return a streamed completion of exactly ``max_tokens`` tokens, if ``ignore_eos`` is on."""
         fields: dict[str, object] = {
             "model": self.model,
             "prompt": prompt,
@@ -58,7 +58,7 @@ class Request:
 
 
 async def find_model(client: HttpClient, wanted: str | None) -> ServedModel:
-    """The model called ``wanted``, or the first one served. Raises UserError."""
+    """Find the model called ``wanted``, or the first one served. Raises UserError."""
     status, body = await _ask(client, "GET", "/v1/models")
     if status != 200:
         raise UserError(f"--url: /v1/models was answered with {refusal(status, body)}")
@@ -84,15 +84,16 @@ async def find_form(
     prompts: PromptForm | None,
     ignore_eos: bool,
     temperature: float,
-) -> Request:
-    """The first form of request that the server takes, tried with a short prompt given as ``ids`` and as
-    ``text``: token ids before text (unless ``prompts`` says which), told token ids before none.
+) -> RequestFormat:
+    """Find the first format of requests that the server takes, with a short prompt given as ``ids`` and as
+    ``text``: token ids before text (unless ``prompts`` says which), with the chunks' token ids before
+    without.
 
     Raises UserError with the server's words when it takes none.
     """
     said = ""
     for form, token_ids in _forms(prompts):
-        request = Request(
+        request = RequestFormat(
             model=model, prompts=form, token_ids=token_ids, ignore_eos=ignore_eos, temperature=temperature
         )
         body = request.body(ids if form == "ids" else text, 2, 0)
@@ -107,7 +108,7 @@ async def find_form(
 
 
 async def _ask(client: HttpClient, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Status and body of an answer that comes before any measuring."""
+    """Return status and body of an answer, before any measuring."""
     try:
         async with asyncio.timeout(_ANSWER_SECONDS), client.request(method, path, body) as response:
             return response.status, await response.body()
@@ -125,7 +126,7 @@ def _forms(prompts: PromptForm | None) -> Iterator[tuple[PromptForm, bool]]:
 
 
 def refusal(status: int, body: bytes) -> str:
-    """A server's error in one line."""
+    """Return a server's error in one line."""
     try:
         return f"{status}: {orjson.loads(body)['error']['message']}"
     except (orjson.JSONDecodeError, LookupError, TypeError):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from baton.bench.config import LatencyConfig, WorkloadConfig
+from baton.bench.config import LatencyConfig
 from baton.bench.document import write_document
 from baton.bench.tables import latency_table
-from baton.errors import ModelError
-from baton.options import StartError
+from baton.bench.workload.config import WorkloadConfig
+from baton.process.options import ModelError, StartError
 from baton.text.errors import TokenizerError
 from baton.worker.config import WorkerConfig
 
@@ -68,30 +68,6 @@ def _llm(config: WorkerConfig) -> LLM:
     from baton import LLM
 
     try:
-        return LLM(
-            config.model,
-            dtype=config.dtype,
-            quantization=config.quantization,
-            device=config.device,
-            load_format=config.load_format,
-            block_size=config.block_size,
-            num_blocks=config.num_blocks,
-            kv_cache_bytes=config.kv_cache_memory,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            prefill_chunk=config.prefill_chunk,
-            chunked_prefill=config.chunked_prefill,
-            prefix_caching=config.prefix_caching,
-            enforce_eager=config.enforce_eager,
-            max_model_len=config.max_model_len,
-            speculative_method=config.speculative_method,
-            speculative_model=config.speculative_model,
-            num_speculative_tokens=config.num_speculative_tokens,
-            speculative_ngram_min=config.speculative_ngram_min,
-            speculative_ngram_max=config.speculative_ngram_max,
-            num_threads=config.threads,
-            tensor_parallel_size=config.tensor_parallel_size,
-            pipeline_parallel_size=config.pipeline_parallel_size,
-        )
+        return LLM(config.model, **config.engine_settings())
     except (ModelError, TokenizerError, ValueError) as error:
         raise StartError(str(error)) from error

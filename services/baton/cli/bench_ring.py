@@ -9,13 +9,13 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from baton import ready
-from baton.bench.sweep.candidate import Candidate
+from baton.bench.sweep.candidate import RingCandidate
 from baton.cli import client
 from baton.cli.ring import plan, roles_wanted
 from baton.cli.supervisor import Patience, Supervisor
 from baton.cli.up import url_of
-from baton.options import flag
+from baton.process import ready
+from baton.process.fields import to_argv
 from baton.worker.config import WorkerConfig
 
 _POLL_SECONDS = 0.1
@@ -48,7 +48,7 @@ class LocalRings:
     devices: Sequence[str]
 
     @asynccontextmanager
-    async def running(self, candidate: Candidate) -> AsyncIterator[str]:
+    async def running(self, candidate: RingCandidate) -> AsyncIterator[str]:
         """The address of a ring whose router has met its workers. Raises StartError when one cannot start,
         or when it dies before."""
         split = candidate.split
@@ -82,16 +82,11 @@ class LocalRings:
                 supervised.exception()  # told already, or of a ring that is no longer wanted
             supervised.cancel()
 
-    def command(self, candidate: Candidate) -> str:
+    def command(self, candidate: RingCandidate) -> str:
         """The ``baton up`` that starts this ring."""
-        default = WorkerConfig(role="both")
-        names = ("model", "dtype", "quantization", "load_format", "max_model_len", "block_size", "num_blocks")
-        parts = ["baton", "up"]
-        for name in (*names, "connector", "kv_cache_memory"):
-            value = getattr(self.worker, name)
-            if value != getattr(default, name):
-                parts += [flag(name), str(value)]
-        if tuple(self.devices) != (default.device,):
+        default = WorkerConfig(role="both").device
+        parts = ["baton", "up", *to_argv(dataclasses.replace(self.worker, device=default))]
+        if tuple(self.devices) != (default,):
             parts += ["--device", ",".join(self.devices)]
         return " ".join([*parts, *candidate.options()])
 

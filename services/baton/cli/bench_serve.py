@@ -12,7 +12,7 @@ from baton.bench.document import told, write_document
 from baton.bench.plots import plot_serve
 from baton.bench.serve import ServeResult, serve
 from baton.bench.tables import serve_lines, serve_table
-from baton.options import UserError
+from baton.process.options import UserError
 
 
 def run_serve(config: ServeConfig, json: Path | None, plot: Path | None) -> None:

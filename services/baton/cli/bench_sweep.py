@@ -14,13 +14,13 @@ from rich.console import Console
 from baton.bench.config import ServeConfig
 from baton.bench.document import write_document
 from baton.bench.serve import load_tokenizer
-from baton.bench.sweep.candidate import Candidate, Split
+from baton.bench.sweep.candidate import RingCandidate, RoleSplit
 from baton.bench.sweep.config import SearchConfig
 from baton.bench.sweep.plot import plot_sweep
 from baton.bench.sweep.run import Sweep
 from baton.bench.sweep.score import Comparison, Score
+from baton.bench.sweep.table import sweep_table, verdict
 from baton.bench.sweep.trial import TrialRunner
-from baton.bench.tables import sweep_table, verdict
 from baton.cli.bench_ring import LocalRings
 
 
@@ -49,11 +49,15 @@ def run_sweep(
         plot_sweep(plot, scores, load.goals, f"{rings.worker.model_name}, {load.workload.workload}")
 
 
-def _defaults(search: SearchConfig, rings: LocalRings) -> Candidate:
+def _defaults(search: SearchConfig, rings: LocalRings) -> RingCandidate:
     """What ``baton up`` starts when it is told nothing."""
-    split, worker = Split(prefill=1, decode=1), rings.worker
+    from baton.bench.offline.devices import sizes_on
+
+    split, sizes = RoleSplit(prefill=1, decode=1), sizes_on(rings.devices[0], rings.worker)
     threads = max(1, (search.cores or _cores()) // split.workers)
-    return Candidate(split, threads, worker.max_num_seqs, worker.max_num_batched_tokens, worker.prefill_chunk)
+    return RingCandidate(
+        split, threads, sizes.max_num_seqs, sizes.max_num_batched_tokens, sizes.prefill_chunk
+    )
 
 
 def _places(search: SearchConfig, rings: LocalRings) -> int:

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from baton import ready
 from baton.cli.console import View
-from baton.logs import LogReader
+from baton.process import ready
+from baton.process.logs import LogReader
 
 _LINE_LIMIT = 1024 * 1024
 _LAST_WORDS_SECONDS = 1.0
@@ -86,6 +86,8 @@ class Child:
             message = ready.parse(line)
             if message is None:
                 self._view.log(self.spec.name, logging.INFO, line)
+            elif isinstance(message, ready.ChosenSizes):
+                self._view.say(f"{self.spec.name}: {message.text}")
             elif isinstance(message, ready.Progress):
                 self._view.progress(self.spec.name, message)
             elif not self.ready.done():

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import orjson
 
-from baton.options import UserError
+from baton.process.options import UserError
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 600.0
@@ -30,14 +30,14 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """What one event adds to the answer."""
 
     text: str
     completion_tokens: int | None = None  # of the whole answer; comes last
 
 
-class Answer(Protocol):
+class ResponseBody(Protocol):
     """The part of an HTTP response that is read here: its body, line by line."""
 
     def readline(self, limit: int = -1, /) -> bytes:
@@ -54,7 +54,7 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def ask(url: str, question: Question, api_key: str | None = None) -> Iterator[Piece]:
+def ask(url: str, question: Question, api_key: str | None = None) -> Iterator[AnswerPiece]:
     """Stream the answer. Raises UserError when nothing answers, the ring refuses or the stream breaks."""
     base = _split(url)
     with _explaining(url):
@@ -100,7 +100,7 @@ def get(url: str, path: str, api_key: str | None = None) -> bytes:
     return body
 
 
-def read_events(answer: Answer) -> Iterator[Piece]:
+def read_events(answer: ResponseBody) -> Iterator[AnswerPiece]:
     """The pieces in a server-sent-events body. Raises UserError on an error event or a cut-off stream."""
     while line := answer.readline():
         if not line.startswith(b"data:"):
@@ -115,13 +115,13 @@ def read_events(answer: Answer) -> Iterator[Piece]:
     raise UserError("the answer was cut off: the router closed the stream")
 
 
-def _piece(event: dict[str, Any]) -> Piece:
+def _piece(event: dict[str, Any]) -> AnswerPiece:
     text = "".join(map(_text, event.get("choices", ())))
-    return Piece(text, (event.get("usage") or {}).get("completion_tokens"))
+    return AnswerPiece(text, (event.get("usage") or {}).get("completion_tokens"))
 
 
 def _text(choice: dict[str, Any]) -> str:
-    """Of a completion, or of a chat, reasoning included: without it nothing would come for long."""
+    """The text of a completion or a chat, reasoning included: without it nothing would come for long."""
     delta = choice.get("delta") or {}
     return choice.get("text") or (delta.get("reasoning_content") or "") + (delta.get("content") or "")
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from baton import ready
+from baton.process import ready
 
 _STAGES = {"load": "loading"}
 

@@ -13,9 +13,6 @@ from baton.router.traces.phases import MEANING
 
 _BAR = 24
 """Characters for the longest that a choice took."""
-_TTFT = ("queue", "compute", "handoff", "wait")
-"""What a placement expects of it, in parts."""
-
 Fields = Mapping[str, Any]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from baton.options import UserError
+from baton.process.options import UserError
 
 keys = typer.Typer(name="keys", no_args_is_help=True, help="Make API keys for --api-keys.")
 

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton import sockets
 from baton.cli.child import ChildSpec
-from baton.options import ConfigError, StartError, check_range, flag, join_address
+from baton.core.role import Role
+from baton.net import sockets
+from baton.process.fields import to_argv
+from baton.process.options import ConfigError, StartError, flag, join_address
 from baton.router.config import RouterConfig
-from baton.worker.config import MOST_RANKS, RoleName, WorkerConfig
+from baton.worker.config import WorkerConfig
 
 CLUSTER_KEY = "BATON_CLUSTER_KEY"
 """The environment variable that holds the key: an argument would show in every process list."""
@@ -27,7 +29,7 @@ between its death and its restart."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RingPlan:
     """Every process of a ring, with addresses chosen."""
 
     workers: Mapping[str, WorkerConfig]
@@ -58,7 +60,7 @@ class Ring:
         return f"{self.router.model_name}: {roles} + router, {worker.threads} CPU thread(s) per {each}"
 
 
-def roles_wanted(prefill: int | None, decode: int | None, both: int) -> list[RoleName]:
+def roles_wanted(prefill: int | None, decode: int | None, both: int) -> list[Role]:
     """A role per worker. One prefill and one decode unless something else was asked for."""
     default = 0 if both else 1
     prefill = default if prefill is None else prefill
@@ -68,35 +70,31 @@ def roles_wanted(prefill: int | None, decode: int | None, both: int) -> list[Rol
             raise ConfigError(option, f"must be between 0 and 64, not {count}")
     if not both and not (prefill and decode):
         raise ConfigError("prefill", "a ring needs a prefill and a decode worker, or one with --both")
-    roles: list[RoleName] = ["prefill"] * prefill
+    roles: list[Role] = ["prefill"] * prefill
     return roles + ["decode"] * decode + ["both"] * both
 
 
 def with_ranks(
-    worker: WorkerConfig, role: RoleName, tensor_parallel: int | None, pipeline_parallel: int | None
+    worker: WorkerConfig, role: Role, tensor_parallel: int | None, pipeline_parallel: int | None
 ) -> WorkerConfig:
     """The pattern for workers of one role, split as its own options say; None: like all others."""
-    for option, size in (
-        ("tensor_parallel_size", tensor_parallel),
-        ("pipeline_parallel_size", pipeline_parallel),
-    ):
-        if size is not None:
-            check_range(f"{role}_{option}", size, 1, MOST_RANKS)
-    return dataclasses.replace(
-        worker,
-        role=role,
-        tensor_parallel_size=tensor_parallel or worker.tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel or worker.pipeline_parallel_size,
-    )
+    own = {"tensor_parallel_size": tensor_parallel, "pipeline_parallel_size": pipeline_parallel}
+    sizes = {option: size for option, size in own.items() if size is not None}
+    try:
+        return dataclasses.replace(worker, role=role, **sizes)  # type: ignore[arg-type]  # mypy sees a union
+    except ConfigError as error:
+        if error.option not in sizes:
+            raise
+        raise ConfigError(f"{role}_{error.option}", error.problem) from None
 
 
 def plan(
     worker: WorkerConfig,
-    roles: Sequence[RoleName],
+    roles: Sequence[Role],
     devices: Sequence[str],
     router: Mapping[str, Any],
-    own: Mapping[RoleName, WorkerConfig] | None = None,
-) -> Ring:
+    own: Mapping[Role, WorkerConfig] | None = None,
+) -> RingPlan:
     """Give every worker its role, addresses, device and threads, and the router its workers.
 
     ``worker`` is the pattern for all of them, but for the roles that have their ``own``; devices are dealt
@@ -129,27 +127,13 @@ def plan(
     config = dataclasses.replace(
         config, port=config.port or next(ports), grpc_port=config.grpc_port or next(ports)
     )
-    return Ring(workers, config)
+    return RingPlan(workers, config)
 
 
 def arguments(config: WorkerConfig | RouterConfig) -> list[str]:
-    """The command-line options that make ``config`` again: those that differ from the defaults.
-
-    The key is left out (it travels in the environment), and so is the role (it is the command).
-    """
-    result = ["--exit-with-parent", str(os.getpid())]
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in ("role", "cluster_key") or value == field.default:
-            continue
-        if isinstance(value, tuple):
-            option = "--worker" if field.name == "workers" else flag(field.name)
-            result += [part for each in value for part in (option, each)]
-        elif isinstance(value, bool):
-            result.append(flag(field.name) if value else flag("no_" + field.name))
-        else:
-            result += [flag(field.name), str(value)]
-    return result
+    """The command-line options that make ``config`` again. The key travels in the environment, and the role
+    is the command."""
+    return ["--exit-with-parent", str(os.getpid()), *to_argv(config)]
 
 
 def _deal(devices: Sequence[str], worlds: Sequence[int]) -> list[str]:
@@ -174,7 +158,7 @@ def _are_neighbours(devices: Sequence[str], count: int) -> bool:
     return numbers == [str(first + at) for at in range(count)]
 
 
-def _names(roles: Sequence[RoleName]) -> list[str]:
+def _names(roles: Sequence[Role]) -> list[str]:
     """``prefill`` where there is one of them, else ``prefill-0``, ``prefill-1``."""
     totals = Counter(roles)
     seen: Counter[str] = Counter()

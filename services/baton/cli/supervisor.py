@@ -8,25 +8,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from baton import ready
 from baton.cli.child import Child, ChildSpec
 from baton.cli.console import View
-from baton.options import StartError
+from baton.process import ready
+from baton.process.options import StartError
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When to try again and when to give up. Times in seconds."""
+    """The policy of restarts: when to try again and when to give up. Times are in seconds."""
 
     deaths: int = 5  # of one child
     within: float = 60.0
     first_pause: float = 0.2  # before a restart; doubled for each recent death
-    longest_pause: float = 3.0
+    max_pause: float = 3.0
     grace: float = 5.0  # between asking a child to end and killing it
 
     def pause(self, recent_deaths: int) -> float:
         """How long to wait before the restart after so many recent deaths."""
-        return min(self.first_pause * 2.0 ** (recent_deaths - 1), self.longest_pause)
+        return min(self.first_pause * 2.0 ** (recent_deaths - 1), self.max_pause)
 
 
 class Supervisor:

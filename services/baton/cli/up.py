@@ -10,13 +10,13 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from baton import ready
 from baton.cli import client
 from baton.cli.client import Question
 from baton.cli.console import PlainView, TerminalView, View
-from baton.cli.ring import Ring
+from baton.cli.ring import RingPlan
 from baton.cli.supervisor import Supervisor
-from baton.options import StartError, UserError, join_address, local_host, parse_address
+from baton.process import ready
+from baton.process.options import StartError, UserError, join_address, local_host, parse_address
 
 _MEET_SECONDS = 30.0
 _MEET_POLL_SECONDS = 0.1
@@ -31,7 +31,7 @@ class UpOptions:
     log_level: int = logging.WARNING
 
 
-def up(ring: Ring, options: UpOptions) -> int:
+def up(ring: RingPlan, options: UpOptions) -> int:
     """Run the ring until a signal. Returns the exit status; raises StartError when the ring cannot go on."""
     view: TerminalView | PlainView
     if sys.stdout.isatty():
@@ -47,7 +47,7 @@ def up(ring: Ring, options: UpOptions) -> int:
 class _Session:
     """One run of ``baton up``."""
 
-    def __init__(self, ring: Ring, options: UpOptions, view: TerminalView | PlainView) -> None:
+    def __init__(self, ring: RingPlan, options: UpOptions, view: TerminalView | PlainView) -> None:
         self._ring = ring
         self._options = options
         self._view = view
@@ -134,7 +134,7 @@ async def _first(*tasks: asyncio.Task[object]) -> None:
 
 
 def url_of(message: ready.Message) -> str:
-    """Where the router that said this is called."""
+    """The address at which the router that said this is called."""
     if not isinstance(message, ready.RouterReady):
         raise StartError("the router is ready but did not say where")
     host, port = parse_address(message.http)

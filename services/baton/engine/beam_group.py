@@ -1,35 +1,35 @@
-"""The beams of one request: sequences that go on together, and share blocks where they began alike."""
+"""The beams of one request: sequences that go on together, and share the blocks of common beginnings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from baton.engine.beams import BeamSearch, Candidates, Hypothesis
-from baton.engine.block_pool import BlockPool
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.sampling.beams import BeamSearch, Candidates, Hypothesis
 from baton.engine.sequence import FinishReason, Sequence
-from baton.logprobs import Logprobs, TokenDetails
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerToken:
-    """A token of an answer that was found, in order of answers and tokens."""
+    """A token of an answer that the search found, in order of answers and tokens."""
 
     answer: Sequence
-    """Named as the request, or as one of its forks. Over by now."""
+    """A finished sequence with the name of the request or of one of its forks."""
     token: int
     index: int
-    """Among the tokens of its answer."""
+    """The token's index among the tokens of its answer."""
     finish_reason: FinishReason | None
     details: TokenDetails | None
 
 
 class BeamGroup:
-    """The beams of one search, each a sequence to the scheduler. The first of them is the request's own.
+    """The beams of one search, each a sequence to the scheduler. The first beam is the request's own
+    sequence.
 
-    A step of the search is taken when every beam has computed its last token. A beam that the scheduler has
-    preempted is waited for: the others keep their blocks and have nothing to compute. Not locked: the
-    engine's lock guards it.
+    The search advances when every beam has computed its last token. While a beam is preempted, the other
+    beams wait: they keep their blocks and have nothing to compute. Not locked: the engine's lock guards it.
     """
 
     def __init__(self, leader: Sequence, stop_ids: frozenset[int]) -> None:
@@ -41,14 +41,14 @@ class BeamGroup:
             params.beam_search, leader.max_len - leader.num_prompt, stop_ids, params.logprobs
         )
         self.members = [leader]
-        """In the order of the search's beams."""
+        """The beams' sequences, in the order of the search's beams."""
         self._candidates: dict[Sequence, Candidates] = {}
         self._prompt_logprobs = (
             Logprobs.join(leader.prompt_logprobs) if params.prompt_logprobs is not None else None
         )
 
     def take(self, member: Sequence, candidates: Candidates) -> bool:
-        """What may follow a beam is known. True if that is so for all of them."""
+        """Records the candidates that may follow a beam. True if every beam has its candidates."""
         self._candidates[member] = candidates
         return all(each in self._candidates and each.num_uncomputed == 0 for each in self.members)
 
@@ -65,8 +65,8 @@ class BeamGroup:
         return self.members
 
     def advance(self, pool: BlockPool) -> bool:
-        """Takes a step: the next beams take over tokens and blocks of those that they go on from. False if
-        the search is over."""
+        """Takes a step: each next beam takes over tokens and blocks of its parent. False if the search is
+        over."""
         parents = self.search.advance([self._candidates[member] for member in self.members])
         self._candidates.clear()
         if self.search.done:
@@ -98,8 +98,8 @@ class BeamGroup:
         return tokens
 
     def _inherit(self, parents: Items[Sequence], pool: BlockPool) -> None:
-        """The i-th beam goes on from ``parents[i]``. Whoever has a child becomes its first one and keeps what
-        it has; those without any become the others."""
+        """Makes the i-th beam continue ``parents[i]``. A parent's sequence becomes its first child and keeps
+        its blocks; sequences without a child become the remaining children."""
         unused = [member for member in self.members if member not in parents]
         kept: set[Sequence] = set()
         members = []

@@ -3,102 +3,53 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import get_args
+from typing import Annotated
 
+from baton.engine.defaults import CPU, StepSizes, defaults_of
+from baton.engine.options import EngineOptions
 from baton.engine.scheduler import SchedulerLimits
-from baton.models.config import DTYPES
-from baton.models.loader import LoadFormat
-from baton.models.quantization import QUANTIZATIONS, Quantization
-from baton.speculation.config import Method, SpeculationConfig
-
-_POSITIVE = (
-    "block_size",
-    "num_blocks",
-    "kv_cache_bytes",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "prefill_chunk",
-    "mixed_prefill_tokens",
-    "max_model_len",
-    "num_threads",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-)
+from baton.process.fields import Option, check_arguments
+from baton.speculation.config import ONE_PROCESS, SpeculationConfig
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What to load and how much to run at once. ValueError names the field, its value and what is allowed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings(EngineOptions):
+    """All that an engine is told but the model. ValueError names the field, its value and what is allowed."""
 
-    model: Path
-    """A directory with config.json and safetensors."""
-    dtype: str = "auto"
-    """Of weights and KV: float32, bfloat16, float16; auto: the type the weights were saved in."""
-    quantization: Quantization = "none"
-    """int8: the weights of matmuls in half the memory; on a CPU with its kernels."""
-    device: str = "cpu"
-    load_format: LoadFormat = "auto"
-    """dummy: random weights from ``load_seed``."""
     load_seed: int = 0
-    block_size: int = 16
-    """Tokens in a KV block."""
-    num_blocks: int | None = None
-    """Blocks in the KV pool; None: as many as ``kv_cache_bytes`` hold."""
-    kv_cache_bytes: int | None = None
-    """None: 1 GiB on CPU; on CUDA what ``device_memory_fraction`` leaves beside weights and activations."""
+    """The seed of the random weights that ``load_format`` dummy makes."""
+    kv_cache_bytes: Annotated[
+        int | None,
+        Option(
+            "Default: 1 GiB on CPU; on CUDA what device_memory_fraction leaves beside weights.",
+            least=1,
+        ),
+    ] = None
+    """Memory of the KV pool, where ``num_blocks`` says nothing."""
     host_kv_bytes: int = 0
-    """Host memory for blocks that the pool evicts; 0: none are kept."""
+    """Host memory for blocks that the pool evicts, in bytes; 0: evicted blocks are not kept."""
     device_memory_fraction: float = 0.9
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    prefill_chunk: int = 256
-    """Most tokens of one prompt in one step."""
-    mixed_prefill_tokens: int | None = None
-    """Most tokens of prompts in a step in which something decodes; None: as in any other."""
-    chunked_prefill: bool = True
-    """Off: a whole prompt in one step, even above ``max_num_batched_tokens``."""
-    prefix_caching: bool = True
-    max_model_len: int | None = None
-    """Most tokens of prompt and outputs together; None: what the model allows."""
     priority_aging: float | None = None
-    """Seconds of waiting that are worth one level of priority; None: first come, first served."""
-    speculative_method: Method = "none"
-    """Who drafts tokens ahead; the rest of these is explained in ``SpeculationConfig``."""
-    speculative_model: str | None = None
-    num_speculative_tokens: int = 4
-    speculative_ngram_min: int = 2
-    speculative_ngram_max: int = 4
-    enforce_eager: bool = False
-    """On CUDA, launch every kernel of a decode step by itself: no graphs (``baton.engine.graphs``)."""
-    num_threads: int | None = None
-    """Threads of torch on the CPU, for the whole process, of each rank; None: as torch chooses, or the cores
-    shared out to the ranks."""
-    tensor_parallel_size: int = 1
-    """Ranks that share the heads and inner rows of every layer."""
-    pipeline_parallel_size: int = 1
-    """Stages that the layers are dealt out to. There are tensor x pipeline ranks, a process each; on CUDA
-    they use as many devices, from ``device`` on."""
+    """The waiting time that is worth one level of priority, in seconds; None: first come, first served."""
+    num_threads: Annotated[
+        int | None, Option("Default: as torch chooses, or the cores shared out to the ranks.", least=1)
+    ] = None
+    """Threads of torch on the CPU, for the whole process, of each rank."""
 
     def __post_init__(self) -> None:
-        settings: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in _POSITIVE:
-            value = settings[name]
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} is {value!r}; allowed: a whole number of at least 1")
-        for name, allowed in (
-            ("dtype", ("auto", *DTYPES)),
-            ("quantization", QUANTIZATIONS),
-            ("load_format", get_args(LoadFormat)),
-        ):
-            if settings[name] not in allowed:
-                raise ValueError(f"{name} is {settings[name]!r}; allowed: {', '.join(allowed)}")
+        check_arguments(self)
         _ = self.speculation
-        if self.world > 1 and self.speculative_method in ("medusa", "eagle"):
+        if self.world > 1 and self.speculative_method in ONE_PROCESS:
             raise ValueError(
                 f"speculative_method is {self.speculative_method!r}; allowed with "
                 f"{self.world} ranks (tensor_parallel_size x pipeline_parallel_size): none, ngram, draft"
+            )
+        if self.async_scheduling == "on" and (self.world > 1 or self.speculative_method != "none"):
+            raise ValueError(
+                f"async_scheduling is 'on'; allowed with {self.world} ranks (tensor_parallel_size x "
+                f"pipeline_parallel_size) and speculative_method {self.speculative_method!r}: auto, off"
             )
         if not 0 < self.device_memory_fraction <= 1:
             raise ValueError(
@@ -113,20 +64,12 @@ class EngineConfig:
             )
         if self.priority_aging is not None and not 0 <= self.priority_aging < math.inf:
             raise ValueError(f"priority_aging is {self.priority_aging}; allowed: 0 and more, in seconds")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}; allowed: at least max_num_seqs "
-                f"({self.max_num_seqs}), so that every running sequence can decode in every step"
-            )
-
-    @property
-    def world(self) -> int:
-        """How many ranks the model is split over."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.max_num_batched_tokens is not None and self.max_num_seqs is not None:
+            self.sizes_with(CPU.sizes)  # refuses the two of them, whatever the device
 
     @property
     def speculation(self) -> SpeculationConfig:
-        """ValueError if its options do not go together."""
+        """The options of speculation. ValueError if they do not go together."""
         return SpeculationConfig(
             self.speculative_method,
             self.speculative_model,
@@ -135,16 +78,50 @@ class EngineConfig:
             self.speculative_ngram_max,
         )
 
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(EngineSettings):
+    """What to load and how much to run at once, with the model and the device found."""
+
+    model: Path
+    """A directory with config.json and safetensors."""
+    device: str = field(default="cpu", kw_only=True)
+    device_bytes: int = field(default=0, kw_only=True)
+    """The device's memory, by which defaults are chosen; 0: unknown."""
+
+    def __post_init__(self) -> None:
+        EngineSettings.__post_init__(self)
+        _ = self.sizes
+
+    @property
+    def sizes(self) -> StepSizes:
+        """The sizes of blocks and steps: those that are given, and the device's defaults for the others."""
+        return self.sizes_with(defaults_of(self.device, self.device_bytes).sizes)
+
+    def described(self) -> str:
+        """The sizes and where they come from, in a line for a person."""
+        defaults, sizes = defaults_of(self.device, self.device_bytes), self.sizes
+        memory = f" ({self.device_bytes / (1 << 30):.0f} GiB)" if self.device_bytes else ""
+        given = [field.name for field in fields(StepSizes) if getattr(self, field.name) is not None]
+        source = f"{', '.join(given)} as given, else " if given else ""
+        return (
+            f"{self.device}{memory}: blocks of {sizes.block_size} tokens, {sizes.max_num_seqs} sequences, "
+            f"{sizes.max_num_batched_tokens} tokens a step, {sizes.prefill_chunk} of one prompt, "
+            f"{self.mixed_prefill_tokens or 'as many'} beside running answers; {source}the defaults of "
+            f"{defaults.name}, where {defaults.reason}"
+        )
+
     def limits(self, model_max_len: int, longest_shared_prompt: int | None = None) -> SchedulerLimits:
-        """The scheduler's part, for a model whose context is ``model_max_len`` tokens."""
+        """The scheduler's limits, for a model whose context is ``model_max_len`` tokens."""
         if self.max_model_len is not None and self.max_model_len > model_max_len:
             raise ValueError(
                 f"max_model_len is {self.max_model_len}; allowed: at most {model_max_len}, the model's"
             )
+        sizes = self.sizes
         return SchedulerLimits(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            prefill_chunk=self.prefill_chunk,
+            max_num_seqs=sizes.max_num_seqs,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
+            prefill_chunk=sizes.prefill_chunk,
             max_model_len=self.max_model_len or model_max_len,
             chunked_prefill=self.chunked_prefill,
             prefix_caching=self.prefix_caching,

@@ -1,4 +1,4 @@
-"""What ``auto`` means for device and dtype."""
+"""The device and the dtype that ``auto`` stands for."""
 
 from __future__ import annotations
 
@@ -11,22 +11,44 @@ from baton_kernels.cpu.linear import kernels_for
 
 
 def choose_device(wanted: str) -> str:
-    """``auto`` is CUDA where there is one."""
+    """The device to use: ``auto`` is CUDA where there is one."""
     if wanted != "auto":
         return wanted
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def device_memory(name: str) -> int:
+    """The memory of a CUDA device, in bytes; 0 for a CPU, whose memory is not its own."""
+    device = exact_device(name)
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+
+
+def exact_device(name: str) -> torch.device:
+    """The device of this name; one of CUDA with its number: the number of the calling thread's device where
+    the name has none."""
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def enter_device(device: torch.device) -> None:
+    """Makes a CUDA device the calling thread's own. Every thread begins on device 0, and what names no device
+    (a stream, a synchronization, a library's kernel) happens there, which takes memory there as well."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def has_bfloat16() -> bool:
-    """Whether the processor has instructions for it, which torch's library takes."""
+    """Whether the processor has bfloat16 instructions that torch's library uses."""
     has = torch.cpu.get_capabilities()
     return bool(has.get("avx512_bf16") or has.get("amx_bf16"))
 
 
 def choose_dtype(wanted: str, device: str, model: Path) -> str:
-    """``auto`` is the type the weights of ``model`` were saved in; on a CPU that cannot compute with it fast,
-    float32. Baton's kernels can with bfloat16 on any, plain torch where there are instructions for it, and
-    nothing with float16.
+    """The dtype to use: ``auto`` is the type the weights of ``model`` were saved in; on a CPU that cannot
+    compute with it fast, float32. Baton's kernels compute fast with bfloat16 on any CPU, plain torch where
+    there are instructions for it, and neither with float16.
 
     Raises ModelError if the model's config cannot be read."""
     if wanted != "auto" or device != "cpu":

@@ -8,36 +8,37 @@ import time
 from array import array
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.beam_group import AnswerToken, BeamGroup
-from baton.engine.beams import Candidates
-from baton.engine.block_pool import BlockPool
-from baton.engine.break_even import BreakEven
 from baton.engine.checks import RequestChecks
-from baton.engine.execution import Runner, Sampled, StepResult
-from baton.engine.host_tier import HostTier
-from baton.engine.load import Load
-from baton.engine.pace import Pace
-from baton.engine.prefix_journal import PrefixChanges
+from baton.engine.execution import Launcher, PendingStep, Runner, Sampled, StepResult
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.break_even import BreakEven
+from baton.engine.kv.host_tier import HostTier, HostTierStats
+from baton.engine.kv.prefix_journal import PrefixChanges
+from baton.engine.pace import StepSpeeds
+from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import ScheduledBatch, Scheduler
-from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.engine.sequence import FinishReason, Sequence, SequenceStatus
+from baton.engine.stats import EngineStats, WorkDone
 from baton.engine.stop import finish_reason, stop_ids, stops
-from baton.grammar.compiler import Grammar, GrammarCompiler
+from baton.grammar.compiler import GrammarCompiler
 from baton.grammar.errors import GrammarBusyError, GrammarError
-from baton.grammar.table import TokenTable
-from baton.logprobs import Logprobs, TokenDetails
+from baton.grammar.table import Grammar, TokenTable
 from baton.parallel.ranks import ONE_NODE, Nodes
-from baton.sampling_params import SamplingParams
-from baton.telemetry.startup import StartClock
-from baton.telemetry.worker import HostTierStats, SpeculationStats, WorkDone
+from baton.process.start_clock import StartClock
+from baton.speculation.stats import NO_DRAFTS
 from baton.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from baton.engine.config import EngineConfig
-    from baton.engine.host_memory import HostMemory
-    from baton.engine.logits import LogitRules
+    from baton.engine.kv.host_memory import HostMemory
+    from baton.engine.sampling.logits import LogitRules
+    from baton.engine.warm_up import LateBuilds
     from baton.models.loader import Progress
     from baton.speculation.speculator import Speculator
 
@@ -45,32 +46,53 @@ log = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
-    """When something ran, in seconds on this process's monotonic clock."""
+    """The start and end of a run, in seconds on this process's monotonic clock."""
 
     began: float
     ended: float
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
-    """What a step did for one sequence."""
+class _WholeStep:
+    """A step of a runner without a launcher: all of it is computed when its result is asked for."""
+
+    def __init__(self, runner: Runner, batch: ScheduledBatch) -> None:
+        self._runner = runner
+        self._batch = batch
+
+    def choose(self) -> None: ...
+
+    def result(self) -> StepResult:
+        return self._runner.run(self._batch)
+
+
+class _StepUnderWay(NamedTuple):
+    """A step that was launched."""
+
+    batch: ScheduledBatch
+    pending: PendingStep
+    began: float
+    """The time of the launch, on the monotonic clock, in seconds."""
+
+
+class SequenceOutput(NamedTuple):
+    """The result of a step for one sequence."""
 
     seq: Sequence
     new_tokens: tuple[int, ...]
-    """Already in ``seq.output_ids``; several if drafts were accepted, none while the prompt is being
-    computed."""
+    """Tokens that are already in ``seq.output_ids``; several if drafts were accepted, none while the prompt
+    is being computed."""
     finish_reason: FinishReason | None
     advanced_to: int
-    """``num_computed`` after the step: the KV of this many tokens is in the blocks. Less than it was before
-    if the sequence was preempted in between, and the blocks are others then."""
+    """``num_computed`` after the step: the KV of this many tokens is in the blocks. Less than before if the
+    sequence was preempted in between, and the blocks are other ones then."""
     forward: Span
-    """Of the step."""
+    """The time of the step's forward pass."""
     details: TokenDetails | None = None
-    """Of the new tokens, if the request asked for any."""
+    """Log-probabilities of the new tokens, if the request asked for any."""
     error: str | None = None
-    """With ``FinishReason.ERROR``: why, in a line for the client."""
+    """The reason of ``FinishReason.ERROR``, in a line for the client."""
     blameless: bool = False
-    """With an error: the request is not at fault."""
+    """Whether an error is not the request's fault."""
 
     @property
     def first_new(self) -> int:
@@ -79,8 +101,8 @@ class SequenceOutput:
 
     @property
     def is_first(self) -> bool:
-        """Whether ``new_tokens`` begin the answer, or what is added to it here, if the prompt was computed
-        here."""
+        """Whether ``new_tokens`` begin the answer, or the part of it that is generated here, if the prompt
+        was computed here."""
         return self.first_new == self.seq.num_prompt + self.seq.resumed_from
 
 
@@ -88,9 +110,14 @@ class Engine:
     """Runs sequences on one model. One thread calls :meth:`step`; any thread may call the rest.
 
     ``lock`` guards the scheduler and the pool. A step takes it to schedule and again to apply the results,
-    and never during the forward pass, so that others can bind, pin and free blocks meanwhile. Sequences in a
-    running pass keep their blocks until it is over, even if they are cancelled: its kernels may still write
-    there.
+    and never during the forward pass, so that other threads can bind, pin and free blocks meanwhile.
+    Sequences in a running pass keep their blocks until it is over, even if they are cancelled: its kernels
+    may still write there.
+
+    Where the runner has a ``launcher``, the next step is scheduled and launched before the tokens of this one
+    are here: their ids stay on the device. An end that only the token tells is so seen one step late, and the
+    surplus token is dropped. Sequences whose next token does more than join them wait a step
+    (``Scheduler.schedule``).
     """
 
     def __init__(
@@ -107,31 +134,39 @@ class Engine:
         ``speculator`` None: no drafts."""
         self.lock = threading.RLock()
         self.work = threading.Event()
-        """Set whenever there may be something to step that was not there before."""
+        """An event that is set whenever there may be new work to step."""
         self.runner = runner
         self.scheduler = scheduler
         self.host = host
-        # Of ids beyond the vocabulary, which some configurations name, none can come.
+        # Ids beyond the vocabulary, which some configurations name, are never sampled.
         self.eos_token_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self.vocab_size = vocab_size
         self._checks = RequestChecks(vocab_size, self.eos_token_ids)
         self.generated_tokens = 0
         self._work = WorkDone()
-        self._pace = Pace()
+        self._pace = StepSpeeds()
         self.grammars = grammars
         self.speculator = speculator
         self.on_start: Callable[[list[Sequence]], None] = lambda _: None
         """Hears of sequences that are about to be computed for the first time, on the thread that steps and
-        before the forward pass: should that end the process, they are among those that may be why."""
+        before the forward pass: if that ends the process, one of these sequences may be the cause."""
+        self.late_builds: LateBuilds | None = None
+        """The kernels compiled since the device was ready; None: none can be."""
         runner.keeps_hidden = speculator is not None and speculator.drafter.wants_hidden
         self._sequences: dict[str, Sequence] = {}
         self._compiling: dict[Sequence, Callable[[Sequence], None]] = {}
-        """Those that wait for their grammar, with what admits them then. They may hold blocks."""
+        """Sequences that wait for their grammar, each with the function that admits it then. They may hold
+        blocks."""
         self._untold: list[SequenceOutput] = []
-        """To be told with the next step."""
+        """Outputs to return with the next step."""
         self._groups: dict[Sequence, BeamGroup] = {}
         """Beam searches under way, by their first beam, which has the name of the request."""
-        self._in_flight: frozenset[Sequence] = frozenset()
+        self._under_way: _StepUnderWay | None = None
+        """The step that was launched ahead, while :meth:`step` does not run."""
+        self._ended_at = 0.0
+        """The end of the last step, on the monotonic clock, in seconds."""
+        self.stalled = False
+        """Whether the last call of :meth:`step` found nothing that it could compute."""
 
     @classmethod
     def from_config(
@@ -141,11 +176,11 @@ class Engine:
         clock: StartClock | None = None,
         nodes: Nodes = ONE_NODE,
     ) -> Engine:
-        """Loads the model, sizes the KV pool and warms up, on all ranks, which are on ``nodes``. ValueError
-        if config and model do not agree or do not fit on the device, RankError if a rank cannot start;
-        ``progress`` hears of bytes of weights read, ``clock`` of the phases."""
-        # Whose steps are simulated has no torch.
-        from baton.engine.host_memory import HostMemory
+        """Loads the model, sizes the KV pool and warms up, on all ranks on ``nodes``. ValueError if config
+        and model do not agree or do not fit on the device, RankError if a rank cannot start; ``progress``
+        hears of bytes of weights read, ``clock`` of the phases."""
+        # Imported here, since a process that simulates its steps has no torch.
+        from baton.engine.kv.host_memory import HostMemory
         from baton.engine.startup import build_runner
 
         clock = clock or StartClock()
@@ -153,7 +188,7 @@ class Engine:
         limits = config.limits(built.model_config.max_model_len, built.model_config.longest_shared_prompt)
         tier = host = None
         if built.num_host_blocks:
-            break_even = BreakEven(config.block_size)
+            break_even = BreakEven(config.sizes.block_size)
             tier = HostTier(built.num_host_blocks, break_even)
             with clock.phase("host_tier"):
                 host = HostMemory(
@@ -163,7 +198,7 @@ class Engine:
                     built.runner.ranks,
                     built.block_bytes,
                 )
-        pool = BlockPool(built.num_blocks, config.block_size, tier.save if tier else None)
+        pool = BlockPool(built.num_blocks, config.sizes.block_size, tier.save if tier else None)
         scheduler = Scheduler(limits, pool, tier)
         eos = frozenset(built.model_config.eos_token_ids)
         vocab_size = built.model_config.vocab_size
@@ -172,11 +207,13 @@ class Engine:
             return TokenTable.of(Tokenizer.from_dir(config.model), vocab_size, sorted(eos))
 
         speculator = built.speculator
-        return cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens), speculator)
+        engine = cls(built.runner, scheduler, eos, vocab_size, host, GrammarCompiler(tokens), speculator)
+        engine.late_builds = built.late_builds
+        return engine
 
     def call_on_rank_death(self, on_death: Callable[[str], None]) -> None:
-        """``on_death`` hears which of the other ranks died and how, at once and on a thread of its own; until
-        it has returned, nobody else does."""
+        """Calls ``on_death`` with which of the other ranks died and how, at once and on a thread of its own;
+        no other caller hears of the death until it has returned."""
         if self.runner.ranks is not None:
             self.runner.ranks.call_on_death(on_death)
 
@@ -189,17 +226,17 @@ class Engine:
 
     @property
     def pool(self) -> BlockPool:
-        """Who owns which block. Use it under ``lock``."""
+        """The owners of the blocks. Use it under ``lock``."""
         return self.scheduler.pool
 
-    def mix(self, prefill_tokens: int | None) -> None:
-        """From the next step on; see ``SchedulerLimits.mixed_prefill_tokens``."""
+    def set_mixed_prefill_tokens(self, prefill_tokens: int | None) -> None:
+        """Sets ``SchedulerLimits.mixed_prefill_tokens`` from the next step on."""
         with self.lock:
             limits = self.scheduler.limits
             self.scheduler.limits = replace(limits, mixed_prefill_tokens=prefill_tokens)
 
     def add(self, seq: Sequence) -> None:
-        """Queues a sequence; it takes the place of an older attempt of the same request.
+        """Queues a sequence, which replaces an older attempt of the same request.
 
         ValueError if it could never run here, if a token id is out of range, or if this attempt or a newer
         one of the request is here already.
@@ -213,7 +250,7 @@ class Engine:
 
     def check(self, seq: Sequence) -> None:
         """Raises the ValueError that :meth:`add` would raise for a sequence that could never run here. Starts
-        compiling its grammar, so that it may be there when the sequence is."""
+        compiling its grammar, so that it may be ready when the sequence is added."""
         self._checks.check(seq)
         self.scheduler.check(seq)
         grammar = self._grammar_of(seq.params)
@@ -222,7 +259,7 @@ class Engine:
 
     def admit_computed(self, seq: Sequence) -> None:
         """Joins a sequence that arrived by handoff: its ``block_ids`` hold the KV of all its tokens but the
-        last, which is an output. Takes over one reference on each block, and enters full ones into the
+        last, which is an output. Takes over one reference on each block, and enters full blocks into the
         prefix index. ValueError as for :meth:`add`, or if blocks and tokens do not match: then the blocks
         remain the caller's.
         """
@@ -235,8 +272,8 @@ class Engine:
 
     def admit_forked(self, answers: list[Sequence], blocks: Collection[int]) -> dict[Sequence, str]:
         """Joins the answers of one request that arrived by handoff, as :meth:`admit_computed` does, and takes
-        over one reference on each of ``blocks``, which they share. Those that ended with their first token
-        are left out. Returns why others could not join."""
+        over one reference on each of ``blocks``, which they share. Answers that ended with their first token
+        are left out. Returns the reason for each sequence that could not join."""
         refused: dict[Sequence, str] = {}
         with self.lock:
             for seq in answers:
@@ -270,7 +307,7 @@ class Engine:
     def overdue(self, now: float) -> list[Sequence]:
         """Requests here, in whatever state, whose deadline has passed."""
         with self.lock:
-            return [seq for seq in self._sequences.values() if seq.urgency.overdue(now)]
+            return [seq for seq in self._sequences.values() if seq.priority.overdue(now)]
 
     def has_any_of(self, owner: str) -> bool:
         """Whether a request of this owner is here."""
@@ -296,7 +333,7 @@ class Engine:
     def release(self, seq: Sequence) -> bool:
         """Forgets a held sequence and frees its blocks; False if it is not held (any more)."""
         with self.lock:
-            if seq.status is not Status.HELD:
+            if seq.status is not SequenceStatus.HELD:
                 return False
             self._finish(seq, None)
             return True
@@ -304,14 +341,15 @@ class Engine:
     # -- handoffs that are to arrive ---------------------------------------------------------------------
 
     def reserve(self, blocks: int, turn: float = 0.0) -> bool:
-        """Promises ``blocks`` blocks to a handoff whose turn that is; False if those here need them or
-        somebody waits whose turn is not later."""
+        """Promises ``blocks`` blocks to a handoff with this ``turn``; False if the sequences here need them
+        or a sequence waits whose turn is not later."""
         with self.lock:
             return self.scheduler.reserve(blocks, turn)
 
     def copy_blocks(self) -> None:
-        """Makes the copies between pool and host tier that are due. Whoever allocates from the pool, or has a
-        prefix matched, calls it before the lock is free."""
+        """Makes the copies between pool and host tier that are due; on CUDA it starts them (``HostMemory``).
+        A caller that allocates from the pool, or matches a prefix, calls this before it releases the
+        lock."""
         with self.lock:
             if self.host is not None and self.scheduler.tier is not None:
                 self.host.carry_out(self.scheduler.tier.take_plan())
@@ -331,7 +369,7 @@ class Engine:
         return self.pool.journal.end
 
     def prefix_changes(self, number: int, most: int) -> PrefixChanges | None:
-        """See ``PrefixJournal.since``."""
+        """The changes since event ``number``; see ``PrefixJournal.since``."""
         with self.lock:
             return self.pool.journal.since(number, most)
 
@@ -345,36 +383,100 @@ class Engine:
     @property
     def has_work(self) -> bool:
         with self.lock:
-            return bool(self.scheduler.has_work or self._compiling or self._untold)
+            work = self.scheduler.has_work or self._compiling or self._untold or self._under_way
+            return bool(work)
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """What launches steps ahead; None: each is over before the next begins. Drafts are made of the tokens
+        before them, so they forbid it."""
+        return self.runner.launcher if self.speculator is None else None
+
+    @property
+    def computing(self) -> bool:
+        """Whether a step is under way though :meth:`step` does not run."""
+        return self._under_way is not None
 
     def step(self) -> list[SequenceOutput]:
         """Computes one step and returns an output for every sequence that computed something.
 
         Empty although there is work: everything waits for grammars, or for blocks that holds, pins or
-        reservations keep. If the model raises, the step counts as not done, and the exception goes on to the
-        caller.
+        reservations keep (``stalled``), or all that the step computed was surplus. If the model raises, the
+        step counts as not done, and the exception goes on to the caller.
         """
-        drafts = self._draft()
-        with self.lock:
-            batch = self.scheduler.schedule(drafts)
-            self.copy_blocks()
-            self._in_flight = frozenset(item.sequence for item in batch.items)
-            untold, self._untold = self._untold, []
-        if not batch.items:
+        step = self._under_way or self._launch(ahead=False)
+        self._under_way = step
+        self.stalled = step is None
+        if step is None:
+            with self.lock:
+                untold, self._untold = self._untold, []
             return untold
+        following = None
+        if self.launcher is not None and not step.batch.starved:
+            following = self._launch(ahead=True)
+        outputs = self._complete(step, following)
+        self._under_way = following
+        if following is not None:
+            self._choose(following, outputs)
+        return outputs
+
+    def _launch(self, ahead: bool) -> _StepUnderWay | None:
+        """Schedules a step and launches it; None if there is nothing to compute. ``ahead``: another one is
+        under way."""
+        drafts = {} if ahead else self._draft()
+        with self.lock:
+            batch = self.scheduler.schedule(drafts, ahead=ahead)
+            self.copy_blocks()
+            self.scheduler.begin(batch)
+        if not batch.items:
+            return None
         self._tell_started(batch)
         began = time.monotonic()
+        if self.host is not None:
+            self.host.join()
+        launcher = self.launcher
+        if launcher is None:
+            return _StepUnderWay(batch, _WholeStep(self.runner, batch), began)
         try:
-            result = self.runner.run(batch)
+            step = _StepUnderWay(batch, launcher.launch(batch), began)
+            if not ahead:
+                step.pending.choose()
         except BaseException:
             with self.lock:
-                self.scheduler.end_step(copied=False)
-                self._land()
-                self._untold = untold + self._untold
+                self.scheduler.land(batch, copied=False)
             raise
-        forward = Span(began, time.monotonic())
+        return step
+
+    def _choose(self, step: _StepUnderWay, outputs: list[SequenceOutput]) -> None:
+        """Launches the choice of a step's tokens. If that fails the step counts as not done, and ``outputs``,
+        of the step before, are returned by the next call of :meth:`step`."""
+        try:
+            step.pending.choose()
+        except BaseException:
+            with self.lock:
+                self.scheduler.land(step.batch, copied=False)
+                self._untold = outputs + self._untold
+            self._under_way = None
+            raise
+
+    def _complete(self, step: _StepUnderWay, following: _StepUnderWay | None) -> list[SequenceOutput]:
+        """Waits for the results of a step, and applies them. If there are none, no step is under way."""
+        batch = step.batch
+        try:
+            result = step.pending.result()
+        except BaseException:
+            with self.lock:
+                for failed in (following, step):
+                    if failed is not None:
+                        self.scheduler.land(failed.batch, copied=False)
+            self._under_way = None
+            raise
+        ended = time.monotonic()
+        forward = Span(max(step.began, self._ended_at), ended)
+        self._ended_at = ended
         with self.lock:
             self._measure(batch, forward)
+            untold, self._untold = self._untold, []
             outputs = untold + self._apply(batch, result, forward)
         self._observe(batch, result)
         return outputs
@@ -390,7 +492,8 @@ class Engine:
             self.on_start(started)
 
     def _draft(self) -> dict[Sequence, list[int]]:
-        """What may follow the sequences that decode. Not under the lock: it may be a model that guesses."""
+        """Drafts of the tokens that may follow the sequences that decode. Not under the lock: the drafter may
+        be a model."""
         if self.speculator is None:
             return {}
         with self.lock:
@@ -399,61 +502,44 @@ class Engine:
         return self.speculator.draft(sequences)
 
     def _observe(self, batch: ScheduledBatch, result: StepResult) -> None:
-        """Shows the drafter the hidden states of what was computed and kept."""
+        """Shows the drafter the hidden states of the tokens that were computed and kept."""
         if self.speculator is None or result.hidden is None:
             return
         start = 0
-        for seq, num_new in batch.items:
+        for seq, num_new, *_ in batch.items:
             kept = len(result.verified[seq]) if seq in result.verified else num_new
-            if seq.status is Status.RUNNING and seq.params.beam_search is None:
+            if seq.status is SequenceStatus.RUNNING and seq.params.beam_search is None:
                 rows = result.hidden[start : start + kept]
                 self.speculator.observe(seq, seq.num_computed - kept, rows)
             start += num_new
 
-    def load(self) -> Load:
+    def stats(self) -> EngineStats:
+        """How busy the engine is, and what it has done. Any thread."""
         with self.lock:
-            scheduler, pool = self.scheduler, self.pool
-            return Load(
+            scheduler = self.scheduler
+            return EngineStats(
                 running=len(scheduler.running),
                 waiting=len(scheduler.waiting) + len(scheduler.joining) + len(self._compiling),
                 held=len(scheduler.held),
                 waiting_prefill_tokens=scheduler.waiting_prefill_tokens,
-                blocks_free=pool.num_free,
-                blocks_cached=pool.num_cached,
-                blocks_held=pool.num_held,
+                blocks=self.pool.stats(),
                 blocks_reserved=scheduler.reserved_blocks,
-                preemptions=scheduler.preemptions,
-                copied_blocks=scheduler.copied_blocks,
-                prefix_queried_tokens=scheduler.prefix_queried_tokens,
-                prefix_hit_tokens=scheduler.prefix_hit_tokens,
-                generated_tokens=self.generated_tokens,
+                pace=self._pace.stats(),
                 work=self._work,
-                prefill_tokens_per_s=self._pace.prefill_tokens_per_s,
-                step_base_s=self._pace.base_s,
-                step_row_s=self._pace.row_s,
+                scheduler=scheduler.counters.copy(),
+                generated_tokens=self.generated_tokens,
                 host_tier=self._host_tier(),
-                speculation=self.speculator.stats if self.speculator else SpeculationStats(),
+                speculation=self.speculator.stats if self.speculator else NO_DRAFTS,
+                late_builds=self.late_builds.count if self.late_builds else 0,
             )
 
     def _host_tier(self) -> HostTierStats:
         tier, host = self.scheduler.tier, self.host
-        if tier is None or host is None:
-            return HostTierStats()
-        counters = tier.counters
-        return HostTierStats(
-            blocks_used=tier.num_used,
-            blocks=tier.num_slots,
-            hit_blocks=counters.restored,
-            saved_blocks=counters.saved,
-            evicted_blocks=counters.evicted,
-            dropped_blocks=counters.dropped,
-            saved_bytes=host.saved_bytes,
-            restored_bytes=host.restored_bytes,
-            swapped_in=self.scheduler.swapped_in,
-        )
+        return HostTierStats() if tier is None or host is None else tier.stats(host.copied)
 
     def _measure(self, batch: ScheduledBatch, forward: Span) -> None:
-        """What prompts cost, for the host tier to weigh its copies against, and how fast all of it goes."""
+        """Records the cost of prompts, which the host tier weighs its copies against, and the speed of the
+        steps."""
         seconds = forward.ended - forward.began
         chunks = (item for item in batch.items[batch.num_single :] if item.sequence not in batch.drafts)
         tokens = sum(item.num_new for item in chunks)
@@ -465,41 +551,39 @@ class Engine:
     def _apply(self, batch: ScheduledBatch, result: StepResult, forward: Span) -> list[SequenceOutput]:
         for seq, part in result.prompt_logprobs.items():
             seq.add_prompt_logprobs(part)
-        for seq, num_new in batch.items:
-            self.scheduler.advance(seq, num_new - len(batch.drafts.get(seq, ())))
-        self.scheduler.end_step()
-        self._land()
+        for seq, num_new, _, _ in batch.items:
+            drafts = batch.drafts.get(seq, ()) if batch.drafts else ()
+            self.scheduler.advance(seq, num_new - len(drafts))
+        self.scheduler.land(batch)
         outputs: list[SequenceOutput] = []
-        for seq, _ in batch.items:
-            if seq.status is Status.FINISHED:
+        for seq, _, _, _ in batch.items:
+            if seq.status is SequenceStatus.FINISHED:
                 continue
-            verified = result.verified.get(seq)
+            verified = result.verified.get(seq) if result.verified else None
             if verified is None:
                 outputs += self._publish(seq, result, forward)
             else:
                 outputs.append(self._publish_verified(seq, verified, len(batch.drafts[seq]), forward))
         return outputs
 
-    def _land(self) -> None:
-        """The forward pass is over: ends what was cancelled while it ran."""
-        landed, self._in_flight = self._in_flight, frozenset()
-        for seq in landed:
-            if seq.cancelled:
-                self._finish(seq, FinishReason.CANCELLED)
-
     def _publish(self, seq: Sequence, result: StepResult, forward: Span) -> list[SequenceOutput]:
-        """The output of a sequence, and with its first token those of its forks."""
+        """The output of a sequence and, with its first token, the outputs of its forks."""
         at = seq.num_computed
-        error = result.errors.get(seq)
+        error = result.errors.get(seq) if result.errors else None
         if error is not None:
             self._finish(seq, FinishReason.ERROR)
             return [SequenceOutput(seq, (), FinishReason.ERROR, at, forward, error=error)]
-        candidates = result.candidates.get(seq)
+        candidates = result.candidates.get(seq) if result.candidates else None
         if candidates is not None:
             return [SequenceOutput(seq, (), None, at, forward), *self._search(seq, candidates, forward)]
         sampled = result.tokens.get(seq)
         if sampled is None:
             return [SequenceOutput(seq, (), None, at, forward)]
+        if len(sampled) == 1 and not seq.hold_after_prefill:  # nearly always
+            reason = self._extend(seq, sampled[0])
+            if reason is not None:
+                self._finish(seq, reason)
+            return [SequenceOutput(seq, (sampled[0].token,), reason, at, forward, seq.details)]
         children = [seq.fork(number) for number in range(len(sampled) - 1)]
         reasons = [self._extend(one, new) for one, new in zip((seq, *children), sampled, strict=True)]
         outputs = [
@@ -509,7 +593,7 @@ class Engine:
         held = seq.hold_after_prefill and None in reasons
         for child, reason in zip(children, reasons[1:], strict=True):
             if reason is not None or held:
-                child.status, child.finish_reason = Status.FINISHED, reason
+                child.status, child.finish_reason = SequenceStatus.FINISHED, reason
             else:
                 self._adopt(child, seq)
         if held:
@@ -522,7 +606,7 @@ class Engine:
     def _publish_verified(
         self, seq: Sequence, verified: list[Sampled], num_drafts: int, forward: Span
     ) -> SequenceOutput:
-        """The output of a sequence that had drafts. It may end in the middle of what was accepted."""
+        """The output of a sequence that had drafts. It may end in the middle of the accepted ones."""
         reason = None
         taken = 0
         while reason is None and taken < len(verified):
@@ -545,12 +629,12 @@ class Engine:
         return finish_reason(seq, self.eos_token_ids)
 
     def _adopt(self, child: Sequence, parent: Sequence) -> None:
-        """From here on a fork is a sequence like any other, unless a newer attempt of it is here."""
+        """Makes a fork a sequence like any other from here on, unless a newer attempt of it is here."""
         try:
             self._check_attempt(child)
         except ValueError as error:
             log.warning("a fork came too late: %s", error)
-            child.status = Status.FINISHED
+            child.status = SequenceStatus.FINISHED
             return
         child.rules = self._rules_of(child)
         if parent.guide is not None:
@@ -561,9 +645,9 @@ class Engine:
     # -- beam searches -----------------------------------------------------------------------------------
 
     def admit_beams(self, seq: Sequence, candidates: Candidates, blocks: Collection[int]) -> None:
-        """Begins the beam search of a request that arrived by handoff, with what may follow its prompt, whose
-        KV is in ``blocks``; takes over one reference on each. What it finds comes with the steps, even if it
-        is over at once. ValueError as for :meth:`add`; the blocks are free then."""
+        """Begins the beam search of a request that arrived by handoff, with the candidates after its prompt,
+        whose KV is in ``blocks``; takes over one reference on each. The answers come with the steps, even if
+        the search is over at once. ValueError as for :meth:`add`; the blocks are free then."""
         with self.lock:
             try:
                 self._prepare(seq)
@@ -592,7 +676,7 @@ class Engine:
         return BeamGroup(leader, stop_ids(leader.params, self.eos_token_ids))
 
     def _search(self, seq: Sequence, candidates: Candidates, forward: Span) -> list[SequenceOutput]:
-        """What may follow a beam is known. The answers, if that ends its search."""
+        """Takes the candidates that may follow a beam. Returns the answers, if its search ends with them."""
         if seq.hold_after_prefill:
             seq.candidates = candidates
             self.scheduler.hold(seq)
@@ -620,7 +704,7 @@ class Engine:
 
     # -- grammars ----------------------------------------------------------------------------------------
 
-    def _grammar_of(self, params: SamplingParams) -> Future[Grammar] | None:
+    def _grammar_of(self, params: ResolvedSampling) -> Future[Grammar] | None:
         if params.structured_output is None:
             return None
         if self.grammars is None:
@@ -628,8 +712,8 @@ class Engine:
         return self.grammars.compile(params.structured_output)
 
     def _enter(self, seq: Sequence, admit: Callable[[Sequence], None]) -> Future[Grammar] | None:
-        """Admits a sequence now or, if its grammar is still being compiled, as soon as that is done: then
-        the grammar to wait for is returned."""
+        """Admits a sequence now or, if its grammar is still being compiled, as soon as that is done: then the
+        grammar to wait for is returned."""
         grammar = self._grammar_of(seq.params)
         if grammar is not None and not grammar.done():
             self.scheduler.check(seq)
@@ -646,7 +730,8 @@ class Engine:
         self.work.set()
 
     def _admit_compiled(self, seq: Sequence, grammar: Future[Grammar]) -> None:
-        """A grammar is compiled, or refused. Runs on the compiler's thread."""
+        """Admits a sequence whose grammar is compiled, or ends it if the grammar is refused. Runs on the
+        compiler's thread."""
         with self.lock:
             admit = self._compiling.pop(seq, None)
             if admit is None:  # cancelled meanwhile
@@ -674,19 +759,15 @@ class Engine:
 
     def _discard(self, seq: Sequence, reason: FinishReason | None) -> None:
         """Ends a sequence that the scheduler does not know."""
-        self.pool.free(seq.block_ids)
-        del seq.block_ids[:]
-        seq.status = Status.FINISHED
+        self.pool.free(seq.unbind())
+        seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
 
     # -- the table of requests ---------------------------------------------------------------------------
 
     def _end(self, seq: Sequence) -> None:
         for one in seq.mates or (seq,):
-            if one in self._in_flight:
-                one.cancelled = True
-            else:
-                self._finish(one, FinishReason.CANCELLED)
+            self._finish(one, FinishReason.CANCELLED)
 
     def _finish(self, seq: Sequence, reason: FinishReason | None) -> None:
         if self._compiling.pop(seq, None) is None:
@@ -716,8 +797,8 @@ class Engine:
             self._end(older)
 
     def _prepare(self, seq: Sequence) -> None:
-        """Checks a new sequence and derives what the engine needs of it. Not under the lock: that takes long
-        for a long prompt."""
+        """Checks a new sequence and derives what the engine needs of it. Not under the lock: a long prompt
+        takes long."""
         self._checks.check(seq)
         seq.accepted_at = time.monotonic()
         seq.rules = self._rules_of(seq)
@@ -727,11 +808,11 @@ class Engine:
 
     def _rules_of(self, seq: Sequence) -> LogitRules | None:
         params = seq.params
-        if params.structured_output is not None:  # the guide heeds it, as far as the grammar lets it
+        if params.structured_output is not None:  # the guide heeds min_tokens, as far as the grammar lets it
             params = replace(params, min_tokens=0)
         return self.runner.rules(params, seq.prompt_ids, self.eos_token_ids)
 
-    def _num_candidates(self, params: SamplingParams) -> int:
+    def _num_candidates(self, params: ResolvedSampling) -> int:
         if params.beam_search is None:
             return 0
         num_stops = len(stop_ids(params, self.eos_token_ids))
@@ -739,13 +820,14 @@ class Engine:
 
 
 def _output(token: AnswerToken, forward: Span) -> SequenceOutput:
-    """A token of an answer that was searched for, as if a step had computed it just now."""
+    """A token of an answer from a beam search, as if a step had computed it just now."""
     at = token.answer.num_prompt + token.index
     return SequenceOutput(token.answer, (token.token,), token.finish_reason, at, forward, token.details)
 
 
 def _compiled(grammar: Future[Grammar]) -> Grammar:
-    """What a finished compilation gave. GrammarError, a new one each time, if that was a refusal."""
+    """The grammar of a finished compilation. GrammarError, a new one each time, if the grammar was
+    refused."""
     refusal = grammar.exception()
     if isinstance(refusal, GrammarError):
         raise type(refusal)(f"structured output: {refusal}")

@@ -1,4 +1,4 @@
-"""What the engine asks of whoever computes its steps. Imports no torch: a step can be simulated."""
+"""The interface between the engine and the runner of its steps. Imports no torch: a step can be simulated."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from baton.engine.beams import Candidates
+from baton.core.logprobs import Logprobs
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.sampling.beams import Candidates
 from baton.engine.scheduler import ScheduledBatch
 from baton.engine.sequence import Sequence
-from baton.grammar.compiler import Grammar
-from baton.logprobs import Logprobs
-from baton.sampling_params import SamplingParams
+from baton.grammar.table import Grammar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from baton.engine.guidance import Guide
-    from baton.engine.logits import LogitRules
+    from baton.engine.sampling.guidance import Guide
+    from baton.engine.sampling.logits import LogitRules
     from baton.parallel.ranks import Ranks
 
 
 class Sampled(NamedTuple):
-    """A token, with its log-probabilities if they were asked for."""
+    """A token, with its log-probabilities if the request asked for them."""
 
     token: int
     logprobs: Logprobs | None
@@ -30,24 +30,46 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step found out, by sequence."""
+    """The results of a step, by sequence."""
 
     tokens: dict[Sequence, list[Sampled]] = field(default_factory=dict)
-    """The next token of those that were due one; with the first one, those of its forks behind it."""
+    """The next token of each sequence that was due one; with the first token, the first tokens of its forks
+    behind it."""
     verified: dict[Sequence, list[Sampled]] = field(default_factory=dict)
-    """The tokens that follow those that had drafts: the accepted ones and one more."""
+    """The next tokens of each sequence that had drafts: the accepted drafts and one more token."""
     prompt_logprobs: dict[Sequence, Logprobs] = field(default_factory=dict)
-    """Of the prompt tokens that follow the step's, for those that ask."""
+    """Log-probabilities of the prompt tokens that follow the step's, for sequences that ask."""
     candidates: dict[Sequence, Candidates] = field(default_factory=dict)
-    """What may follow those that are due a token which their beam search chooses."""
+    """The candidates of each sequence that was due a token which its beam search chooses."""
     errors: dict[Sequence, str] = field(default_factory=dict)
-    """Why those got no token that were due one."""
+    """The reason for each sequence that was due a token and got none."""
     hidden: Tensor | None = None
     """[T, H]: the hidden states of the step's tokens, if the runner ``keeps_hidden``."""
 
 
+class PendingStep(Protocol):
+    """A step that was launched. Its methods are called once, in this order."""
+
+    def choose(self) -> None:
+        """Launches the choice of the step's tokens. All tokens before them are in their sequences by now."""
+
+    def result(self) -> StepResult:
+        """Waits for the results. The step's KV is in the pool on return."""
+
+
+class Launcher(Protocol):
+    """Launches a step while the one before is under way, whose tokens it takes from the device. ``choose`` of
+    the one before has been called by then."""
+
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
+        """Begins to compute a step."""
+
+
 class Runner(Protocol):
     """Computes steps, and owns the bytes of the KV pool. One thread runs it at a time."""
+
+    launcher: Launcher | None
+    """None: each step is computed as a whole, by ``run``."""
 
     ranks: Ranks | None
     """The other processes that the model is split over."""
@@ -55,18 +77,18 @@ class Runner(Protocol):
     """Whether steps give their hidden states, for a drafter."""
 
     def run(self, batch: ScheduledBatch) -> StepResult:
-        """Computes a step and what it yields. The step's KV is in the pool on return."""
+        """Computes a step and its results. The step's KV is in the pool on return."""
 
     def rules(
-        self, params: SamplingParams, prompt_ids: Items[int], eos_token_ids: frozenset[int]
+        self, params: ResolvedSampling, prompt_ids: Items[int], eos_token_ids: frozenset[int]
     ) -> LogitRules | None:
-        """What these parameters do to a sequence's logits; None: nothing."""
+        """The changes that these parameters make to a sequence's logits; None: no change."""
 
-    def guide(self, grammar: Grammar, params: SamplingParams, eos_token_ids: frozenset[int]) -> Guide:
-        """Follows a sequence through the grammar of its structured output."""
+    def guide(self, grammar: Grammar, params: ResolvedSampling, eos_token_ids: frozenset[int]) -> Guide:
+        """The guide that follows a sequence through the grammar of its structured output."""
 
     def enter(self) -> None:
         """The calling thread runs the steps from now on."""
 
     def leave(self) -> None:
-        """The calling thread runs no more of them."""
+        """The calling thread runs no more steps."""

@@ -8,37 +8,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict, TypeVar, Unpack
+from typing import Literal, TypeVar
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from baton import hub
-from baton.engine.config import EngineConfig
-from baton.engine.device import choose_device, choose_dtype
+from baton.core.logprobs import Logprobs
+from baton.core.structured_output import StructuredOutput
+from baton.engine.config import EngineConfig, EngineSettings
+from baton.engine.device import choose_device, choose_dtype, device_memory, enter_device, exact_device
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.outputs import CompletionOutput, RequestOutput
 from baton.engine.sequence import FinishReason as Ended
 from baton.engine.sequence import Fork
 from baton.engine.sequence import Sequence as EngineSequence
-from baton.grammar.compiler import Grammar
 from baton.grammar.errors import GrammarError
-from baton.logprobs import Logprobs
-from baton.models.loader import LoadFormat
-from baton.models.quantization import Quantization
-from baton.options import served_name
+from baton.grammar.table import Grammar
+from baton.process.fields import arguments_from, values_of
+from baton.process.options import served_name
+from baton.process.start_clock import StartClock
 from baton.request.defaults import SamplingDefaults
 from baton.request.errors import RequestError, invalid, shown
 from baton.request.limits import MAX_ANSWERS, ModelInfo, SamplingLimits
-from baton.request.messages import Message, template_messages
+from baton.request.messages import ChatMessage, template_messages
 from baton.request.params import SamplingParams
 from baton.request.prompts import check_ids, check_length, check_text, render_chat
 from baton.request.sampling import for_choice, resolve
 from baton.request.structured import form_of
-from baton.speculation.config import Method
-from baton.structured_output import StructuredOutput
-from baton.telemetry.startup import StartClock
 from baton.text.choice import ChoiceText, Delta, FinishReason, TokenChunk
 from baton.text.errors import TextTooLongError
 from baton.text.stop import StopMatcher, StopStrings
@@ -51,86 +49,67 @@ ChatMessages = Sequence[Mapping[str, object]]
 _Prompt = TypeVar("_Prompt")
 
 DEFAULT_MAX_TOKENS = 16
-"""As for ``/v1/completions``; a chat may fill the context."""
+"""The default for prompts, the same as for ``/v1/completions``; a chat may fill the context."""
 
 _FINISH: dict[Ended | None, FinishReason | None] = {None: None, Ended.STOP: "stop", Ended.LENGTH: "length"}
 
 
-class EngineOptions(TypedDict, total=False):
-    """The options of `LLM` beside the model: those of `EngineConfig`, with the same defaults, but that
-    device and dtype are chosen as ``baton up`` does."""
+@dataclass(frozen=True, slots=True)
+class OfflineConfig(EngineSettings):
+    """The arguments of `LLM`. Device and dtype are chosen as ``baton up`` does where they are auto."""
 
-    dtype: str
-    quantization: Quantization
-    device: str
-    load_format: LoadFormat
-    load_seed: int
-    block_size: int
-    num_blocks: int | None
-    kv_cache_bytes: int | None
-    host_kv_bytes: int
-    device_memory_fraction: float
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    prefill_chunk: int
-    mixed_prefill_tokens: int | None
-    chunked_prefill: bool
-    prefix_caching: bool
-    max_model_len: int | None
-    priority_aging: float | None
-    speculative_method: Method
-    speculative_model: str | None
-    num_speculative_tokens: int
-    speculative_ngram_min: int
-    speculative_ngram_max: int
-    enforce_eager: bool
-    num_threads: int | None
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
+    model: str = "demo"
+    """"demo", a Hugging Face directory, or a hub id."""
+    generation_config: Literal["auto", "none"] = field(default="auto", kw_only=True)
+    """The source of sampling fields that a request leaves open: the model's ``generation_config.json``,
+    or OpenAI's."""
 
 
 class LLM:
     """A loaded model that answers prompts. The same engine, tokenizer and checks as behind the router, so the
     same seed gives the same tokens; but no server, and no other processes than the ranks of a model that is
-    split. These end with it: with `close`, or when nobody refers to it any more.
+    split. The ranks end with the `LLM`: with `close`, or when nothing refers to it any more.
 
     One thread at a time.
     """
 
-    def __init__(
-        self,
-        model: str = "demo",
-        *,
-        generation_config: Literal["auto", "none"] = "auto",
-        **options: Unpack[EngineOptions],
-    ) -> None:
+    @arguments_from(OfflineConfig)
+    def __init__(self, config: OfflineConfig) -> None:
         """``model``: "demo", a Hugging Face directory, or a hub id. ``generation_config``: auto, and sampling
-        fields that are not given are those of the model's ``generation_config.json``; none, and OpenAI's.
+        fields that are not given are those of the model's ``generation_config.json``; none, and OpenAI's. The
+        other arguments are the engine's options, as ``baton up`` explains them.
 
-        Raises ModelError, TokenizerError or StartError when the model cannot be had, ValueError for options
-        that cannot work (which it names), TypeError for one that there is not, and RankError when a rank
+        Raises ModelError, TokenizerError or StartError when the model cannot be loaded, ValueError for
+        options that cannot work (which it names), TypeError for an unknown option, and RankError when a rank
         cannot start.
         """
         clock = StartClock()
         with clock.phase("config"):
-            path = hub.resolve_model(model)
-        options["device"] = choose_device(options.get("device", "auto"))
+            path = hub.resolve_model(config.model)
+        device = choose_device(config.device)
         with clock.phase("kernels"):
-            options["dtype"] = choose_dtype(options.get("dtype", "auto"), options["device"], path)
-        config = EngineConfig(model=path, **options)
+            dtype = choose_dtype(config.dtype, device, path)
+        settings = values_of(config, EngineSettings) | {
+            "device": device,
+            "device_bytes": device_memory(device),
+            "dtype": dtype,
+        }
         with clock.phase("config"):
             self.tokenizer = Tokenizer.from_dir(path)
-        self.engine = Engine.from_config(config, clock=clock)
+        engine_config = EngineConfig(path, **settings)
+        log.info("%s", engine_config.described())
+        self.engine = Engine.from_config(engine_config, clock=clock)
+        self._device = exact_device(device)
         limits, pool = self.engine.scheduler.limits, self.engine.pool
         self.model = ModelInfo(
-            name=served_name(model, None),
+            name=served_name(config.model, None),
             revision=hub.revision_of(path),
             max_model_len=min(limits.max_model_len, pool.num_blocks * pool.block_size),
             vocab_size=self.engine.vocab_size,
             eos_token_ids=self.engine.eos_token_ids,
         )
         self._limits = SamplingLimits()
-        self._defaults = SamplingDefaults.of(path, generation_config)
+        self._defaults = SamplingDefaults.of(path, config.generation_config)
         self._numbers = itertools.count()
         self.start_times = clock.times()
         log.info("%s ready after %s", self.model.name, self.start_times)
@@ -152,7 +131,8 @@ class LLM:
         shows a bar on standard error, if that is a terminal.
 
         Raises RequestError, a ValueError, that names the prompt or field at fault, before anything runs. An
-        answer that cannot go on later ends with the finish reason "error" and says why; the others go on.
+        answer that cannot go on later ends with the finish reason "error" and an error message; the others go
+        on.
         """
         given = _separate(prompts)
         requests = [
@@ -187,7 +167,7 @@ class LLM:
             except RequestError as error:
                 if given is not messages:
                     raise
-                # It names one of the chat's messages, not which chat.
+                # The error names one of the chat's messages, not which chat.
                 raise RequestError(f"{at.prompt}: {error}", param=at.prompt, code=error.code) from error
             # The template writes the special tokens itself.
             requests.append(self._request(at, text, given_params, add_special_tokens=False, default_max=None))
@@ -241,7 +221,8 @@ class LLM:
         return _Request(prompt if isinstance(prompt, str) else None, seq, choices, grammar)
 
     def _grammar(self, form: StructuredOutput) -> Future[Grammar]:
-        """That of ``form``, once the engine has it."""
+        """The compiled grammar of ``form``; waits for the engine's compiler. RequestError if it is
+        refused."""
         assert self.engine.grammars is not None
         grammar = self.engine.grammars.compile(form)
         try:
@@ -267,6 +248,7 @@ class LLM:
 
     def _run(self, requests: Sequence[_Request], progress: bool) -> list[RequestOutput]:
         choices = {choice.request_id: choice for request in requests for choice in request.choices}
+        enter_device(self._device)  # this may be another thread than the last one
         try:
             for request in requests:
                 self.engine.check(request.seq)
@@ -301,7 +283,8 @@ class LLM:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What errors call a prompt, and its parameters: empty when all prompts have the same."""
+    """The names of a prompt and its parameters in errors; ``params`` is empty when all prompts share
+    theirs."""
 
     prompt: str
     params: str
@@ -315,16 +298,17 @@ class _Choice:
     request_id: str
     text: ChoiceText
     of_prompt: list[_Choice] = field(repr=False)
-    """All answers to its prompt."""
+    """All answers to the same prompt."""
     deltas: list[Delta] = field(default_factory=list)
     error: str | None = None
 
     def fail(self, error: str) -> list[_Choice]:
-        """It cannot go on. Which answers end with that: before the first token, all of its prompt."""
+        """Ends the answer with an error. Returns the answers that end: before the first token, all of its
+        prompt."""
         ended = [self] if self.deltas else self.of_prompt
         for choice in ended:
             choice.error = error
-            # What was held back is told: no stop string and no character is completed any more.
+            # Text that was held back goes out: no stop string and no character is completed any more.
             choice.deltas.append(choice.text.add(TokenChunk((), "length")))
         log.warning("prompt %s: %d answers end with an error: %s", self.request_id, len(ended), error)
         return ended
@@ -366,8 +350,8 @@ class _Request:
     seq: EngineSequence
     choices: list[_Choice]
     grammar: Future[Grammar] | None = field(repr=False)
-    """Held until the engine has the request and has asked for it again: those of all prompts together may be
-    more than are kept."""
+    """The grammar, held until the engine has the request and has asked for it again: the grammars of all
+    prompts together may be more than are kept."""
 
     def output(self) -> RequestOutput:
         deltas = self.choices[0].deltas
@@ -382,7 +366,7 @@ class _Request:
 
 
 def _separate(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """The single prompts: a text or a list of ids is one."""
+    """The single prompts: a text or a list of ids is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     single = bool(prompts) and all(isinstance(item, int) for item in prompts)
@@ -392,7 +376,7 @@ def _separate(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 def _matched(
     prompts: Sequence[_Prompt], params: SamplingParams | Sequence[SamplingParams] | None, name: str
 ) -> Iterator[tuple[_Place, _Prompt, SamplingParams]]:
-    """Each prompt with its parameters, and what errors call both."""
+    """Each prompt with its parameters, and the names of both in errors."""
     if params is None or isinstance(params, SamplingParams):
         for index, prompt in enumerate(prompts):
             yield _Place(f"{name}[{index}]", ""), prompt, params or SamplingParams()
@@ -404,7 +388,7 @@ def _matched(
 
 
 def _checked(params: SamplingParams) -> SamplingParams:
-    """``params``. Raises RequestError for a value of a wrong type, of which a Struct takes no notice."""
+    """``params``. Raises RequestError for a value of a wrong type, which a Struct does not check."""
     try:
         msgspec.convert(msgspec.to_builtins(params), SamplingParams)
     except (msgspec.ValidationError, TypeError) as error:
@@ -414,15 +398,15 @@ def _checked(params: SamplingParams) -> SamplingParams:
     return params
 
 
-def _messages(at: _Place, chat: object) -> list[Message]:
+def _messages(at: _Place, chat: object) -> list[ChatMessage]:
     try:
-        return msgspec.convert(chat, list[Message])
+        return msgspec.convert(chat, list[ChatMessage])
     except msgspec.ValidationError as error:
         raise invalid(at.prompt, f"{at.prompt}: {error}.", "invalid_type") from error
 
 
 class _Bar:
-    """How many answers are done, and how many tokens there are."""
+    """The number of answers done and of tokens generated, as a progress bar."""
 
     def __init__(self, bar: Progress, total: int) -> None:
         self._bar = bar

@@ -1,9 +1,10 @@
-"""Where tokens leave a worker."""
+"""The interface through which tokens leave a worker."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from baton.core.attempt_failure import AttemptFailure
 from baton.v1 import worker_pb2 as pb
 
 
@@ -20,14 +21,5 @@ class Outlet(Protocol):
         """Put ``phases`` into the next frame to the router ``owner``, with the deltas of this turn of the
         event loop; dropped when that router is gone."""
 
-    def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        """End an attempt with an error that the router may show to its client."""
-
-    def refuse(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        """End an attempt of which nothing was begun here: the router may ask another worker."""
-
-    def expire(self, owner: str, request_id: str, attempt: int) -> None:
-        """End a request whose deadline has passed."""
-
-    def lose(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        """End an attempt whose handoff broke: the router may go on from the tokens delivered."""
+    def fail(self, owner: str, request_id: str, attempt: int, failure: AttemptFailure, reason: str) -> None:
+        """End an attempt. ``reason``: one line, which the router may show to its client."""

@@ -1,11 +1,11 @@
-"""What `LLM` gives back."""
+"""The results of `LLM`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from baton.logprobs import Logprobs
+from baton.core.logprobs import Logprobs
 from baton.text.choice import FinishReason
 
 
@@ -14,18 +14,19 @@ class CompletionOutput:
     """One answer to a prompt."""
 
     index: int
-    """Among the ``n`` of its prompt."""
+    """The answer's index among the ``n`` of its prompt."""
     text: str
-    """Without the stop string that ended it."""
+    """The answer's text, without the stop string that ended it."""
     token_ids: tuple[int, ...]
-    """All that was generated, the token that ended it included."""
+    """All generated tokens, the token that ended the answer included."""
     finish_reason: FinishReason | Literal["error"]
     stop_reason: str | int | None = None
-    """The stop string or stop token that ended it; None for the model's own end."""
+    """The stop string or stop token that ended the answer; None for the model's own end."""
     logprobs: Logprobs | None = None
-    """Of the tokens, when the parameters asked."""
+    """Log-probabilities of the tokens, when the parameters asked."""
     error: str | None = None
-    """Why it could not go on, with the finish reason "error"; what came before is here."""
+    """The reason why the answer could not go on, with the finish reason "error"; text and tokens up to there
+    are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,10 @@ class RequestOutput:
     """A prompt and its answers."""
 
     prompt: str | None
-    """As text; None when it was given as token ids."""
+    """The prompt's text; None when the prompt was given as token ids."""
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     prompt_logprobs: Logprobs | None = None
-    """Of the prompt but its first token, when the parameters asked."""
+    """Log-probabilities of the prompt's tokens but the first, when the parameters asked."""
     cached_tokens: int = 0
-    """Of the prompt, found in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""

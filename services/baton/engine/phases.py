@@ -1,4 +1,4 @@
-"""Where a request's time went on the worker that computes its prompt, from the submit to the first token."""
+"""The phases of a request on the worker that computes its prompt, from the submit to the first token."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from baton.v1 import worker_pb2 as pb
 
 @dataclass(slots=True)
 class Clock:
-    """When a request got on, in seconds on this process's monotonic clock. 0.0: it has not, or need not."""
+    """The times at which a request advanced, in seconds on this process's monotonic clock. 0.0: the request
+    has not reached that point, or skips it."""
 
     submitted: float
     asked: float = 0.0
-    """There was a link to decode."""
+    """The time at which there was a link to decode."""
     credited: float = 0.0
-    """Decode had promised room."""
+    """The time at which decode had promised room."""
     started: float = 0.0
-    """The first step with it was about to begin."""
+    """The time just before the first step with the request."""
 
     def phases(self, computed: float, now: float) -> pb.ComputePhases:
-        """One after the other, from the submit until ``now``. ``computed``: the prompt's last step ended."""
+        """The consecutive phases from the submit until ``now``. ``computed``: the time the prompt's last step
+        ended."""
         asked = self.asked or self.submitted
         credited = self.credited or asked
         started = self.started or computed
@@ -34,5 +36,5 @@ class Clock:
 
 
 def microseconds(seconds: float) -> int:
-    """Of an unsigned field: nothing ends before it began."""
+    """Converts seconds to whole microseconds for an unsigned field, at least 0."""
     return max(0, round(seconds * 1e6))

@@ -1,4 +1,4 @@
-"""How a rank gets its part of a model, the leader as well as the others, and how they meet."""
+"""How each rank, the leader too, loads its part of a model, and how ranks connect."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 
 from baton.engine.config import EngineConfig
+from baton.engine.device import enter_device, exact_device
 from baton.models.base import CausalLM
-from baton.models.config import ModelConfig
-from baton.models.loader import LoadFormat, Progress, kv_block_bytes, load_model, new_kv_pool
-from baton.models.quantization import Quantization
+from baton.models.config import LoadFormat, ModelConfig
+from baton.models.loader import Progress, kv_block_bytes, load_model, new_kv_pool
+from baton.models.quantization.registry import Quantization
 from baton.parallel.collectives import Alone, GroupCollectives, Parallel, listening_store, store_at
 from baton.parallel.layout import LOOPBACK, Layout
 from baton.parallel.messages import Connect, Start
-from baton.parallel.ranks import Group, Nodes, RankError, Ranks
+from baton.parallel.ranks import Nodes, RankError, Ranks, RemoteRanks
 from baton.parallel.shard import Shard
-from baton.telemetry.startup import StartClock
+from baton.process.start_clock import StartClock
 from baton_kernels.cpu.library import native
 
 _LOAD = 1
@@ -39,7 +40,7 @@ class LoadedRank:
 
     @property
     def block_bytes(self) -> int:
-        """Of a block of its pool."""
+        """The size of a block of the rank's pool, in bytes."""
         model = self.model
         return kv_block_bytes(model.config, self.block_size, model.dtype, model.shard)
 
@@ -48,19 +49,19 @@ class LoadedRank:
         return new_kv_pool(model.config, num_blocks, self.block_size, model.dtype, self.device, model.shard)
 
     def connect(self, host: str, port: int) -> None:
-        """Meets the other ranks at the leader's store."""
+        """Connects to the other ranks through the leader's store."""
         if isinstance(self.model.collectives, GroupCollectives):
             self.model.collectives.connect(store_at(host, port, self.model.shard.world))
 
 
 def layout_of(config: EngineConfig, nodes: int) -> Layout:
-    """ValueError if so many nodes do not fit."""
+    """The layout of the ranks. ValueError if they cannot be split over ``nodes`` nodes."""
     return Layout.of(config.tensor_parallel_size, config.pipeline_parallel_size, nodes)
 
 
 def part_of(config: EngineConfig, rank: int, layout: Layout, host: str = LOOPBACK, model: str = "") -> Start:
-    """What a rank has to load. ``host``: where others reach it. ``model``: its directory on the rank's node,
-    if it is another one."""
+    """The part that a rank has to load. ``host``: the address at which other ranks reach it. ``model``: the
+    model's directory on the rank's node, if it differs."""
     return Start(
         reply=_LOAD,
         rank=rank,
@@ -75,15 +76,15 @@ def part_of(config: EngineConfig, rank: int, layout: Layout, host: str = LOOPBAC
         device=config.device,
         load_format=config.load_format,
         load_seed=config.load_seed,
-        block_size=config.block_size,
+        block_size=config.sizes.block_size,
         num_threads=threads_of_rank(config, layout),
         log_level=logging.getLogger().getEffectiveLevel(),
     )
 
 
-def start_ranks(config: EngineConfig, layout: Layout, nodes: Nodes) -> tuple[Ranks, Group]:
-    """All ranks but the first, which begin to load, and what is on other nodes of them. RankError if these
-    cannot be had."""
+def start_ranks(config: EngineConfig, layout: Layout, nodes: Nodes) -> tuple[Ranks, RemoteRanks]:
+    """Starts all ranks but the first, which begin to load. Returns all of them, and the ranks of other nodes
+    by themselves. RankError if those do not start."""
     num_threads = threads_of_rank(config, layout)
     group = nodes.gather(num_threads)
     ranks = Ranks(layout.ranks_of(0)[1:], num_threads, group)
@@ -93,15 +94,15 @@ def start_ranks(config: EngineConfig, layout: Layout, nodes: Nodes) -> tuple[Ran
 
 
 def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) -> LoadedRank:
-    """Loads a rank's part. ValueError (a ModelError) if it cannot be had."""
+    """Loads a rank's part. ValueError (a ModelError) if it cannot be loaded."""
     with clock.phase("config"):
         device = _device(part)
         sizes = ModelConfig.from_dir(Path(part.model))
     with clock.phase("kernels"):
         if device.type == "cpu":
-            native()  # now, so that what it takes to build them is not taken for something else
+            native()  # built now, so that the time for it is not counted elsewhere
     shard = Shard.of(sizes, part.rank, part.tensor_parallel_size, part.pipeline_parallel_size)
-    collectives = GroupCollectives(shard, device, part.host) if shard.world > 1 else Alone()
+    collectives = GroupCollectives(shard, device, part.host, part.per_node) if shard.world > 1 else Alone()
     model = load_model(
         Path(part.model),
         part.dtype,
@@ -117,8 +118,8 @@ def load_rank(part: Start, clock: StartClock, progress: Progress | None = None) 
 
 
 def meet(ranks: Ranks, leader: LoadedRank, host: str) -> list[int]:
-    """Waits until all ranks are loaded, and connects them, at ``host``. The bytes of a block of each rank's
-    pool but the leader's. RankError if one is dead."""
+    """Waits until all ranks are loaded, and connects them, at ``host``. Returns the bytes of a block of each
+    rank's pool but the leader's. RankError if a rank is dead."""
     block_bytes = ranks.answers(_LOAD)
     try:
         store, port = listening_store(leader.model.shard.world, host)
@@ -137,17 +138,16 @@ def meet(ranks: Ranks, leader: LoadedRank, host: str) -> list[int]:
 
 
 def checked_blocks(budget: int, block_bytes: int, scratch: int = 0) -> int:
-    """Blocks that fit into so many bytes beside ``scratch`` of them. ValueError if none does."""
+    """Blocks that fit into ``budget`` bytes beside ``scratch`` of them. ValueError if none fits."""
     blocks = budget // block_bytes - scratch
     if blocks < 1:
         raise ValueError(f"{budget} bytes are left for the KV cache; one block takes {block_bytes}")
     return blocks
 
 
-def spare_device_memory(device: torch.device, scratch_bytes: int, fraction: float) -> int:
-    """Bytes of the device's allowed share that are left beside the peak since it was reset, of which a pool
-    of ``scratch_bytes`` that is gone now was a part. What other processes use counts as gone."""
-    peak = torch.cuda.max_memory_allocated(device) - scratch_bytes
+def spare_device_memory(device: torch.device, peak: int, fraction: float) -> int:
+    """The part of the device's allowed share that is left beside a ``peak`` of this process, in bytes. Memory
+    of other processes counts as used."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     elsewhere = total - free - torch.cuda.memory_reserved(device)
@@ -155,7 +155,8 @@ def spare_device_memory(device: torch.device, scratch_bytes: int, fraction: floa
 
 
 def threads_of_rank(config: EngineConfig, layout: Layout) -> int | None:
-    """Threads of torch in a rank's process; nodes are taken to be alike. None: as torch chooses."""
+    """Threads of torch in a rank's process, on the assumption that nodes are alike. None: as torch
+    chooses."""
     if config.num_threads is not None or config.world == 1 or config.device != "cpu":
         return config.num_threads
     return max(1, _cores() // layout.per_node)
@@ -169,11 +170,13 @@ def _cores() -> int:
 
 
 def _device(part: Start) -> torch.device:
-    """On CUDA, the ranks of a node use as many devices from the one that is named on. ValueError if there are
-    fewer."""
+    """The rank's device, which on CUDA becomes the calling thread's own. There, the ranks of a node use
+    consecutive devices from the named one on. ValueError if there are too few."""
     device = torch.device(part.device)
     world = part.tensor_parallel_size * part.pipeline_parallel_size
     if device.type != "cuda" or world == 1:
+        device = exact_device(part.device)
+        enter_device(device)
         return device
     first, there = device.index or 0, torch.cuda.device_count()
     if first + part.per_node > there:
@@ -182,5 +185,5 @@ def _device(part: Start) -> torch.device:
             f"cuda:{first} on; allowed: at most {max(there - first, 0)}, the devices there"
         )
     device = torch.device("cuda", first + part.place)
-    torch.cuda.set_device(device)
+    enter_device(device)
     return device

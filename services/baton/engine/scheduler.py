@@ -1,24 +1,26 @@
-"""Which sequences compute how many tokens in the next step, and which blocks these tokens get.
+"""The scheduler: which sequences compute how many tokens in the next step, and which blocks these tokens get.
 
-Everyone has a place in one order, given once, on acceptance. Under FCFS it is the order of arrival. Under
-priorities it is that of ``since + priority * aging``: a level of priority is worth so many seconds of
-waiting, so that nobody can be overtaken by those who come later than that, and nobody starves.
+Every sequence has a place in one order, given once, on acceptance. Under FCFS it is the order of arrival.
+Under priorities it is the order of ``since + priority * aging``: a level of priority is worth that many
+seconds of waiting, so that a sequence cannot be overtaken by sequences that come later than that, and none
+starves.
 
-Continuous batching under a token budget. A step is filled like this: sequences with one token to compute
-(they decode), then prompts already begun, then waiting ones, each in order. So decoding never waits for a
-prompt, and nobody waiting is overtaken by one behind him.
+Continuous batching under a token budget. A step is filled in this order: sequences with one token to compute
+(they decode), then prompts already begun, then waiting sequences, each group in order. So decoding never
+waits for a prompt, and no waiting sequence is overtaken by one behind it.
 
-Blocks are bound for the tokens of the step only. When none is left, the last in order that holds any is
-preempted: its blocks go back to the pool, its tokens stay, and it waits its turn to be recomputed. The last
-itself just pauses. As the first of those who hold blocks is never preempted, and no arrival can come before
-him for ever, somebody always gets to the end.
+Blocks are bound for the tokens of the step only. When none is left, the last sequence in order that holds any
+is preempted: its blocks go back to the pool, its tokens stay, and it waits to be recomputed. A sequence that
+is itself the last just pauses. As the first sequence that holds blocks is never preempted, and no arrival can
+come before it for ever, some sequence always gets to the end.
 
-Forks of a sequence share its blocks, and come right behind it in the order. Whoever is to write into a block
-that others refer to gets a copy of it first, and the last of them writes in place.
+Forks of a sequence share its blocks, and come right behind it in the order. A sequence that is to write into
+a shared block gets a copy of it first, and the last one that refers to a block writes in place.
 
-The beams of a search go on together: one that has computed its last token waits, with its blocks, for its
-mates. Where that stops everybody, those behind the first in the queue make room for it. A beam that comes
-back shares the blocks of its mates again, so that a search that fits in the pool alone gets to its end.
+The beams of a search advance together: a beam that has computed its last token waits, with its blocks, for
+the other beams of its search, its mates. Where that stops every sequence, sequences behind the first in the
+queue make room for it. A beam that comes back shares the blocks of its mates again, so that a search that
+fits in the pool alone gets to its end.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from baton.engine.block_pool import BlockPool
-from baton.engine.host_tier import HostTier
-from baton.engine.sequence import FinishReason, Sequence, Status
+from baton.engine.kv.block_pool import BlockPool
+from baton.engine.kv.host_tier import HostTier
+from baton.engine.sequence import FinishReason, Sequence, SequenceStatus
+from baton.process.exported import Counters, counter
 
 
 class BeamsDoNotFitError(ValueError):
@@ -41,9 +44,9 @@ class BeamsDoNotFitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """``max_num_batched_tokens`` bounds a step (except a whole prompt with ``chunked_prefill`` off),
-    ``prefill_chunk`` what one sequence takes of it, ``max_num_seqs`` how many run at once,
-    ``max_model_len`` prompt and outputs together."""
+    """Limits of steps and sequences: ``max_num_batched_tokens`` bounds a step (except a whole prompt with
+    ``chunked_prefill`` off), ``prefill_chunk`` one sequence's share of it, ``max_num_seqs`` the sequences
+    that run at once, ``max_model_len`` prompt and outputs together."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -52,17 +55,17 @@ class SchedulerLimits:
     chunked_prefill: bool = True
     prefix_caching: bool = True
     longest_shared_prompt: int | None = None
-    """Requests with longer prompts neither use nor feed the prefix cache: the model gives their KV a meaning
-    of its own."""
+    """The longest prompt, in tokens, whose request uses and feeds the prefix cache: the model gives the KV of
+    longer prompts a meaning of its own. None: any."""
     priority_aging: float | None = None
-    """Seconds of waiting that are worth one level of priority. None: first come, first served, and no
-    priority but 0."""
+    """The waiting time that is worth one level of priority, in seconds. None: first come, first served, and
+    no priority but 0."""
     mixed_prefill_tokens: int | None = None
-    """Bounds the prompt tokens of a step in which somebody decodes, with ``chunked_prefill``: those who
-    decode wait for all of it. None: only ``max_num_batched_tokens`` does."""
+    """Most prompt tokens of a step in which a sequence decodes, with ``chunked_prefill``: the decoding
+    sequences wait for the whole step. None: only ``max_num_batched_tokens`` bounds them."""
 
     def shares(self, seq: Sequence) -> bool:
-        """Whether the prefix cache is for this sequence."""
+        """Whether this sequence uses the prefix cache."""
         longest = self.longest_shared_prompt
         return self.prefix_caching and (longest is None or seq.num_prompt <= longest)
 
@@ -70,16 +73,21 @@ class SchedulerLimits:
 class Scheduled(NamedTuple):
     sequence: Sequence
     num_new: int
-    """Tokens to compute from ``sequence.num_computed`` on; their blocks are bound."""
+    """Tokens to compute from ``start`` on; their blocks are bound."""
+    start: int
+    """The sequence's tokens before, whose KV is in its blocks when the step begins."""
+    chooses: bool
+    """Whether the step computes the last token of the sequence, so that the next one is chosen."""
 
 
 class Copy(NamedTuple):
-    """A block of ``sequence`` that it shared, and its own that took the place in its table. The step copies
-    the content before it computes anything. Until it is over the copy keeps the reference on ``source``."""
+    """A shared block of ``sequence``, and the block of its own that replaced it in its table. The step copies
+    the content before it computes anything. Until the step is over the copy keeps the reference on
+    ``source``."""
 
     sequence: Sequence
     at: int
-    """Its place in the table."""
+    """The block's index in the table."""
     source: int
     target: int
 
@@ -93,16 +101,41 @@ class ScheduledBatch:
     """Leading entries whose ``num_new`` is 1."""
     copies: tuple[Copy, ...] = ()
     drafts: Mapping[Sequence, Items[int]] = field(default_factory=dict)
-    """Tokens to compute behind the last one of some sequences: they are in ``num_new``, never in the
-    sequence's tokens."""
+    """Tokens to compute behind the last one of some sequences: they count in ``num_new``, and are never in
+    the sequence's tokens."""
+    starved: bool = False
+    """Whether a sequence got no block or seat, as a step was under way and nothing was taken from others."""
+
+
+@dataclass
+class SchedulerCounters(Counters):
+    """What a scheduler has counted since it was made."""
+
+    preemptions: Annotated[
+        int, counter("baton_preemptions", "Sequences that lost their blocks to others.")
+    ] = 0
+    copied_blocks: Annotated[
+        int,
+        counter("baton_kv_blocks_copied", "Blocks copied for one of several answers, or beams, to write to."),
+    ] = 0
+    prefix_queried_tokens: Annotated[
+        int, counter("baton_prefix_queried_tokens", "Tokens looked up in the prefix cache.")
+    ] = 0
+    prefix_hit_tokens: Annotated[int, counter("baton_prefix_hit_tokens", "Tokens found in it.")] = 0
+    swapped_in: Annotated[
+        int, counter("baton_sequences_swapped_in", "Preempted sequences that came back by copy.")
+    ] = 0
+    """Sequences of which at least a part came back by copy."""
 
 
 class Scheduler:
     """Queues, seats and the binding of blocks. Not locked: the engine's lock guards it and its pool.
 
-    ``schedule`` must not be called again before the step it returned has been reported with ``advance``. With
-    a host tier, which then hears of what the pool evicts, its plan must be carried out after ``schedule`` and
-    ``match_prefix``, before the lock is free: the copies of the step write to what was evicted.
+    A step is under way from ``begin`` to ``land``. While it is, ``schedule`` may only be called ``ahead``,
+    for one step more; otherwise ``begin`` and ``land`` may be left out, and ``advance`` reports the step.
+    With a host tier, which then hears of what the pool evicts, its plan must be carried out after
+    ``schedule`` and ``match_prefix``, before the lock is free: the copies of the step write to evicted
+    blocks.
     """
 
     def __init__(self, limits: SchedulerLimits, pool: BlockPool, tier: HostTier | None = None) -> None:
@@ -115,20 +148,21 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.joining: list[Sequence] = []
-        """With blocks and without a seat: arrived computed, or gave its seat to one that did. When a step has
-        shared out the seats, all are behind everyone with one. They get seats before ``waiting`` does: behind
-        it, blocks they hold could be the very ones its first sequence waits for."""
+        """Sequences with blocks and without a seat: they arrived computed, or lost their seat to one that
+        did. When a step has shared out the seats, all of them are behind every sequence with a seat. They get
+        seats before ``waiting`` does: behind it, blocks they hold could be the very ones its first sequence
+        waits for."""
         self.held: set[Sequence] = set()
-        self.preemptions = 0
-        self.copied_blocks = 0
-        self.swapped_in = 0
-        """Preempted sequences that came back by copy, at least in part."""
-        self.prefix_queried_tokens = 0
-        self.prefix_hit_tokens = 0
+        self.counters = SchedulerCounters()
         self._arrivals = 0
         self._waiting_tokens = 0
         self._copies: list[Copy] = []
-        """Of the step that was scheduled last, until it is over."""
+        """Copies of the steps that are not over, in order."""
+        self._ahead = False
+        """Whether the step that is being planned follows one that is under way."""
+        self._starved = False
+        """Whether a sequence could not be given a block or a seat without taking another's, which has to
+        wait."""
 
     # -- entering and leaving ----------------------------------------------------------------------------
 
@@ -138,8 +172,8 @@ class Scheduler:
 
     @property
     def waiting_prefill_tokens(self) -> int:
-        """Tokens accepted but not computed, those of preempted sequences included; of who waits, less what
-        the prefix cache had when that began. O(running)."""
+        """Tokens accepted but not computed, those of preempted sequences included; for waiting sequences,
+        less what the prefix cache had when they began to wait. O(running)."""
         begun = sum(s.num_uncomputed for s in (*self.running, *self.joining) if s.num_uncomputed > 1)
         return begun + self._waiting_tokens
 
@@ -167,9 +201,9 @@ class Scheduler:
         insort(self.joining, seq, key=_place)
 
     def adopt(self, child: Sequence, parent: Sequence) -> None:
-        """Takes a fork that has its first output, with the blocks of ``parent``, which is running. It has its
-        place already, right behind its parent. Without a free seat it waits as if it had been preempted; with
-        one, the next step sees whether somebody in ``joining`` goes before it."""
+        """Takes a fork that has its first output, with the blocks of ``parent``, which is running. The fork
+        has its place already, right behind its parent. Without a free seat it waits as if it had been
+        preempted; with one, the next step sees whether a sequence in ``joining`` goes before it."""
         if len(self.running) < self.limits.max_num_seqs:
             self.pool.ref(parent.block_ids)
             child.bind(parent.block_ids)
@@ -181,68 +215,95 @@ class Scheduler:
     def hold(self, seq: Sequence) -> None:
         """Takes a running sequence out of scheduling; it keeps its blocks until ``finish``."""
         self._remove(self.running, seq)
-        seq.status = Status.HELD
+        seq.status = SequenceStatus.HELD
         self.held.add(seq)
 
     def finish(self, seq: Sequence, reason: FinishReason | None) -> None:
-        """Ends a sequence in whatever state it is, and frees its blocks."""
-        if seq.status is Status.RUNNING:
+        """Ends a sequence in whatever state it is, and frees its blocks: now, or when the steps that compute
+        it are over."""
+        if seq.status is SequenceStatus.RUNNING:
             self._remove(self.running, seq)
-        elif seq.status is Status.HELD:
+        elif seq.status is SequenceStatus.HELD:
             self.held.remove(seq)
         elif seq in self.joining:
             self.joining.remove(seq)
         else:
             self._dequeue(seq)
-        self.pool.free(seq.block_ids)
-        del seq.block_ids[:]
-        seq.status = Status.FINISHED
+        seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
+        self._free_unused(seq)
+
+    def _free_unused(self, seq: Sequence) -> None:
+        if not seq.steps_under_way:
+            self.pool.free(seq.unbind())
 
     def advance(self, seq: Sequence, num_new: int) -> None:
-        """Records that ``num_new`` more tokens of ``seq`` are computed; blocks they fill become findable."""
+        """Records that ``num_new`` more tokens of ``seq`` are computed; the blocks they fill become
+        findable."""
         seq.num_computed += num_new
         self._index_full_blocks(seq)
 
     @property
     def drafting(self) -> list[Sequence]:
-        """Those that may have drafts in the next step."""
+        """Sequences that may have drafts in the next step."""
         return [seq for seq in self.running if self.may_draft(seq)]
 
     @staticmethod
     def may_draft(seq: Sequence) -> bool:
-        """Whether it decodes, and not for a beam search; not before its first output, with which its forks
-        branch off."""
+        """Whether the sequence decodes, and not for a beam search; not before its first output, with which
+        its forks branch off."""
         decodes = seq.num_uncomputed == 1 and bool(seq.output_ids) and not seq.hold_after_prefill
         return decodes and seq.params.beam_search is None
 
     def accept_drafts(self, seq: Sequence, num_accepted: int) -> None:
-        """Records that so many drafts, which are outputs now, are computed besides what ``advance`` was told
-        of; blocks that were for the others go back."""
+        """Records that ``num_accepted`` drafts, which are outputs now, are computed besides what ``advance``
+        recorded; blocks of the rejected drafts go back."""
         self.advance(seq, num_accepted)
         bound = self._blocks_for(seq.num_computed)
-        self.pool.free(seq.block_ids[bound:])
-        del seq.block_ids[bound:]
+        self.pool.free(seq.unbind(bound))
 
-    def end_step(self, *, copied: bool = True) -> None:
-        """The step that was scheduled last is over; if it failed before it had copied blocks, so be it."""
-        copies, self._copies = self._copies, []
+    def begin(self, batch: ScheduledBatch) -> None:
+        """Records that a scheduled step is under way."""
+        for seq, num_new, _, chooses in batch.items:
+            seq.steps_under_way += 1
+            seq.num_under_way += num_new
+            seq.num_pending += chooses
+
+    def land(self, batch: ScheduledBatch, *, copied: bool = True) -> None:
+        """Records that the first of the steps under way is over and reported by ``advance``, before its
+        tokens are added; or that the last of them failed. Frees the blocks of its sequences that have ended
+        meanwhile. ``copied``: whether the step has copied blocks; if not, the copies are undone."""
+        ended: list[Sequence] = []
+        for seq, num_new, _, chooses in batch.items:
+            seq.steps_under_way -= 1
+            seq.num_under_way -= num_new
+            seq.num_pending -= chooses
+            if seq.status is SequenceStatus.FINISHED:
+                ended.append(seq)
+        if batch.copies:
+            self._end_copies(batch.copies, copied)
+        for seq in ended:
+            self._free_unused(seq)
+
+    def _end_copies(self, copies: Items[Copy], copied: bool) -> None:
+        self._copies = [copy for copy in self._copies if copy not in copies]
         for copy in copies:
             if not copied:
-                copy.sequence.block_ids[copy.at] = copy.source
+                copy.sequence.rebind(copy.at, copy.source)
             self.pool.free([copy.source if copied else copy.target])
-        self.copied_blocks += len(copies) if copied else 0
+        self.counters.copied_blocks += len(copies) if copied else 0
 
     def turn_of(self, seq: Sequence) -> float:
-        """When it is the turn of a sequence, accepted or not: a moment, to be compared with others'."""
+        """The turn of a sequence, accepted or not: a moment, to be compared with other sequences' turns."""
         aging = self.limits.priority_aging
-        return 0.0 if aging is None else seq.urgency.since + seq.urgency.priority * aging
+        return 0.0 if aging is None else seq.priority.since + seq.priority.level * aging
 
     def reserve(self, blocks: int, turn: float = 0.0) -> bool:
-        """Promises room for a handoff of ``blocks`` blocks, if there is any beyond what those here need.
+        """Promises room for a handoff of ``blocks`` blocks, if there is any beyond what the sequences here
+        need.
 
-        Refuses while anyone waits whose turn is not later, so that handoffs cannot starve sequences that were
-        preempted.
+        Refuses while a sequence waits whose turn is not later, so that handoffs cannot starve sequences that
+        were preempted.
         """
         if (self.waiting and self.waiting[0].place[0] <= turn) or blocks > self._spare_blocks():
             return False
@@ -258,49 +319,85 @@ class Scheduler:
 
     # -- one step ----------------------------------------------------------------------------------------
 
-    def schedule(self, drafts: Mapping[Sequence, Items[int]] = MappingProxyType({})) -> ScheduledBatch:
+    def schedule(
+        self, drafts: Mapping[Sequence, Items[int]] = MappingProxyType({}), *, ahead: bool = False
+    ) -> ScheduledBatch:
         """Chooses the next step and binds its blocks. Empty if nothing can go on (or nothing is there).
-        ``drafts``: tokens that may follow the last one of sequences that decode; as many go along as there is
-        room for."""
+        ``drafts``: tokens that may follow the last one of sequences that decode; as many are kept as there is
+        room for.
+
+        ``ahead``: a step is under way. Its tokens count as there, but sequences that it may end, or to which
+        it may do more than add a token, are left out (``_waits``). Nothing is preempted, as kernels may still
+        write to its blocks; ``ScheduledBatch.starved`` says whether that would have been the thing to do.
+        """
+        self._ahead, self._starved = ahead, False
+        copied_before = len(self._copies)
         self._share_out_seats()
-        preemptions = self.preemptions
+        preemptions = self.counters.preemptions
         decodes: list[Sequence] = []
         begun: list[Sequence] = []
         for seq in self.running:
-            if seq.num_uncomputed:  # otherwise it waits for its mates
-                (decodes if seq.num_uncomputed == 1 else begun).append(seq)
+            # Seq.num_uncomputed, without the call: this is every sequence of every step.
+            uncomputed = len(seq.token_ids) + seq.num_pending - seq.num_computed - seq.num_under_way
+            if uncomputed and not (seq.num_pending and self._waits(seq)):  # 0: it waits for its mates
+                (decodes if uncomputed == 1 else begun).append(seq)
         plan: dict[Sequence, int] = {}
         self._plan_decodes(decodes, plan)
         decoding = len(plan)
         budget = self._prompt_budget(decoding)
         self._plan_begun_prefills(begun, plan, budget)
-        if self.preemptions == preemptions:
+        if self.counters.preemptions == preemptions and not self._starved:
             self._plan_waiting(plan, budget - (sum(plan.values()) - decoding))
-        while not plan and self._make_room():
+        while not (plan or ahead) and self._make_room():
             self._plan_waiting(plan, self.limits.max_num_batched_tokens)
         kept = self._plan_drafts(drafts, plan)
-        singles = [Scheduled(seq, 1) for seq, num_new in plan.items() if num_new == 1]
-        chunks = [Scheduled(seq, num_new) for seq, num_new in plan.items() if num_new > 1]
-        return ScheduledBatch((*singles, *chunks), len(singles), tuple(self._copies), kept)
+        singles: list[Scheduled] = []
+        chunks: list[Scheduled] = []
+        for seq, num_new in plan.items():
+            start = seq.num_computed + seq.num_under_way
+            chooses = start + num_new >= len(seq.token_ids) + seq.num_pending
+            (singles if num_new == 1 else chunks).append(Scheduled(seq, num_new, start, chooses))
+        copies = tuple(self._copies[copied_before:])
+        return ScheduledBatch((*singles, *chunks), len(singles), copies, kept, self._starved)
+
+    @staticmethod
+    def _waits(seq: Sequence) -> bool:
+        """Whether a sequence with a pending token has to wait for it: because it ends with it or is held, or
+        because forks branch off, or beams are chosen by it."""
+        return (
+            seq.num_tokens + seq.num_pending >= seq.max_len
+            or seq.hold_after_prefill
+            or seq.num_candidates > 0
+            or (bool(seq.forks) and not seq.output_ids)
+        )
 
     def _share_out_seats(self) -> None:
-        """Seats go to the first in order of those who hold blocks. Who loses one keeps his blocks."""
+        """Gives the seats to the first in order of the sequences that hold blocks. A sequence that loses its
+        seat keeps its blocks."""
         while self.joining:
             if len(self.running) == self.limits.max_num_seqs:
                 if self.running[-1].place < self.joining[0].place:
                     break
+                if self._ahead:  # the last may be held, or end, with the step under way
+                    self._starved = True
+                    break
                 last = self.running.pop()
-                last.status = Status.WAITING
+                last.status = SequenceStatus.WAITING
                 insort(self.joining, last, key=_place)
             self._seat(self.joining.pop(0))
 
     def _plan_decodes(self, decodes: list[Sequence], plan: dict[Sequence, int]) -> None:
+        refs, size = self.pool.refs, self.pool.block_size
         for seq in decodes:
-            if seq.status is Status.RUNNING and self._bind(seq, 1, plan):
+            if seq.status is not SequenceStatus.RUNNING:
+                continue
+            index = (seq.num_computed + seq.num_under_way) // size
+            has_room = index < len(seq.block_ids) and refs(seq.block_ids[index]) == 1
+            if has_room or self._bind(seq, 1, plan):
                 plan[seq] = 1
 
     def _prompt_budget(self, decoding: int) -> int:
-        """Most tokens of prompts in a step that decodes so many sequences."""
+        """Most tokens of prompts in a step that decodes ``decoding`` sequences."""
         left = self.limits.max_num_batched_tokens - decoding
         mixed = self.limits.mixed_prefill_tokens
         return min(left, mixed) if mixed and decoding and self.limits.chunked_prefill else left
@@ -308,7 +405,7 @@ class Scheduler:
     def _plan_begun_prefills(self, begun: list[Sequence], plan: dict[Sequence, int], budget: int) -> None:
         first = True
         for seq in begun:
-            if seq.status is not Status.RUNNING:
+            if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted just now
             want = self._chunk(seq.num_uncomputed, budget, first)
             if want == 0:
@@ -323,8 +420,8 @@ class Scheduler:
         first = all(num_new == 1 for num_new in plan.values())
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             seq = self.waiting[0]
-            if any(mate.status is Status.RUNNING and mate.num_uncomputed > 1 for mate in seq.mates):
-                break  # it will share what that mate is computing
+            if any(mate.status is SequenceStatus.RUNNING and mate.num_uncomputed > 1 for mate in seq.mates):
+                break  # it will share the blocks that its mate is computing
             granted = self._start(seq, budget, first)
             if granted == 0:
                 break
@@ -333,8 +430,8 @@ class Scheduler:
             first = first and granted == 1
 
     def _make_room(self) -> bool:
-        """Preempts the last of those who hold blocks if it is behind the first who waits, when beams that
-        wait for their mates may be all there is. False if there is nobody to preempt."""
+        """Preempts the last sequence that holds blocks if it is behind the first waiting one, when beams that
+        wait for their mates may be all there is. False if there is no such sequence."""
         holders = self.joining or self.running
         if not self.waiting or not holders or holders[-1].place < self.waiting[0].place:
             return False
@@ -346,8 +443,8 @@ class Scheduler:
     def _plan_drafts(
         self, drafts: Mapping[Sequence, Items[int]], plan: dict[Sequence, int]
     ) -> dict[Sequence, Items[int]]:
-        """Drafts take what the others have left of budget and blocks: nobody waits, and nobody is preempted,
-        for a guess. Their blocks go back after the step (``accept_drafts``)."""
+        """Grants drafts what the sequences have left of budget and blocks: no sequence waits, or is
+        preempted, for a guess. Their blocks go back after the step (``accept_drafts``)."""
         kept: dict[Sequence, Items[int]] = {}
         if not drafts:
             return kept
@@ -389,7 +486,7 @@ class Scheduler:
             pool.free(in_pool)
             return 0
         cached = self._restore(found, hashes)
-        self.swapped_in += seq.preemptions > 0 and len(in_pool) < len(cached)
+        self.counters.swapped_in += seq.preemptions > 0 and len(in_pool) < len(cached)
         self._dequeue(seq)
         self._seat(seq)
         seq.bind(cached)
@@ -397,13 +494,13 @@ class Scheduler:
         seq.num_indexed = len(cached)
         if seq.preemptions == 0 and self.limits.prefix_caching:
             seq.num_cached = num_cached
-            self.prefix_queried_tokens += seq.num_tokens
-            self.prefix_hit_tokens += num_cached
+            self.counters.prefix_queried_tokens += seq.num_tokens
+            self.counters.prefix_hit_tokens += num_cached
         return self._grow(seq, want)
 
     def _chunk(self, uncomputed: int, budget: int, first: bool) -> int:
         """How many of a sequence's ``uncomputed`` tokens it may compute in this step. An unchunked prompt
-        above the budget goes as the step's first prefill, or it would never go."""
+        above the budget is taken as the step's first prefill, or it would never run."""
         if self.limits.chunked_prefill:
             return min(uncomputed, self.limits.prefill_chunk, budget)
         return uncomputed if first or uncomputed <= budget else 0
@@ -417,7 +514,10 @@ class Scheduler:
             granted = self._grow(seq, want)
             if granted:
                 return granted
-            if self.joining:  # all of them are behind everyone with a seat
+            if self._ahead:
+                self._starved = True
+                return 0
+            if self.joining:  # all of them are behind every sequence with a seat
                 victim = self.joining.pop()
             elif self.running[-1] is not seq:
                 victim = self.running.pop()
@@ -427,8 +527,8 @@ class Scheduler:
             self._preempt(victim)
 
     def _find(self, hashes: list[bytes]) -> list[int | None]:
-        """The blocks of the longest cached prefix, with a reference taken on each; None for those that are to
-        be copied from the host tier, if that is cheaper than to compute them."""
+        """The blocks of the longest cached prefix, with a reference taken on each; None for blocks that are
+        to be copied from the host tier, if that is cheaper than to compute them."""
         tier = self.tier
         if tier is None:
             return list(self.pool.match_prefix(hashes))
@@ -444,8 +544,8 @@ class Scheduler:
         return found
 
     def _of_mates(self, seq: Sequence) -> list[int | None]:
-        """The blocks of the longest beginning that is computed by a mate of a beam that comes back, with a
-        reference taken on each. All are there, as in :meth:`_find` without a host tier."""
+        """The blocks of the longest prefix that a mate of a beam that comes back has computed, with a
+        reference taken on each. None of them is None, as in :meth:`_find` without a host tier."""
         longest: list[int | None] = []
         for mate in seq.mates:
             alike = min(seq.num_common(mate), mate.num_computed, seq.num_tokens - 1)
@@ -455,9 +555,9 @@ class Scheduler:
         return longest
 
     def _restore(self, found: list[int | None], hashes: list[bytes]) -> list[int]:
-        """The blocks of ``found``, those from the host tier included: these are allocated, and in the index,
-        and get their content when the tier's plan is carried out. Without room for them, only those before
-        the first of them."""
+        """The blocks of ``found``, with new blocks for those from the host tier: these are allocated, and in
+        the index, and get their content when the tier's plan is carried out. Without room for them, only the
+        blocks before the first of them."""
         digests = [digest for digest, block in zip(hashes, found, strict=False) if block is None]
         if self.tier is None or not digests:
             return [block for block in found if block is not None]
@@ -474,10 +574,11 @@ class Scheduler:
         return [next(fresh) if block is None else block for block in found]
 
     def _grow(self, seq: Sequence, want: int) -> int:
-        """Binds what the pool has of the blocks for ``want`` more tokens; all or nothing when unchunked."""
+        """Binds as many as the pool has of the blocks for ``want`` more tokens; all or nothing when
+        unchunked."""
         if not self._own_tail(seq):
             return 0
-        room = len(seq.block_ids) * self.pool.block_size - seq.num_computed
+        room = len(seq.block_ids) * self.pool.block_size - seq.num_scheduled
         if want > room:
             missing = self._blocks_for(want - room)
             if self.limits.chunked_prefill:
@@ -490,16 +591,16 @@ class Scheduler:
         return min(want, room)
 
     def _own_tail(self, seq: Sequence) -> bool:
-        """Sees that nobody else refers to the block that the next token goes into; False if the pool has
-        none left for a copy."""
-        index = seq.num_computed // self.pool.block_size
+        """Sees that no other sequence refers to the block that the next token goes into; False if the pool
+        has no block left for a copy."""
+        index = seq.num_scheduled // self.pool.block_size
         if index >= len(seq.block_ids) or not self._shared(seq.block_ids[index]):
             return True
         source = seq.block_ids[index]
         target = self.pool.allocate(1)
         if target is None:
             return False
-        seq.block_ids[index] = target[0]
+        seq.rebind(index, target[0])
         self._copies.append(Copy(seq, index, source, target[0]))
         return True
 
@@ -508,25 +609,27 @@ class Scheduler:
         return references > 1 and references - sum(copy.source == block for copy in self._copies) > 1
 
     def _spare_blocks(self) -> int:
-        """Allocatable blocks that nobody here is about to need: prompts begun will need the rest of theirs,
-        and those that decode one to grow. Whoever started in these would soon be preempted."""
+        """Allocatable blocks that no sequence here is about to need: prompts begun will need the rest of
+        their blocks, and decoding sequences one to grow. A sequence that started in these would soon be
+        preempted."""
         taken = self.reserved_blocks
         for seq in (*self.running, *self.joining):
-            taken += self._blocks_for(seq.num_tokens) - len(seq.block_ids) + (not seq.hold_after_prefill)
+            tokens = seq.num_tokens + seq.num_pending
+            taken += self._blocks_for(tokens) - len(seq.block_ids) + (not seq.hold_after_prefill)
         return self.pool.num_allocatable - taken
 
     def _preempt(self, seq: Sequence) -> None:
         """Sends a sequence, already taken off its queue, back to wait without blocks."""
         self._drop_copies(seq)
-        self.pool.free(seq.block_ids)
-        del seq.block_ids[:]
+        self.pool.free(seq.unbind())
         seq.num_computed = seq.num_indexed = 0
         seq.preemptions += 1
-        self.preemptions += 1
+        self.counters.preemptions += 1
         self._enqueue(seq)
 
     def _drop_copies(self, seq: Sequence) -> None:
-        """Its blocks may be others' before the step begins, and must not be written then."""
+        """Forgets the copies of a sequence that loses its blocks: the targets may be other sequences' before
+        the step begins, and must not be written then."""
         dropped = [copy.source for copy in self._copies if copy.sequence is seq]
         if dropped:
             self._copies = [copy for copy in self._copies if copy.sequence is not seq]
@@ -534,8 +637,10 @@ class Scheduler:
 
     def _index_full_blocks(self, seq: Sequence) -> None:
         full = seq.num_computed // self.pool.block_size
-        if not self.limits.shares(seq) or full == seq.num_indexed:
+        if full == seq.num_indexed or not self.limits.shares(seq):
             return
+        # A sequence that was cancelled with two steps under way has computed a token that it was never given.
+        full = min(full, seq.num_tokens // self.pool.block_size)
         seq.extend_hashes(self.pool.block_size)
         for i in range(seq.num_indexed, full):
             self.pool.commit(seq.block_ids[i], seq.hashes[i])
@@ -547,7 +652,7 @@ class Scheduler:
     # -- queues, all in order ----------------------------------------------------------------------------
 
     def check(self, seq: Sequence) -> None:
-        """ValueError, naming the numbers, if the sequence could never produce a token here."""
+        """Checks a sequence. ValueError, naming the numbers, if it could never produce a token here."""
         name = f"request {seq.request_id}"
         pool_tokens = self.pool.num_blocks * self.pool.block_size
         if not seq.prompt_ids:
@@ -561,9 +666,9 @@ class Scheduler:
                 f"{name}: {seq.num_tokens} tokens and one more exceed max_model_len "
                 f"{self.limits.max_model_len}"
             )
-        if seq.urgency.priority and self.limits.priority_aging is None:
+        if seq.priority.level and self.limits.priority_aging is None:
             raise ValueError(
-                f"{name}: priority is {seq.urgency.priority}; allowed: 0, as this worker's scheduling policy "
+                f"{name}: priority is {seq.priority.level}; allowed: 0, as this worker's scheduling policy "
                 "is fcfs"
             )
         if seq.num_tokens + 1 > pool_tokens:
@@ -575,8 +680,9 @@ class Scheduler:
             self._check_beams(seq, seq.params.beam_search.width)
 
     def _check_beams(self, seq: Sequence, width: int) -> None:
-        """BeamsDoNotFitError if the beams, all as long as they may become, could not be here together. They
-        share the prompt's full blocks; each is granted one to grow into (``_spare_blocks``)."""
+        """Checks that the beams, all as long as they may become, could be here together. They share the
+        prompt's full blocks; each is granted one block to grow into (``_spare_blocks``). BeamsDoNotFitError
+        if not."""
         if width > self.limits.max_num_seqs:
             raise BeamsDoNotFitError(
                 f"a beam search of {width} beams does not fit: this worker runs at most "
@@ -605,7 +711,7 @@ class Scheduler:
         self._arrivals += max(1 + len(seq.forks), width)
 
     def _enqueue(self, seq: Sequence) -> None:
-        seq.status = Status.WAITING
+        seq.status = SequenceStatus.WAITING
         insort(self.waiting, seq, key=_place)
         seq.num_expected = seq.num_tokens - self._cached_tokens(seq)
         self._waiting_tokens += seq.num_expected
@@ -624,7 +730,7 @@ class Scheduler:
         return count * self.pool.block_size
 
     def _seat(self, seq: Sequence) -> None:
-        seq.status = Status.RUNNING
+        seq.status = SequenceStatus.RUNNING
         insort(self.running, seq, key=_place)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""One request as the engine sees it: its tokens, and how far their KV has got."""
+"""One request as the engine sees it: its tokens, and how many of them have their KV computed."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from baton.block_hash import hash_blocks
-from baton.engine.beams import Candidates
-from baton.engine.block_pool import BlockPool
+from baton.core.block_hash import hash_blocks
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.core.priority import NO_PRIORITY, Priority
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.kv.block_pool import BlockPool
 from baton.engine.phases import Clock
-from baton.logprobs import Logprobs, TokenDetails
-from baton.sampling_params import SamplingParams
-from baton.urgency import CALM, Urgency
+from baton.engine.sampling.beams import Candidates
 
 if TYPE_CHECKING:
-    from baton.engine.guidance import Guide
-    from baton.engine.logits import LogitRules
+    from baton.engine.sampling.guidance import Guide
+    from baton.engine.sampling.logits import LogitRules
 
 
-class Status(enum.Enum):
+class SequenceStatus(enum.Enum):
     WAITING = "waiting"
-    """Not in a step yet, preempted, or without a seat for its blocks."""
+    """The state of a sequence that is not in a step yet, is preempted, or has blocks and no seat."""
     RUNNING = "running"
     HELD = "held"
-    """Prefilled; keeps its blocks for a handoff and is never scheduled or preempted."""
+    """The state of a prefilled sequence that keeps its blocks for a handoff; never scheduled or preempted."""
     FINISHED = "finished"
 
 
 class FinishReason(enum.StrEnum):
     STOP = "stop"
-    """End of sequence or a stop token."""
+    """The model's end of sequence, or a stop token."""
     LENGTH = "length"
     """``max_tokens``, the model's context or the whole pool is used up."""
     CANCELLED = "cancelled"
     ERROR = "error"
-    """It cannot go on; its own parameters are at fault."""
+    """The sequence cannot go on; its own parameters are at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,18 @@ class Fork:
     """Another answer to the prompt of a sequence, a request of its own from its first token on."""
 
     request_id: str
-    params: SamplingParams
-    """As the sequence's but for the seed."""
+    params: ResolvedSampling
+    """The sequence's parameters with a seed of the fork's own."""
     first_token: int | None = None
-    """Delivered before this attempt: it is not sampled again."""
+    """A first token that was delivered before this attempt, and is not sampled again."""
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
     """A request and everything derived from it. Compared and hashed by identity.
 
-    ``output_ids`` given at construction are those delivered before this attempt (resume from tokens): they
-    are computed like a prompt, but count for ``max_tokens`` and for the index of the next output.
+    ``output_ids`` given at construction were delivered before this attempt (resume from tokens): they are
+    computed like a prompt, but count for ``max_tokens`` and for the index of the next output.
 
     Once the engine has accepted it, only the engine changes a sequence, under its lock.
     """
@@ -67,77 +67,87 @@ class Sequence:
     request_id: str
     attempt: int
     prompt_ids: Ids[int]
-    params: SamplingParams
+    params: ResolvedSampling
     output_ids: list[int] = field(default_factory=list)
-    """Grown by :meth:`append` only."""
+    """The outputs; only :meth:`append` grows them."""
     hold_after_prefill: bool = False
     """Stop at the first sampled token and keep the blocks, for a handoff to decode."""
     owner: str = ""
-    """Whose tokens these are: the router whose stream they go out on."""
+    """The router whose stream the tokens go out on."""
     cache_salt: bytes = b""
     """Sequences share cached blocks only within one salt (one tenant)."""
-    urgency: Urgency = CALM
+    priority: Priority = NO_PRIORITY
     forks: tuple[Fork, ...] = ()
     """Answers that branch off with the first output: the prompt is computed once for all of them."""
     first_token: int | None = None
-    """With ``forks``: as ``Fork.first_token``."""
+    """The sequence's own ``Fork.first_token``, if it has ``forks``."""
 
-    status: Status = field(default=Status.WAITING, init=False)
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     arrival: int = field(default=-1, init=False)
-    """Rank in the order in which the engine accepted sequences; unique. -1 before."""
+    """The rank in the order in which the engine accepted sequences; unique. -1 before."""
     place: tuple[float, int] = field(default=(0.0, -1), init=False)
-    """In the order of the queues, the least first: its turn (``Scheduler.turn_of``), then ``arrival``. Given
-    once, when the engine accepts it."""
+    """The place in the order of the queues, the least first: the turn (``Scheduler.turn_of``), then
+    ``arrival``. Set once, when the engine accepts the sequence."""
     max_len: int = field(default=0, init=False)
-    """Tokens at which it ends for length, whatever of max_tokens, context and pool is least."""
+    """Tokens at which the sequence ends for length: the least of what max_tokens, context and pool allow."""
     token_ids: array[int] = field(init=False)
     """Prompt, then outputs, as int64."""
     resumed_from: int = field(init=False)
     """Number of outputs given at construction."""
     block_ids: array[int] = field(default_factory=lambda: array("q"), init=False)
-    """Blocks bound to it, in token order, each with one reference of the pool. int64."""
+    """Blocks bound to the sequence, in token order, each with one reference of the pool. int64."""
+    num_block_changes: int = field(default=0, init=False)
+    """How often a block of the table was replaced or taken, as opposed to added."""
     num_computed: int = field(default=0, init=False)
     """Leading tokens whose KV is in the blocks. Falls back when the sequence is preempted."""
+    steps_under_way: int = field(default=0, init=False)
+    """Steps under way that compute something of the sequence. Until they are over its blocks are not free,
+    whatever becomes of the sequence: kernels may still write there."""
+    num_under_way: int = field(default=0, init=False)
+    """Tokens behind the computed ones that these steps compute."""
+    num_pending: int = field(default=0, init=False)
+    """Tokens that these steps choose, and that are not in ``token_ids`` yet."""
     num_cached: int = field(default=0, init=False)
-    """Tokens that came from the prefix cache when it first started."""
+    """Tokens that came from the prefix cache when the sequence first started."""
     num_expected: int = field(default=0, init=False)
-    """While it waits: tokens that will have to be computed, as far as was known when that began."""
+    """Tokens that a waiting sequence will have to compute, as estimated when it began to wait."""
     num_indexed: int = field(default=0, init=False)
     """Leading blocks that were offered to the prefix index."""
     hashes: list[bytes] = field(default_factory=list, init=False)
     """Chained digests of the leading full blocks, as far as they have been needed."""
     rules: LogitRules | None = field(default=None, init=False)
-    """What its parameters do to its logits; made when the engine accepts it. None: nothing."""
+    """The changes that the parameters make to the logits; set when the engine accepts the sequence. None:
+    none."""
     guide: Guide | None = field(default=None, init=False)
-    """Follows it through the grammar of its structured output; given when that is compiled. None: free."""
+    """The guide through the grammar of the structured output; set when that is compiled. None:
+    unconstrained."""
     details: TokenDetails | None = field(default=None, init=False)
-    """Of the last output, if the parameters ask for any."""
+    """Details of the last output, if the parameters ask for any."""
     prompt_logprobs: list[Logprobs] = field(default_factory=list, init=False)
-    """Of the prompt, a part for each step that computed some; empty again when they are told."""
+    """Log-probabilities of the prompt, a part for each step that computed some; emptied when they go out."""
     num_scored: int = field(default=0, init=False)
-    """Leading prompt tokens after which the next one's log-probability is known."""
+    """Leading prompt tokens after which the next token's log-probability is known."""
     forked: tuple[Sequence, ...] = field(default=(), init=False)
-    """While it is held: its forks, with their first tokens."""
+    """The forks of a held sequence, with their first tokens."""
     num_candidates: int = field(default=0, init=False)
-    """Likeliest next tokens that its beam search is to see at each step; set when the engine accepts it.
-    0: its next token is chosen."""
+    """Likeliest next tokens that the beam search is to see at each step; set when the engine accepts the
+    sequence. 0: no beam search, the sampler chooses."""
     candidates: Candidates | None = field(default=None, init=False)
-    """While it is held: for its beam search, those after the prompt."""
+    """The candidates after the prompt, for the beam search of a held sequence."""
     mates: tuple[Sequence, ...] = field(default=(), init=False, repr=False)
-    """The beams of its search, itself among them: they go on together. Empty: it goes alone."""
+    """The beams of the sequence's search, itself among them, which advance together. Empty: no beam
+    search."""
     accepted_at: float = field(default=0.0, init=False)
-    """When the engine took it, on the monotonic clock."""
+    """The time the engine accepted the sequence, on the monotonic clock, in seconds."""
     began_at: float = field(default=0.0, init=False)
-    """When the step began that computed something of it for the first time. 0.0: none has, or it branched off
-    another one."""
+    """The start of the first step that computed something of the sequence, on the monotonic clock, in
+    seconds. 0.0: no step has, or the sequence branched off another."""
     started: bool = field(default=False, init=False)
-    """A step has computed, or is about to compute, something of it here."""
+    """Whether a step has computed, or is about to compute, something of the sequence here."""
     clock: Clock | None = field(default=None, init=False)
-    """Of a request that was submitted here, until its prompt is computed."""
+    """The clock of a request that was submitted here, until its prompt is computed."""
     preemptions: int = field(default=0, init=False)
-    cancelled: bool = field(default=False, init=False)
-    """Cancelled while a forward pass was using its blocks: ends when that pass is over."""
 
     def __post_init__(self) -> None:
         self.output_ids = list(self.output_ids)
@@ -158,29 +168,35 @@ class Sequence:
         return len(self.token_ids)
 
     @property
+    def num_scheduled(self) -> int:
+        """Leading tokens whose KV is in the blocks, or will be when the steps under way are over."""
+        return self.num_computed + self.num_under_way
+
+    @property
     def num_uncomputed(self) -> int:
-        return len(self.token_ids) - self.num_computed
+        """Tokens, the pending ones included, that no step has computed or is computing."""
+        return len(self.token_ids) + self.num_pending - self.num_computed - self.num_under_way
 
     @property
     def num_reusable(self) -> int:
-        """Leading tokens whose KV may come from the prefix cache. The last token is always computed: the next
-        one needs its logits. So is, when the prompt's log-probabilities are asked for, every prompt token
-        that they are not known after: what is cached has no logits."""
+        """Leading tokens whose KV may come from the prefix cache. The last token is always computed: its
+        logits choose the next one. With log-probabilities of the prompt, every prompt token after which none
+        is known yet is computed too: cached blocks have no logits."""
         return self.num_scored if self.scores_prompt else self.num_tokens - 1
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the prompt's log-probabilities are still to be told. They go with the first output, so a
-        sequence that has any was told of by whoever sampled it."""
+        """Whether the prompt's log-probabilities are still to be delivered. They go with the first output, so
+        a sequence with outputs has had them delivered by the worker that sampled the first."""
         return self.params.prompt_logprobs is not None and not self.output_ids
 
     def add_prompt_logprobs(self, part: Logprobs) -> None:
-        """Takes the log-probabilities of the prompt tokens that follow those scored before."""
+        """Adds the log-probabilities of the prompt tokens that follow the tokens scored before."""
         self.prompt_logprobs.append(part)
         self.num_scored += len(part)
 
     def append(self, token: int, logprobs: Logprobs | None = None) -> None:
-        """Adds a sampled token, with its log-probabilities if they are asked for."""
+        """Adds a sampled token, with its log-probabilities if the request asked for them."""
         if self.scores_prompt:
             self.details = TokenDetails(logprobs, Logprobs.join(self.prompt_logprobs))
             self.prompt_logprobs.clear()
@@ -190,7 +206,7 @@ class Sequence:
         self.token_ids.append(token)
 
     def fork(self, number: int) -> Sequence:
-        """The ``number``-th of ``forks``, before any of them has an output. Without blocks."""
+        """The ``number``-th of ``forks``, before any fork has an output. Without blocks."""
         fork = self.forks[number]
         child = self._like(fork.request_id, fork.params)
         child.arrival = self.arrival + 1 + number
@@ -199,7 +215,7 @@ class Sequence:
         child.num_scored = self.num_scored
         return child
 
-    def _like(self, request_id: str, params: SamplingParams) -> Sequence:
+    def _like(self, request_id: str, params: ResolvedSampling) -> Sequence:
         """Another answer to the same prompt, without outputs, blocks or a place."""
         child = Sequence(
             request_id,
@@ -208,7 +224,7 @@ class Sequence:
             params,
             owner=self.owner,
             cache_salt=self.cache_salt,
-            urgency=self.urgency,
+            priority=self.priority,
         )
         child.max_len = self.max_len
         child.num_cached = self.num_cached
@@ -216,8 +232,8 @@ class Sequence:
         return child
 
     def sibling(self, number: int) -> Sequence:
-        """The ``number``-th beam of this one's search, from 1, before any of them has an output. Without
-        blocks; its place is right behind this one's."""
+        """The ``number``-th beam of this sequence's search, from 1, before any beam has an output. Without
+        blocks; its place is right behind this sequence's."""
         beam = self._like(self.request_id, self.params)
         beam.arrival = self.arrival + number
         beam.place = (self.place[0], beam.arrival)
@@ -225,37 +241,51 @@ class Sequence:
         return beam
 
     def answer(self) -> Sequence:
-        """A sequence of the same name that only says whose an answer is."""
+        """A sequence of the same name, without outputs, that names an answer."""
         return self._like(self.request_id, self.params)
 
     def become(self, other: Sequence, pool: BlockPool) -> None:
-        """Takes over tokens and blocks of another beam; what they have in common stays."""
+        """Takes over tokens and blocks of another beam; common blocks stay."""
         alike = _common(self.block_ids, other.block_ids)
         pool.ref(other.block_ids[alike:])
         pool.free(self.block_ids[alike:])
         self.block_ids[alike:] = other.block_ids[alike:]
+        self.num_block_changes += 1
         self.token_ids = other.token_ids[:]
         self.output_ids = other.output_ids[:]
         self.hashes = other.hashes[:]
         self.num_computed, self.num_indexed = other.num_computed, other.num_indexed
 
     def num_common(self, other: Sequence) -> int:
-        """Leading tokens that both have."""
+        """The number of leading tokens that both sequences have."""
         return _common(self.token_ids, other.token_ids)
 
     def bind(self, blocks: Iterable[int]) -> None:
         """Takes over one reference on each of ``blocks``, as the next blocks of the sequence."""
         self.block_ids.extend(blocks)
 
+    def unbind(self, kept: int = 0) -> array[int]:
+        """Returns all blocks but the first ``kept``, which are the sequence's no more."""
+        blocks = self.block_ids[kept:]
+        if blocks:
+            del self.block_ids[kept:]
+            self.num_block_changes += 1
+        return blocks
+
+    def rebind(self, at: int, block: int) -> None:
+        """Puts another block into the table's place ``at``."""
+        self.block_ids[at] = block
+        self.num_block_changes += 1
+
     def extend_hashes(self, block_size: int) -> None:
-        """Brings ``hashes`` up to the last full block of the tokens there are."""
+        """Extends ``hashes`` to the last full block of the tokens."""
         parent = self.hashes[-1] if self.hashes else None
         start = len(self.hashes) * block_size
         self.hashes.extend(hash_blocks(self.token_ids, block_size, self.cache_salt, start, parent))
 
 
 def _common(one: array[int], other: array[int]) -> int:
-    """The length of the longest prefix of both. int64."""
+    """The length of the longest common prefix. int64."""
     length = min(len(one), len(other))
     if not length:
         return 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.config import EngineConfig
-from baton.engine.graphs import CudaRecord, GraphedModel, graph_sizes
+from baton.engine.graphs import GraphedModel, GraphSize, graph_sizes, recorder_of
+from baton.engine.memory import blocks_that_fit, recordings_bytes
+from baton.engine.pieces import PiecewiseModel, piece_sizes
 from baton.engine.rank_start import (
     LoadedRank,
     checked_blocks,
@@ -18,30 +21,39 @@ from baton.engine.rank_start import (
     load_rank,
     meet,
     part_of,
-    spare_device_memory,
     start_ranks,
     threads_of_rank,
 )
 from baton.engine.runner import ModelRunner
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
+from baton.engine.warm_up import (
+    LateBuilds,
+    late_builds,
+    warm_up_choices,
+    warm_up_drafter,
+    warm_up_swaps,
+)
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
-from baton.models.loader import Progress
+from baton.models.loader import Progress, new_kv_pool
 from baton.parallel.layout import Layout
-from baton.parallel.messages import NewPool, Scratch, Spare
-from baton.parallel.ranks import ONE_NODE, Group, Nodes, Ranks
+from baton.parallel.messages import NewPool, Record
+from baton.parallel.ranks import ONE_NODE, Nodes, Ranks, RemoteRanks
 from baton.parallel.shard import check_split
-from baton.sampling_params import SamplingParams
+from baton.process.start_clock import StartClock
 from baton.speculation.choice import Target, plan_drafter
+from baton.speculation.draft_model import Forward, Replay
 from baton.speculation.speculator import Speculator
-from baton.telemetry.startup import StartClock
+from baton_kernels.cuda.shapes import MIN_ARCH, Shape
+
+log = logging.getLogger(__name__)
 
 CPU_KV_BYTES = 1 << 30
 
-CUDA_WARM_UP = (2, 8, 32, 128)
-"""Tokens of the prompts that are run before a device serves: among them is one for each kernel that prompts
-of any length need, whatever the model's number of heads. None is then built while a request waits."""
+CUDA_WARM_UP = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Tokens of the prompts that are run before a device serves: together they build every kernel that prompts of
+any length need, whatever the model's number of heads. No kernel is then built while a request waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +64,10 @@ class Built:
     num_host_blocks: int
     """Slots of the host tier."""
     block_bytes: int
-    """Of a block of the pool, on all ranks together."""
+    """The size of a block of the pool, in bytes, on all ranks together."""
     speculator: Speculator | None
+    late_builds: LateBuilds
+    """Kernels that are compiled from now on, when requests wait for them."""
 
 
 def build_runner(
@@ -62,12 +76,12 @@ def build_runner(
     clock: StartClock | None = None,
     nodes: Nodes = ONE_NODE,
 ) -> Built:
-    """The model and its KV pool on the device, or on those of all ranks, which are on ``nodes``, warmed up.
+    """The model and its KV pool on the device, or on the devices of all ranks on ``nodes``, warmed up.
     ValueError if no block fits, RankError if a rank cannot start."""
     clock = clock or StartClock()
     layout = layout_of(config, nodes.count)
     if config.world == 1:
-        return _build(config, layout, None, Group(), progress, clock)
+        return _build(config, layout, None, RemoteRanks(), progress, clock)
     with clock.phase("ranks"):
         sizes = ModelConfig.from_dir(config.model)  # before any process is started
         check_split(sizes, config.tensor_parallel_size, config.pipeline_parallel_size)
@@ -87,7 +101,7 @@ def _build(
     config: EngineConfig,
     layout: Layout,
     ranks: Ranks | None,
-    group: Group,
+    group: RemoteRanks,
     progress: Progress | None,
     clock: StartClock,
 ) -> Built:
@@ -100,70 +114,161 @@ def _build(
         others = meet(ranks, loaded, group.host) if ranks is not None else []
     most = config.limits(model.config.max_model_len).max_model_len
     with clock.phase("drafter"):
-        plan = plan_drafter(config.speculation, _target(config, model, device))
+        plan = plan_drafter(config.speculation, _target(config, model, device, most))
     block_bytes = [loaded.block_bytes + (plan.block_bytes if plan else 0), *others]
     with_lengths = model.config.rope.kind == "dynamic"
-    scratch = int(replays(config, device))
+    # Steps with lengths are never replayed.
+    recorded = recorded_sizes(config, model) if replays(config, device) and not with_lengths else ()
+    pieces = pieces_of(config, device) if recorded else ()
+    scratch = int(bool(recorded))
 
     def runner_of(pool: Tensor) -> ModelRunner:
-        return ModelRunner(model, pool, config.block_size, device, with_lengths=with_lengths, ranks=ranks)
+        return ModelRunner(
+            model, pool, config.sizes.block_size, device, with_lengths=with_lengths, ranks=ranks
+        )
 
     kv_bytes = loaded.block_bytes + sum(others)
     num_host_blocks = _host_blocks(config, kv_bytes)
     with clock.phase("pool"):
         num_blocks = config.num_blocks
         if num_blocks is None and config.kv_cache_bytes is None and device.type == "cuda":
-            step_tokens = min(most, config.max_num_batched_tokens)
-            num_blocks = _blocks_that_fit(config, loaded, runner_of, step_tokens, block_bytes[0], scratch)
+            drafting = _draft_recordings(config, plan.model, device, most) if plan and recorded else 0
+            num_blocks = blocks_that_fit(
+                config, loaded, runner_of, most, block_bytes[0], recorded, pieces, drafting
+            )
         elif num_blocks is None:
             budget = CPU_KV_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
             num_blocks = checked_blocks(budget, sum(block_bytes), scratch)
         whole = _new_pools(loaded, ranks, num_blocks, num_host_blocks, scratch)
         runner = runner_of(whole[:num_blocks])
-    room = min(num_blocks * config.block_size, most)
+    room = min(num_blocks * config.sizes.block_size, most)
     with clock.phase("warm_up"):
-        for num_tokens in CUDA_WARM_UP if device.type == "cuda" else (2,):
-            if num_tokens < room:
-                warm_up(runner, num_tokens)
-    if scratch:
+        if device.type == "cuda":
+            warm_up_device(runner, room)
+        elif room > 2:
+            warm_up(runner, 2)
+    if recorded:
         with clock.phase("graphs"):
-            width = -(-room // config.block_size)
-            runner.model = GraphedModel(model, whole, graph_sizes(config.max_num_seqs), width, CudaRecord())
+            _record(runner, whole, recorded, -(-room // config.sizes.block_size), pieces)
+    if launches_ahead(config, device):
+        runner.launcher = runner
     speculator = None
     if plan is not None:
         with clock.phase("drafter"):
             drafter = plan.build(num_blocks)
+            if device.type == "cuda":
+                warm_up_drafter(drafter, CUDA_WARM_UP)
         speculator = Speculator(drafter, config.num_speculative_tokens, model.config.vocab_size)
-    return Built(runner, model.config, num_blocks, num_host_blocks, kv_bytes, speculator)
+    return Built(runner, model.config, num_blocks, num_host_blocks, kv_bytes, speculator, late_builds(device))
 
 
 def _new_pools(
     loaded: LoadedRank, ranks: Ranks | None, num_blocks: int, num_host_blocks: int, scratch: int
 ) -> Tensor:
-    """This rank's pool, with ``scratch`` blocks behind it. All other ranks have theirs afterwards."""
+    """This rank's pool, with ``scratch`` blocks behind it. All other ranks have theirs, alike, on return."""
     if ranks is None:
         return loaded.new_pool(num_blocks + scratch)
     question = ranks.question()
-    ranks.tell(NewPool(question, num_blocks, num_host_blocks))
+    ranks.tell(NewPool(question, num_blocks, num_host_blocks, scratch))
     pool = loaded.new_pool(num_blocks + scratch)
     ranks.answers(question)
     return pool
 
 
 def replays(config: EngineConfig, device: torch.device) -> bool:
-    """Whether decode steps are replayed: not those of several ranks. It takes the pool a block of its own."""
-    return device.type == "cuda" and not config.enforce_eager and config.world == 1
+    """Whether decode steps are replayed: not with several stages, each of which waits for the one before in
+    the middle of a step. Replay takes a block of its own in the pool."""
+    return device.type == "cuda" and not config.enforce_eager and config.pipeline_parallel_size == 1
 
 
-def _target(config: EngineConfig, model: CausalLM, device: torch.device) -> Target:
+def pieces_of(config: EngineConfig, device: torch.device) -> tuple[int, ...]:
+    """Tokens of the steps with prompts that are replayed in pieces: none with several ranks."""
+    most = min(config.max_graph_tokens, config.sizes.max_num_batched_tokens)
+    return piece_sizes(most) if replays(config, device) and config.world == 1 and most else ()
+
+
+def recorded_sizes(config: EngineConfig, model: CausalLM) -> tuple[GraphSize, ...]:
+    """The steps to record: decode steps and, if there are drafts, verifications of as many as are allowed,
+    unless a tile of attention has too few rows for them."""
+    queries = 1 if config.speculative_method == "none" else 1 + config.num_speculative_tokens
+    group = len(model.shard.heads) // len(model.shard.kv_heads)
+    shape = Shape(config.sizes.block_size, model.config.head_dim, model.dtype, MIN_ARCH)
+    if group * queries > shape.most_rows:
+        queries = 1
+    return graph_sizes(config.sizes.max_num_seqs, queries)
+
+
+def _record(
+    runner: ModelRunner,
+    whole: Tensor,
+    sizes: tuple[GraphSize, ...],
+    width: int,
+    pieces: tuple[int, ...],
+) -> None:
+    """Has the decode steps of all ranks replayed from here on. All record the same steps in the same order,
+    and each step's exchanges between ranks with it; every rank then knows from a step's layout alone whether
+    it is replayed, and padded to which size. ``pieces``: tokens of the steps with prompts that are replayed,
+    with one rank alone."""
+    ranks = runner.ranks
+    question = ranks.question() if ranks is not None else 0
+    if ranks is not None:
+        ranks.tell(Record(question, sizes, width))
+    record = recorder_of(whole.device)
+    runner.replay(GraphedModel(runner.model, whole, sizes, width, record))
+    if ranks is not None:
+        ranks.answers(question)
+    log.info("decode steps of up to %d rows are replayed, by %d recordings", sizes[-1].rows, len(sizes))
+    if pieces:
+        runner.model = PiecewiseModel(runner.model, whole, pieces, record)
+        log.info("steps with prompts of up to %d tokens are replayed in pieces", pieces[-1])
+
+
+def draft_sizes(config: EngineConfig) -> tuple[GraphSize, ...]:
+    """The passes of a draft model to record. A sequence whose drafts were all accepted has two tokens to
+    compute, the last draft and the token behind it; each token is a row of its own."""
+    return graph_sizes(2 * config.sizes.max_num_seqs)
+
+
+def _replay_drafts(config: EngineConfig, longest: int) -> Replay:
+    """Records the passes of a draft model for sequences of up to ``longest`` tokens."""
+    width = -(-longest // config.sizes.block_size)
+
+    def replay(model: CausalLM, pool: Tensor) -> Forward:
+        return GraphedModel(model, pool, draft_sizes(config), width, recorder_of(pool.device)).forward
+
+    return replay
+
+
+def _draft_recordings(
+    config: EngineConfig, model: CausalLM | None, device: torch.device, longest: int
+) -> int:
+    """The memory that the recordings of a draft model will take, in bytes."""
+    if model is None:
+        return 0
+    size = config.sizes.block_size
+    pool = new_kv_pool(model.config, 1, size, model.dtype, device)
+    return recordings_bytes(model, pool, draft_sizes(config), -(-longest // size))
+
+
+def launches_ahead(config: EngineConfig, device: torch.device) -> bool:
+    """Whether steps are launched before the tokens of the one before are known. Other ranks do not have them,
+    and a drafter needs them."""
+    if config.async_scheduling != "auto":
+        return config.async_scheduling == "on"
+    return device.type == "cuda" and config.world == 1 and config.speculative_method == "none"
+
+
+def _target(config: EngineConfig, model: CausalLM, device: torch.device, longest: int) -> Target:
+    """``longest``: tokens of the longest sequence."""
     return Target(
         model,
         config.model,
         device,
-        config.block_size,
-        config.max_num_seqs,
-        config.max_num_batched_tokens,
+        config.sizes.block_size,
+        config.sizes.max_num_seqs,
+        config.sizes.max_num_batched_tokens,
         config.load_format,
+        _replay_drafts(config, longest) if replays(config, device) else None,
     )
 
 
@@ -175,41 +280,23 @@ def _host_blocks(config: EngineConfig, block_bytes: int) -> int:
     return config.host_kv_bytes // block_bytes
 
 
+def warm_up_device(runner: ModelRunner, room: int) -> None:
+    """Launches every kernel that serving launches. ``room``: most tokens of a sequence."""
+    for num_tokens in CUDA_WARM_UP:
+        if num_tokens < room:
+            warm_up(runner, num_tokens)
+    warm_up_choices(runner)
+    warm_up_swaps(runner.pool)
+
+
 def warm_up(runner: ModelRunner, num_tokens: int) -> None:
-    """Runs a prompt of ``num_tokens`` and a decode step in the pool's first blocks, while nobody owns any."""
-    seq = Sequence("warm-up", 0, [0] * num_tokens, SamplingParams(max_tokens=2))
+    """Runs a prompt of ``num_tokens`` and a decode step in the pool's first blocks, while nobody owns any
+    block."""
+    seq = Sequence("warm-up", 0, [0] * num_tokens, ResolvedSampling(max_tokens=2))
     seq.block_ids = array("q", range(num_tokens // runner.block_size + 1))
     for num_new in (num_tokens, 1):
-        batch = ScheduledBatch((Scheduled(seq, num_new),), 1 if num_new == 1 else 0)
+        item = Scheduled(seq, num_new, seq.num_computed, chooses=True)
+        batch = ScheduledBatch((item,), 1 if num_new == 1 else 0)
         [sampled] = runner.run(batch).tokens[seq]
         seq.num_computed += num_new
         seq.append(sampled.token)
-
-
-def _blocks_that_fit(
-    config: EngineConfig,
-    loaded: LoadedRank,
-    runner_of: Callable[[Tensor], ModelRunner],
-    step_tokens: int,
-    block_bytes: int,
-    scratch: int,
-) -> int:
-    """Blocks that every rank's device has memory for beside a step of ``step_tokens`` at its peak: measured,
-    by running one in pools of their own. ``block_bytes``: what a block takes on this rank;
-    ``scratch``: blocks of this rank that are nobody's."""
-    num_scratch = step_tokens // config.block_size + 1
-    pool = loaded.new_pool(num_scratch)
-    runner = runner_of(pool)
-    if runner.ranks is not None:
-        question = runner.ranks.question()
-        runner.ranks.ask(question, Scratch(question, num_scratch))
-    torch.cuda.reset_peak_memory_stats(loaded.device)
-    warm_up(runner, step_tokens)
-    scratch_bytes = pool.nbytes
-    del runner.pool, pool
-    budget = spare_device_memory(loaded.device, scratch_bytes, config.device_memory_fraction)
-    counts = [checked_blocks(budget, block_bytes, scratch)]
-    if runner.ranks is not None:
-        question = runner.ranks.question()
-        counts += runner.ranks.ask(question, Spare(question, config.device_memory_fraction))
-    return min(counts)

@@ -8,10 +8,33 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from baton.parallel.messages import StepLayout
-from baton_kernels.paged import Chunk, PagedBatch, Wanted
+from baton_kernels.paged import Chunk, PagedBatch, WantedRows
 
 PROMPT_ROWS = 64
-"""Rows of a prompt whose logits are made at once: those of a whole chunk would outweigh its activations."""
+"""Rows of a prompt whose logits are made at once: the logits of a whole chunk would outweigh its
+activations."""
+
+
+PADDED = 128
+"""Rows up to which a step takes hardly longer than one of a single row, as its time is that of reading the
+weights: padding costs nothing there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRows:
+    """The layout of a step that verifies drafts, where such steps are replayed: every sequence has as many
+    rows, of which those that it has no token for are padding."""
+
+    queries: int
+    """Rows of each sequence: its last token and the most drafts behind it."""
+    most: int
+    """Most sequences of a step."""
+    scratch: int
+    """The block that padding writes to, which belongs to nobody."""
+
+    def suits(self, sequences: int, num_tokens: int) -> bool:
+        """Whether a step of these sequences, with so many tokens in all, is worth its padding."""
+        return sequences <= self.most and sequences * self.queries <= max(PADDED, 2 * num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +48,16 @@ class StepTensors:
     """[R] int64: the rows whose logits are made last; None: every row that the model yields, in order."""
     copies: tuple[Tensor, Tensor] | None
     """Sources and targets, [C] int64 each, of the blocks to copy before anything is computed."""
+    pending: tuple[Tensor, Tensor] | None
+    """Columns of ``token_ids``, [N] int64, whose tokens the step before chooses, and the places of these
+    among its choices, [N] int64."""
 
     @classmethod
     def of(cls, layout: StepLayout, buffer: Tensor) -> StepTensors:
         """Names the parts of ``buffer`` ([sum of ``layout.sizes``] int64), as views of it."""
         parts = buffer.split_with_sizes(layout.sizes)
-        token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables = parts[:-5]
-        rows, row_tables, sources, targets, lengths = parts[-5:]
+        token_ids, positions, blocks, offsets, contexts, tables, *chunk_tables = parts[:-7]
+        rows, row_tables, sources, targets, lengths, columns, places = parts[-7:]
         chunks = []
         start = layout.num_decode
         for (length, context, _), table in zip(layout.chunks, chunk_tables, strict=True):
@@ -43,16 +69,18 @@ class StepTensors:
             slot_blocks=blocks,
             slot_offsets=offsets,
             num_decode=layout.num_decode,
-            decode_tables=tables.view(layout.num_decode, layout.width),
+            decode_tables=tables.view(layout.num_decode // layout.decode_queries, layout.width),
             decode_contexts=contexts,
             chunks=tuple(chunks),
             lengths=lengths if layout.with_lengths else None,
-            wanted=Wanted(rows, row_tables) if layout.narrow else None,
+            wanted=WantedRows(rows, row_tables) if layout.narrow else None,
+            decode_queries=layout.decode_queries,
         )
-        # In order: without prompts under way the singles come first, then the drafted.
+        # The rows are in order: without prompts under way the singles come first, then the drafted.
         every = layout.num_rows == layout.num_tokens
         copies = (sources, targets) if layout.num_copies else None
-        return cls(token_ids, batch, None if every or layout.narrow else rows, copies)
+        pending = (columns, places) if layout.num_pending else None
+        return cls(token_ids, batch, None if every or layout.narrow else rows, copies, pending)
 
 
 def prompt_pieces(hidden: Tensor) -> Iterator[Tensor]:

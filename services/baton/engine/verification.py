@@ -1,9 +1,9 @@
-"""Which drafts of a sequence are the tokens that it would have got anyway.
+"""Verification of drafts: which are the tokens that the sequence would have got anyway.
 
-The sampler's choice is a pure function of (logits, parameters, seed, position), so a draft can be held
-against the very token that a plain step would choose. The last token and its k drafts are computed as one
-chunk; after each of these k + 1 tokens the sampler chooses, under the rules and the grammar of the tokens up
-to there; a draft is accepted while it is what was chosen. The choice after the last accepted one is a token
+The sampler's choice is a pure function of (logits, parameters, seed, position), so a draft can be compared
+with the very token that a plain step would choose. The last token and its k drafts are computed in one step;
+after each of these k + 1 tokens the sampler chooses, under the rules and the grammar of the tokens up to
+there; a draft is accepted while it is the chosen token. The choice after the last accepted draft is a token
 as well: every verification yields at least one.
 
 So the output is that of a run without drafts, token by token, for any seed and any drafter. The chance that a
@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from baton.core.logprobs import Logprobs
 from baton.engine.execution import Sampled
-from baton.engine.guidance import GuidedRow, MaskStage
-from baton.engine.logits import Row, adjust
-from baton.engine.logprobs import score_each
-from baton.engine.sampler import sample
+from baton.engine.sampling.guidance import GuidedRow, MaskStage
+from baton.engine.sampling.logits import Row, adjust
+from baton.engine.sampling.logprobs import score_each
+from baton.engine.sampling.sampler import sample
 from baton.engine.sequence import Sequence
-from baton.logprobs import Logprobs
 
 
 class Drafted(NamedTuple):
@@ -41,18 +41,18 @@ class Drafted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows the sequences that had drafts."""
+    """The tokens that follow the sequences that had drafts."""
 
     tokens: dict[Sequence, list[Sampled]] = field(default_factory=dict)
-    """The accepted drafts and one token more."""
+    """The accepted drafts and one token more, of each sequence."""
     errors: dict[Sequence, str] = field(default_factory=dict)
-    """Why those get no token."""
+    """The reason for each sequence that gets no token."""
 
 
 def verify(logits: Tensor, drafted: Items[Drafted], stage: MaskStage) -> Verdict:
-    """``logits`` [R, V] float32, which this changes: the rows of each of ``drafted`` behind those of the one
-    before, one for the last token and one for each draft."""
-    # What is before each row.
+    """Verifies the drafts of ``drafted`` against ``logits`` [R, V] float32, which this changes. The rows are
+    in the order of ``drafted``: for each sequence one for its last token and one for each draft."""
+    # The tokens before each row.
     places = [Drafted(seq, drafts[:count]) for seq, drafts in drafted for count in range(len(drafts) + 1)]
     starts = list(accumulate((len(drafts) + 1 for _, drafts in drafted), initial=0))
     telling = [at for at, (seq, _) in enumerate(places) if seq.params.logprobs is not None]
@@ -77,6 +77,7 @@ def verify(logits: Tensor, drafted: Items[Drafted], stage: MaskStage) -> Verdict
     chosen = sample(
         logits, [seq.params for seq, _ in places], [seq.num_outputs + len(drafts) for seq, drafts in places]
     )
+    errors = masks.all_errors()
     told: dict[int, Logprobs] = {}
     if raw is not None:
         num_tops = [places[at].sequence.params.logprobs or 0 for at in telling]
@@ -84,18 +85,18 @@ def verify(logits: Tensor, drafted: Items[Drafted], stage: MaskStage) -> Verdict
     masked = {row.at for row in masks.rows}
     verdict = Verdict()
     for start, (seq, drafts) in zip(starts, drafted, strict=False):
-        usable = _usable(seq, range(start, start + len(drafts) + 1), masked, masks.errors)
+        usable = _usable(seq, range(start, start + len(drafts) + 1), masked, errors)
         kept = _accepted(chosen[start : start + len(drafts) + 1], drafts, usable)
         if kept:
             verdict.tokens[seq] = [Sampled(chosen[at], told.get(at)) for at in range(start, start + kept)]
         else:
-            verdict.errors[seq] = masks.errors[start]
+            verdict.errors[seq] = errors[start]
     return verdict
 
 
 def _accepted(chosen: Items[int], drafts: Items[int], usable: int) -> int:
-    """How many of the tokens ``chosen`` count: one behind each accepted draft, and the first. ``usable``: how
-    many rows are worth anything."""
+    """How many of the tokens ``chosen`` count: the first, and one behind each accepted draft. ``usable``:
+    leading rows that are valid."""
     accepted = 0
     while accepted < len(drafts) and chosen[accepted] == drafts[accepted]:
         accepted += 1
@@ -104,7 +105,8 @@ def _accepted(chosen: Items[int], drafts: Items[int], usable: int) -> int:
 
 def _usable(seq: Sequence, rows: range, masked: Set[int], errors: Mapping[int, str]) -> int:
     """How many of a sequence's rows come before the first that failed, or that has no mask though it needs
-    one. A row in which a plain step would fail too is the next step's first, and ends the request there."""
+    one. A row in which a plain step would fail too becomes the first of the next step, and ends the request
+    there."""
     for count, at in enumerate(rows):
         if at in errors or (seq.guide is not None and at not in masked):
             return count

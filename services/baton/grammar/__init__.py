@@ -1,1 +1,1 @@
-"""Grammars for guided decoding: checked, tried out where they can do no harm, compiled and kept."""
+"""Grammars for guided decoding: checked, tried out in a separate process, compiled and cached."""

@@ -1,4 +1,5 @@
-"""Compiled grammars, kept: threads of their own compile, and nobody waits for them but who asks."""
+"""A cache of compiled grammars, compiled on threads of its own: only the requests that need a grammar
+wait."""
 
 from __future__ import annotations
 
@@ -8,37 +9,26 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 from weakref import WeakValueDictionary
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 
+from baton.core.structured_output import StructuredOutput
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.lanes import TrialLanes
 from baton.grammar.limits import CACHE_BYTES, CACHE_GRAMMARS
 from baton.grammar.proof import ProvingGround
 from baton.grammar.source import check_source
-from baton.grammar.table import TokenTable, compiled
+from baton.grammar.table import Grammar, TokenTable, compiled
 from baton.grammar.turns import PendingGrammar
-from baton.structured_output import StructuredOutput
-from baton.telemetry.grammar import GrammarStats
+from baton.process.exported import counter
 from baton.text.errors import TokenizerError
 
 
-class Grammar:
-    """A compiled grammar."""
-
-    def __init__(self, start: LLMatcher, tokens: LLTokenizer) -> None:
-        self._start = start
-        self.vocab_size = tokens.vocab_size
-
-    def matcher(self) -> LLMatcher:
-        """A matcher at the grammar's start, independent of all others."""
-        return self._start.deep_copy()
-
-
 class _Workshop:
-    """What all threads compile with: made for the first grammar, by whichever needs it."""
+    """The token table and llguidance's tokenizer, shared by all threads and made for the first grammar."""
 
     def __init__(self, load: Callable[[], TokenTable]) -> None:
         self._load = load
@@ -46,7 +36,7 @@ class _Workshop:
         self._made: tuple[TokenTable, LLTokenizer] | None = None
 
     def made(self) -> tuple[TokenTable, LLTokenizer]:
-        """Raises GrammarError where the model cannot be guided."""
+        """Return both, made at the first call. Raises GrammarError where the model cannot be guided."""
         with self._lock:
             if self._made is None:
                 try:
@@ -58,12 +48,12 @@ class _Workshop:
 
 
 class _Bench:
-    """One thread's, with a process for trials of its own."""
+    """The bench of one thread, with a process for trials of its own."""
 
     def __init__(
         self, workshop: _Workshop, tell: Callable[[PendingGrammar, Grammar | GrammarError, float], None]
     ) -> None:
-        """``tell`` is given the outcome and the seconds that it took."""
+        """``tell`` gets the outcome and the seconds that it took."""
         self._workshop = workshop
         self._tell = tell
         self._ground: ProvingGround | None = None
@@ -89,7 +79,7 @@ class _Bench:
     def recover(self) -> float:
         if self._ground is None:
             return 0.0
-        with suppress(GrammarBusyError, OSError):  # then whoever is next tries to start it, and is told
+        with suppress(GrammarBusyError, OSError):  # then the next trial starts it, and reports the error
             self._ground.renew()
         before, self._told_cpu_s = self._told_cpu_s, self._ground.used_cpu_s
         return self._told_cpu_s - before
@@ -99,25 +89,52 @@ class _Bench:
             self._ground.close()
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarStats:
+    """The counters of a grammar compiler since it was made."""
+
+    compiled: Annotated[int, counter("baton_grammars_compiled", "Grammars compiled.")] = 0
+    refused: Annotated[
+        int, counter("baton_grammars_refused", "Grammars that are invalid or beyond the limits.")
+    ] = 0
+    compile_seconds: Annotated[
+        float,
+        counter("baton_grammar_compile_seconds", "Time for compiling, that of refused grammars included."),
+    ] = 0.0
+    """The time for compiling, trials and refused grammars included, in seconds."""
+    cache_hits: Annotated[int, counter("baton_grammar_cache_hits", "Grammars found compiled.")] = 0
+    cache_misses: Annotated[int, counter("baton_grammar_cache_misses", "Grammars not found.")] = 0
+
+    def __add__(self, other: GrammarStats) -> GrammarStats:
+        return GrammarStats(
+            compiled=self.compiled + other.compiled,
+            refused=self.refused + other.refused,
+            compile_seconds=self.compile_seconds + other.compile_seconds,
+            cache_hits=self.cache_hits + other.cache_hits,
+            cache_misses=self.cache_misses + other.cache_misses,
+        )
+
+
 class GrammarCompiler:
     """Compiles grammars for one model. Safe to use from any thread.
 
     The token table, the processes for trials and their threads are made for the first grammars. Grammars are
-    kept while they are among the most recently used, refusals likewise: both are the same every time. Beyond
-    that they are known for as long as somebody has what :meth:`compile` gave for them.
+    cached while they are among the most recently used, and so are refusals: both are the same every time.
+    Dropped from the cache, they stay known for as long as somebody holds the future that :meth:`compile`
+    returned.
     """
 
     def __init__(self, load: Callable[[], TokenTable], tenant_cpu_s: float | None = None) -> None:
         """``load`` is called once, on a thread of the compiler's. It may raise GrammarError or
-        TokenizerError. ``tenant_cpu_s``: CPU seconds a minute that each tenant's trials may take; None:
-        any."""
+        TokenizerError. ``tenant_cpu_s``: CPU seconds a minute that each tenant's trials may take; None: no
+        limit."""
         workshop = _Workshop(load)
         self._lock = threading.Lock()
         self._known: WeakValueDictionary[StructuredOutput, Future[Grammar]] = WeakValueDictionary()
         self._pending: dict[StructuredOutput, PendingGrammar] = {}
-        """Those of the known that are not compiled yet."""
+        """Known grammars that are not compiled yet."""
         self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
-        """Those of the known that are kept."""
+        """Known grammars that are cached, the least recently used first."""
         self._cached_bytes = 0
         self._lanes = TrialLanes(
             lambda: _Bench(workshop, self._tell),
@@ -131,10 +148,11 @@ class GrammarCompiler:
             return self._stats
 
     def compile(self, output: StructuredOutput, tenant: str = "") -> Future[Grammar]:
-        """The compiled grammar, or GrammarError. Returns at once; the future may be done already.
+        """Return the future of the compiled grammar, or of a GrammarError. Returns at once; the future may be
+        done already.
 
         A grammar that is not known waits for the turn of ``tenant``. The error is a GrammarBusyError if too
-        many wait, and a GrammarLimitError if too many of this tenant's do, or have taken too long.
+        many grammars wait, and a GrammarLimitError if too many of this tenant do, or have taken too long.
         """
         with self._lock:
             known = self._known.get(output)
@@ -152,7 +170,7 @@ class GrammarCompiler:
             except GrammarBusyError as error:
                 future.set_exception(error)
                 return future
-            except GrammarError as error:  # not kept: the source may be of any size, and the check is cheap
+            except GrammarError as error:  # not cached: the source may be of any size, and the check is cheap
                 self._stats = replace(self._stats, refused=self._stats.refused + 1)
                 future.set_exception(error)
                 return future
@@ -161,22 +179,22 @@ class GrammarCompiler:
         return future
 
     def _join(self, output: StructuredOutput, known: Future[Grammar], tenant: str) -> None:
-        """What is still waiting in another tenant's queue waits in that of ``tenant`` as well."""
+        """Let a grammar that waits in another tenant's queue wait in the queue of ``tenant`` as well."""
         pending = self._pending.get(output)
         if pending is None:
             self._keep(output, known)
             return
-        with suppress(GrammarBusyError):  # then it has to wait for that other tenant's turn
+        with suppress(GrammarBusyError):  # then the grammar waits for the other tenant's turn
             self._lanes.enter(tenant, pending)
 
     def close(self) -> None:
-        """End the threads, when what is queued is done, and the processes."""
+        """End the threads, when everything queued is done, and the processes."""
         self._lanes.close()
 
     # -- on the compiler's threads -----------------------------------------------------------------------
 
     def _tell(self, pending: PendingGrammar, outcome: Grammar | GrammarError, seconds: float) -> None:
-        """Counts before anybody hears of it."""
+        """Count the outcome before anybody learns of it, then set it."""
         refusal = outcome if isinstance(outcome, GrammarError) else None
         with self._lock:
             self._stats = replace(

@@ -1,18 +1,18 @@
-"""Why a request's grammar cannot be used."""
+"""The reasons why a request's grammar cannot be used."""
 
 from __future__ import annotations
 
 
 class GrammarError(ValueError):
-    """The grammar is invalid or goes beyond the limits. The message is one line for the client."""
+    """The grammar is invalid or exceeds the limits. The message is one line for the client."""
 
 
 class GrammarBusyError(GrammarError):
-    """The grammar may be fine: it could not be compiled here and now."""
+    """The grammar may be valid, but could not be compiled here and now."""
 
 
 class GrammarLimitError(GrammarBusyError):
-    """Whoever asks has had as many trials as it may have for now; others go on."""
+    """The tenant has had as many trials as it may have for now; other tenants go on."""
 
     def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason)

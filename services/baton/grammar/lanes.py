@@ -15,17 +15,17 @@ from baton.grammar.turns import PendingGrammar, TrialBudgets, TrialTurns
 
 
 class Bench(Protocol):
-    """What one thread tries grammars out with."""
+    """Tries grammars out on one thread."""
 
     def answer(self, pending: PendingGrammar) -> None:
-        """Tell whoever waits for ``pending``. Raises nothing."""
+        """Try ``pending`` out and set its future. Raises nothing."""
 
     def recover(self) -> float:
-        """Be ready for the next one. Returns the CPU seconds that the last one has taken, recovering from it
+        """Prepare for the next grammar. Returns the CPU seconds that the last one took, this recovery
         included."""
 
     def close(self) -> None:
-        """End what belongs to it."""
+        """End the process for trials."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class _Line:
     """Grammars that wait for the same threads."""
 
     turns: TrialTurns
-    most_lanes: int
+    max_lanes: int
     threads: list[threading.Thread] = field(default_factory=list)
     idle: int = 0
 
@@ -41,8 +41,7 @@ class _Line:
 class TrialLanes:
     """Tries grammars out, fairly by tenant, and simple ones in a reserve. Safe to use from any thread.
 
-    A thread is started for the first grammar, and a second one when another tenant's would have to wait for
-    it.
+    A thread is started for the first grammar, and a second one when another tenant's would have to wait.
     """
 
     def __init__(
@@ -51,8 +50,8 @@ class TrialLanes:
         refuse: Callable[[PendingGrammar, GrammarError], None],
         seconds_a_minute: float | None,
     ) -> None:
-        """``seconds_a_minute``: CPU time that each tenant's trials may take; None: any. ``refuse`` is called
-        on one of the threads."""
+        """``seconds_a_minute``: CPU time that each tenant's trials may take; None: no limit. ``refuse`` is
+        called on one of the threads."""
         self._bench = bench
         self._refuse = refuse
         self._budgets = TrialBudgets(seconds_a_minute)
@@ -64,8 +63,9 @@ class TrialLanes:
         self._closing = False
 
     def enter(self, tenant: str, pending: PendingGrammar) -> None:
-        """Let ``pending`` wait for the turn of ``tenant``, also if it waits for another one's. Raises
-        GrammarLimitError if that tenant has had its part, GrammarBusyError if too many wait."""
+        """Let ``pending`` wait for the turn of ``tenant``, even if it waits for another tenant's already.
+        Raises GrammarLimitError if that tenant has had its share, GrammarBusyError if too many grammars
+        wait."""
         line = self._reserve if is_simple(pending.output) else self._others
         with self._changed:
             line.turns.offer(tenant, pending, time.monotonic())
@@ -73,7 +73,7 @@ class TrialLanes:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the threads, when all that waits is done."""
+        """End the threads, when everything that waits is done."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class TrialLanes:
 
     def _staff(self, line: _Line) -> None:
         """Start a thread if there is something for it to do."""
-        if line.idle or len(line.threads) >= line.most_lanes or not line.turns.ready:
+        if line.idle or len(line.threads) >= line.max_lanes or not line.turns.ready:
             return
         thread = threading.Thread(target=self._run, args=(line,), name="grammars", daemon=True)
         line.threads.append(thread)
@@ -108,7 +108,7 @@ class TrialLanes:
         bench.close()
 
     def _next(self, line: _Line) -> tuple[str, PendingGrammar] | None:
-        """None: it is over."""
+        """Wait for the next grammar and its tenant; None after the close."""
         with self._changed:
             line.idle += 1
             while (turn := line.turns.next()) is None and not (self._closing and not line.turns.waiting):

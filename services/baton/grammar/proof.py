@@ -1,4 +1,4 @@
-"""Trying a grammar out in a process of its own, which is ended if that takes too long."""
+"""Tries a grammar out in a process of its own, which is killed if that takes too long."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import IO
 
 import msgspec
 
+from baton.core.structured_output import StructuredOutput
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.grammar.limits import LITTLE_CPU_S, START_S, TRIAL_CPU_S, TRIAL_S
 from baton.grammar.table import TokenTable
-from baton.grammar.trial import Attempt, Outcome, frame
-from baton.structured_output import StructuredOutput
+from baton.grammar.trial import GrammarTrial, Outcome, frame
 
 
 class ProvingGround:
-    """A process for trials, started at the first one and again whenever a grammar was the death of it. For
-    use by one thread."""
+    """A process for trials, started for the first one and again after a grammar that killed it. For use by
+    one thread."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -30,16 +30,16 @@ class ProvingGround:
         self._ready = False
         self._spent = False
         self._cpu_s = 0.0
-        """That the process had used when it answered last."""
+        """The CPU time that the process had used at its last answer, in seconds."""
         self.used_cpu_s = 0.0
-        """By all trials so far, and by starting the process again where one was the death of it."""
+        """The CPU time of all trials so far and of restarting killed processes, in seconds."""
 
     def prove(self, output: StructuredOutput) -> str:
-        """The grammar in llguidance's notation. GrammarError if it is invalid or goes beyond the limits;
-        GrammarBusyError if no trial can be held."""
+        """Return the grammar in llguidance's notation. Raises GrammarError if the grammar is invalid or
+        exceeds the limits, and GrammarBusyError if no trial can be held."""
         process = self._started()
         try:
-            attempt = Attempt(output.kind, output.text, output.around)
+            attempt = GrammarTrial(output.kind, output.text, output.around)
             return self._ask(process, frame(attempt), TRIAL_S).grammar
         except TimeoutError:
             if self._spend(process) < LITTLE_CPU_S:
@@ -52,9 +52,9 @@ class ProvingGround:
             raise GrammarError(f"it is too complex: compiling it takes {_too_much(process)}") from None
 
     def renew(self) -> None:
-        """Start the process again if the last trial was the death of it, so that the next one need not wait
-        for that. Takes a while, so whoever waits for the last trial should have been told. Raises
-        GrammarBusyError if it does not start; the next trial then tries again."""
+        """Restart the process if the last trial killed it, so that the next one need not wait. The restart
+        takes a while: report the outcome of the last trial first. Raises GrammarBusyError if the process does
+        not start; the next trial then tries again."""
         if self._spent:
             self.close()
             self._start()
@@ -62,7 +62,7 @@ class ProvingGround:
             self.used_cpu_s += self._cpu_s
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process, whatever it does."""
         process, self._process = self._process, None
         self._ready = self._spent = False
         if process is not None:
@@ -70,12 +70,12 @@ class ProvingGround:
             process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
-                    with contextlib.suppress(OSError):  # what was left unsent
+                    with contextlib.suppress(OSError):  # unsent data
                         stream.close()
 
     def _spend(self, process: subprocess.Popen[bytes]) -> float:
-        """End the process if it has not ended. The CPU time of its last trial, in seconds."""
-        # Not by Popen, which would reap it and not tell what it has used.
+        """Kill the process if it has not ended. Return the CPU time of its last trial, in seconds."""
+        # Not by Popen, which would reap the process without the time that it used.
         os.kill(process.pid, signal.SIGKILL)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -109,7 +109,7 @@ class ProvingGround:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        # If it dies at once, reading its answer tells.
+        # A process that dies at once is noticed when its answer is read.
         with contextlib.suppress(BrokenPipeError):
             self._send(process, frame(self._table))
 
@@ -133,7 +133,7 @@ class ProvingGround:
 
     @staticmethod
     def _receive(process: subprocess.Popen[bytes], limit_s: float) -> Outcome:
-        """The next answer. TimeoutError, or EOFError when the process has ended."""
+        """Return the next answer. Raises TimeoutError, and EOFError when the process has ended."""
         assert process.stdout is not None
         deadline = time.monotonic() + limit_s
         size = int.from_bytes(_read(process.stdout, 4, deadline))
@@ -141,14 +141,14 @@ class ProvingGround:
 
 
 def _too_much(process: subprocess.Popen[bytes]) -> str:
-    """Of what a grammar took too much, when that was the process's death."""
+    """Say of which resource the grammar took too much, after the process died of it."""
     if process.returncode == -signal.SIGPROF:
         return f"over {TRIAL_CPU_S:g} s"
     return "too much memory or depth"
 
 
 def _read(source: IO[bytes], size: int, deadline: float) -> bytes:
-    """Exactly ``size`` bytes from a pipe."""
+    """Read exactly ``size`` bytes from a pipe. Raises TimeoutError and EOFError."""
     content = b""
     with selectors.DefaultSelector() as selector:
         selector.register(source, selectors.EVENT_READ)

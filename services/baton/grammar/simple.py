@@ -1,25 +1,25 @@
-"""Grammars that are known to be cheap by their source alone."""
+"""Recognizes grammars that are cheap to compile by their source alone."""
 
 from __future__ import annotations
 
 import msgspec
 
+from baton.core.structured_output import StructuredOutput
 from baton.grammar.limits import SIMPLE_BYTES, SIMPLE_DEPTH, SIMPLE_OPTIONS, SIMPLE_PROPERTIES
-from baton.structured_output import StructuredOutput
 from baton.text.config import Json
 
 _NOTES = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"}
 )
-"""Keywords that change nothing of what is allowed."""
+"""Keywords that do not change what a schema allows."""
 _VALUES = frozenset({"type", "enum", "const", "required"})
-"""Keywords whose cost is that of their length."""
+"""Keywords whose cost is proportional to their length."""
 
 
 def is_simple(output: StructuredOutput) -> bool:
     """Whether trying ``output`` out takes little time whatever its source says: any JSON object, a choice of
-    few characters, or a small JSON schema without patterns, counts, references and conjunctions. It may still
-    be invalid."""
+    few characters, or a small JSON schema without patterns, counts, references and conjunctions. A simple
+    grammar may still be invalid."""
     if output.around or len(output.text) > SIMPLE_BYTES:
         return False
     match output.kind:
@@ -33,7 +33,7 @@ def is_simple(output: StructuredOutput) -> bool:
 def _is_simple_schema(text: str) -> bool:
     try:
         schema: Json = msgspec.json.decode(text)
-    except (ValueError, RecursionError):  # told by whoever checks the source
+    except (ValueError, RecursionError):  # reported by check_source
         return False
     layer, properties = [schema], 0
     for _ in range(SIMPLE_DEPTH):
@@ -55,7 +55,7 @@ def _num_properties(schema: Json) -> int:
 
 
 def _parts(schema: Json) -> list[Json] | None:
-    """The schemas inside of a simple one; None: this one is not."""
+    """Return the schemas inside a simple schema; None: the schema is not simple."""
     if isinstance(schema, bool):
         return []
     if not isinstance(schema, dict):

@@ -1,18 +1,18 @@
-"""From a structured output to llguidance's own notation."""
+"""Checks structured outputs and converts them to llguidance's notation."""
 
 from __future__ import annotations
 
 import msgspec
 from llguidance import LLMatcher, grammar_from
 
+from baton.core.structured_output import FORM, StructuredOutput
 from baton.grammar.errors import GrammarError
 from baton.grammar.limits import JSON_SPACE, MAX_CHOICES, MAX_DEPTH, MAX_SOURCE_BYTES
-from baton.structured_output import FORM, StructuredOutput
 from baton.text.config import Json
 
 
 def check_source(output: StructuredOutput) -> None:
-    """Raises GrammarError for what can be told without compiling: size, depth, JSON that is none."""
+    """Check size, depth and well-formed JSON, without compiling. Raises GrammarError."""
     try:
         size = len(output.text.encode()) + len(output.around.encode())
     except UnicodeEncodeError:
@@ -32,11 +32,12 @@ def check_source(output: StructuredOutput) -> None:
 
 
 def to_llguidance(output: StructuredOutput) -> str:
-    """The grammar as ``LLMatcher`` takes it, not compiled yet. GrammarError if it cannot be converted."""
+    """Return the grammar as ``LLMatcher`` takes it, not compiled yet. Raises GrammarError if it cannot be
+    converted."""
     form = _form(output)
     if not output.around:
         return form
-    # llguidance has JSON for what is no grammar in Lark's notation.
+    # llguidance writes grammars as JSON unless they are in Lark's notation.
     lark = output.kind in ("choice", "grammar")
     [parsed] = [{"lark_grammar": form}] if lark else msgspec.json.decode(form)["grammars"]
     grammars = [{"lark_grammar": output.around}, {**parsed, "name": FORM.removeprefix("@")}]
@@ -66,7 +67,7 @@ def _json_grammar(text: str) -> str:
     own = isinstance(options, dict) and "whitespace_flexible" in options
     return LLMatcher.grammar_from_json_schema(
         "{}" if schema is True else text,
-        # A pattern would go before the schema's own choice.
+        # A pattern would outweigh the schema's own choice.
         defaults={} if own else {"whitespace_pattern": JSON_SPACE},
         # A keyword that is not implemented is refused, whatever the schema's own options say.
         overrides={"lenient": False},

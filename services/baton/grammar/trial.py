@@ -1,8 +1,8 @@
 """The program that tries grammars out, for ``baton.grammar.proof``: ``python -m baton.grammar.trial``.
 
 It reads frames from standard input and answers each on standard output: first a ``TokenTable``, then one
-``Attempt`` after the other. A frame is a length (4 bytes, big endian) and a msgpack message. If a grammar
-takes too long, too much memory or too much stack, this process is what dies of it.
+``GrammarTrial`` after the other. A frame is a length (4 bytes, big endian) and a msgpack message. A grammar
+that takes too long, too much memory or too much stack kills this process only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import BinaryIO
 import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
+from baton.core.structured_output import Kind, StructuredOutput
 from baton.grammar.errors import GrammarError
 from baton.grammar.limits import (
     ALONE_S,
@@ -31,10 +32,9 @@ from baton.grammar.limits import (
 )
 from baton.grammar.source import to_llguidance
 from baton.grammar.table import TokenTable, compiled, in_one_line, raise_error
-from baton.structured_output import Kind, StructuredOutput
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class GrammarTrial(msgspec.Struct, frozen=True):
     """A grammar to be tried out."""
 
     kind: Kind
@@ -48,26 +48,27 @@ class Outcome(msgspec.Struct, frozen=True):
     grammar: str = ""
     error: str | None = None
     cpu_s: float = 0.0
-    """Used by the process so far."""
+    """CPU seconds that the process has used so far."""
 
 
-def try_out(tokens: LLTokenizer, attempt: Attempt) -> Outcome:
-    """Converts and compiles a grammar, and walks some of the way that a sequence would go through it."""
+def try_out(tokens: LLTokenizer, attempt: GrammarTrial) -> Outcome:
+    """Convert and compile a grammar, and walk some of the way that a sequence would go through it."""
     try:
         form = StructuredOutput(attempt.kind, attempt.text)
-        if attempt.around:  # a walk might not come to the form
+        if attempt.around:  # a walk of the whole might not reach the form
             _rehearse(compiled(tokens, to_llguidance(form)))
         grammar = to_llguidance(replace(form, around=attempt.around))
         _rehearse(compiled(tokens, grammar))
     except RecursionError:
         return Outcome(error="it is nested too deeply")
-    except ValueError as error:  # GrammarError, and what converting raises
+    except ValueError as error:  # GrammarError, and errors of converting
         return Outcome(error=in_one_line(str(error)))
     return Outcome(grammar)
 
 
 def _rehearse(start: LLMatcher) -> None:
-    """Limits that hold for each step are mostly met in the first ones."""
+    """Compute the first masks, where most limits that hold for each step are exceeded. Raises
+    GrammarError."""
     for _ in range(WALKS):
         if _slowest_mask_s(start.deep_copy()) <= MASK_CPU_S:
             return
@@ -75,7 +76,8 @@ def _rehearse(start: LLMatcher) -> None:
 
 
 def _slowest_mask_s(matcher: LLMatcher) -> float:
-    """CPU time in a random walk, always the same, which ends at the first mask that takes too long."""
+    """Return the most CPU seconds of a mask in a random walk, always the same, which ends at the first mask
+    that takes too long."""
     choose, slowest = random.Random(0), 0.0
     for _ in range(REHEARSED_TOKENS):
         began = time.thread_time()
@@ -92,7 +94,8 @@ def _slowest_mask_s(matcher: LLMatcher) -> float:
 
 
 def _some_token(mask: bytes, choose: random.Random) -> int:
-    """A token that ``mask`` (a bit each, little endian) allows."""
+    """Return a token that ``mask`` (a bit each, little endian) allows. Raises GrammarError if it allows
+    none."""
     start = choose.randrange(len(mask))
     rotated = mask[start:] + mask[:start]
     skipped = len(rotated) - len(rotated.lstrip(b"\0"))
@@ -104,7 +107,7 @@ def _some_token(mask: bytes, choose: random.Random) -> int:
 
 
 def read_frame(source: BinaryIO) -> bytes | None:
-    """The next frame's content; None at the end."""
+    """Return the next frame's content; None at the end."""
     header = source.read(4)
     return source.read(int.from_bytes(header)) if len(header) == 4 else None
 
@@ -124,9 +127,9 @@ def _serve(source: BinaryIO, target: BinaryIO) -> None:
         _answer(target, Outcome(error=in_one_line(str(error))))
         return
     _answer(target, Outcome())
-    attempts = msgspec.msgpack.Decoder(Attempt)
+    attempts = msgspec.msgpack.Decoder(GrammarTrial)
     while (content := read_frame(source)) is not None:
-        # Either ends this process.
+        # Either timer ends this process.
         signal.setitimer(signal.ITIMER_PROF, TRIAL_CPU_S)
         signal.setitimer(signal.ITIMER_REAL, ALONE_S)
         outcome = try_out(tokens, attempts.decode(content))

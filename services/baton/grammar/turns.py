@@ -1,8 +1,8 @@
-"""Which grammar is tried out next, and whose must wait for longer. Pure: no I/O, no clock.
+"""The order in which grammars are tried out, fair to tenants. Pure: no I/O, no clock.
 
 Tenants share by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each has a tag, which grows by
-the seconds that its trials take, and the least tag goes next. A tenant has one trial at a time, so what one
-has taken is known before the next one's turn, and nothing is estimated.
+the seconds that its trials take, and the least tag goes next. A tenant has one trial at a time, so the time
+of its last trial is known before its next turn, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -10,45 +10,42 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from baton.core.structured_output import StructuredOutput
 from baton.grammar.errors import GrammarBusyError, GrammarLimitError
-from baton.structured_output import StructuredOutput
-
-if TYPE_CHECKING:
-    from baton.grammar.compiler import Grammar
+from baton.grammar.table import Grammar
 
 MINUTE_S = 60.0
 SOON_S = 1.0
-"""When whoever finds its part of the queue full is told to come back."""
+"""The time after which a tenant whose part of the queue is full is told to come back, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingGrammar:
-    """A grammar that nobody has tried out yet. It may wait in the queues of several tenants."""
+    """A grammar that has not been tried out yet. It may wait in the queues of several tenants."""
 
     output: StructuredOutput
     future: Future[Grammar]
     tenants: set[str] = field(default_factory=set)
-    """In whose queues it waits."""
+    """The tenants in whose queues the grammar waits."""
     begun: bool = False
 
 
 class TrialBudgets:
-    """How many seconds each tenant's trials may still take: a token bucket, which holds those of a minute.
+    """The seconds that each tenant's trials may still take: a token bucket, which holds a minute's share.
 
-    A trial may take more than is left, since nobody knows before: then the tenant waits until that is made up
-    for.
+    A trial may take more than is left, since its time is not known before: then the tenant waits until the
+    bucket has made up for that.
     """
 
     def __init__(self, seconds_a_minute: float | None) -> None:
-        """None: no limit."""
+        """``seconds_a_minute``: seconds of trials in a minute; None: no limit."""
         self.seconds_a_minute = seconds_a_minute
         self._spent: dict[str, tuple[float, float]] = {}
-        """Tenant → seconds that are missing in its bucket, and at what time they were."""
+        """Tenant → seconds that are missing in its bucket, and the time at which they were."""
 
     def wait_s(self, tenant: str, now: float) -> float:
-        """Until something is left; 0: something is."""
+        """Return the seconds until something is left in the tenant's bucket; 0: something is."""
         if self.seconds_a_minute is None:
             return 0.0
         over = self._missing(tenant, now) - self.seconds_a_minute
@@ -70,37 +67,37 @@ class TrialBudgets:
 
 @dataclass(slots=True)
 class _Queue:
-    """One tenant's."""
+    """One tenant's grammars that wait."""
 
     tag: float
     waiting: deque[PendingGrammar] = field(default_factory=deque)
     busy: bool = False
-    """One of its grammars is being tried out."""
+    """Whether one of the tenant's grammars is being tried out."""
 
 
 class TrialTurns:
     """The grammars of all tenants that wait for the same processes."""
 
-    def __init__(self, budgets: TrialBudgets, most: int, most_of_tenant: int) -> None:
-        """``most`` may wait, and of each tenant ``most_of_tenant``."""
+    def __init__(self, budgets: TrialBudgets, most: int, max_of_tenant: int) -> None:
+        """``most`` grammars may wait, ``max_of_tenant`` of each tenant."""
         self._budgets = budgets
         self._most = most
-        self._most_of_tenant = most_of_tenant
+        self._max_of_tenant = max_of_tenant
         self._queues: dict[str, _Queue] = {}
         self._virtual = 0.0
         self.waiting = 0
 
     def offer(self, tenant: str, pending: PendingGrammar, now: float) -> None:
         """Let ``pending`` wait for the turn of ``tenant``. Raises GrammarLimitError if that tenant has had
-        its part, GrammarBusyError if too many wait."""
+        its share, GrammarBusyError if too many grammars wait."""
         if pending.begun or tenant in pending.tenants:
             return
         wait_s = self._budgets.wait_s(tenant, now)
         if wait_s:
             raise self.spent(wait_s)
         queue = self._queues.get(tenant)
-        if queue is not None and len(queue.waiting) >= self._most_of_tenant:
-            most = self._most_of_tenant
+        if queue is not None and len(queue.waiting) >= self._max_of_tenant:
+            most = self._max_of_tenant
             raise GrammarLimitError(f"{most} new grammars of this tenant wait already", SOON_S)
         if self.waiting >= self._most:
             raise GrammarBusyError("too many grammars wait to be compiled")
@@ -113,18 +110,18 @@ class TrialTurns:
         self.waiting += 1
 
     def spent(self, wait_s: float) -> GrammarLimitError:
-        """What a tenant is told whose budget is used up."""
+        """Return the error for a tenant whose budget is used up."""
         seconds = self._budgets.seconds_a_minute
         reason = f"new grammars of this tenant have taken the {seconds:g} s a minute that trying them out may"
         return GrammarLimitError(reason, wait_s)
 
     @property
     def ready(self) -> bool:
-        """Whether there is one to be tried out now."""
+        """Whether there is a grammar to be tried out now."""
         return self._first() is not None
 
     def next(self) -> tuple[str, PendingGrammar] | None:
-        """The tenant whose turn it is, and its grammar. It is busy until :meth:`end`."""
+        """Return the tenant whose turn it is, and its grammar. The tenant is busy until :meth:`end`."""
         tenant = self._first()
         if tenant is None:
             return None
@@ -138,14 +135,14 @@ class TrialTurns:
 
     def _first(self) -> str | None:
         for tenant, queue in self._queues.items():
-            while queue.waiting and queue.waiting[0].begun:  # in another tenant's turn
+            while queue.waiting and queue.waiting[0].begun:  # tried out in another tenant's turn
                 self._drop(tenant, queue)
         able = (t for t, queue in self._queues.items() if queue.waiting and not queue.busy)
         return min(able, key=lambda tenant: self._queues[tenant].tag, default=None)
 
     def end(self, tenant: str, seconds: float, now: float) -> list[PendingGrammar]:
-        """The trial of ``tenant`` is over. Those that are returned are not tried out any more: it has used up
-        its budget, and nobody else waits for them."""
+        """End the trial of ``tenant``. Return the grammars that are refused: the tenant has used up its
+        budget, and no other tenant waits for them."""
         queue = self._queues[tenant]
         queue.busy = False
         queue.tag += seconds
@@ -157,7 +154,7 @@ class TrialTurns:
         self._forget()
         refused = [each for each in dropped if not (each.begun or each.tenants)]
         for each in refused:
-            each.begun = True  # nobody joins it any more
+            each.begun = True  # no other tenant can join it
         return refused
 
     def _drop(self, tenant: str, queue: _Queue) -> PendingGrammar:
@@ -167,7 +164,8 @@ class TrialTurns:
         return pending
 
     def _forget(self) -> None:
-        """Tenants that have nothing here and are not ahead of the others. When none has, all begin anew."""
+        """Forget tenants that have nothing here and are not ahead of the others. When no tenant has anything,
+        all start anew."""
         idle = [t for t, queue in self._queues.items() if not (queue.waiting or queue.busy)]
         if len(idle) == len(self._queues):
             self._queues.clear()

@@ -1,1 +1,1 @@
-"""How a stream between two services begins: each proves to the other that it has the cluster key."""
+"""The greeting that begins a stream: two services prove to each other that they have the cluster key."""

@@ -1,8 +1,9 @@
-"""What a worker's gRPC port takes from callers that have proved nothing: short messages, few at once, in
-time.
+"""Bounds of what a worker's gRPC port accepts from callers that have proved nothing: message size, open
+calls, and time.
 
-gRPC has one bound of a message's size for a whole port, which must let the longest prompt pass, and none for
-how many calls are open. Here messages are still bytes: too long a one of a stranger is never decoded.
+gRPC has one bound of message size for a whole port (``baton.net.message_parts``), which is more than an
+unproved caller needs, and no bound of open calls. This module sees messages as bytes, so that a message of an
+unproved caller that is too long is never decoded.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ import grpc
 
 from baton.greeting.entrance import CallerRefusedError
 from baton.greeting.places import NoPlaceError, Places
-from baton.greeting.proofs import GREETING_S, MOST_GREETING_BYTES
-from baton.rpc_status import end_with
+from baton.greeting.proofs import CALLERS_MESSAGES, GREETING_S, MAX_GREETING_BYTES
+from baton.net.message_parts import CONNECT, LINK
+from baton.net.rpc_status import end_with
 
-GREETED = frozenset({"/baton.v1.Worker/Connect", "/baton.v1.Handoff/Link"})
-"""Streams that begin with a greeting: two messages of the caller."""
+GREETED = frozenset({CONNECT, LINK})
+"""The methods whose streams begin with a greeting."""
 OPEN = frozenset(
     {"/grpc.health.v1.Health/Check", "/baton.v1.Worker/SwitchRole", "/baton.v1.RouterPulse/Beat"}
 )
-"""Calls that begin with none: for probes, and with a proof of their own."""
+"""The unary methods without a greeting: probes, and calls that carry a proof of their own."""
 OPEN_STREAMS = frozenset({"/grpc.health.v1.Health/Watch"})
-MOST_OPEN_BYTES = 4096
-MOST_OPEN = 256
-MOST_OPEN_FROM_ONE = 16
+MAX_OPEN_BYTES = 4096
+MAX_OPEN = 256
+MAX_OPEN_FROM_ONE = 16
 
 Context: TypeAlias = "grpc.aio.ServicerContext[bytes, object]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, object]"
@@ -37,11 +39,12 @@ Streaming: TypeAlias = Callable[[bytes | AsyncIterator[bytes], Context], AsyncGe
 
 
 class StrangersInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Comes before ``DecodingInterceptor``, whose handlers take bytes."""
+    """Applies the bounds to callers that have proved nothing. Comes before ``DecodingInterceptor``, whose
+    handlers take bytes."""
 
     def __init__(self) -> None:
-        self._calls = Places(MOST_OPEN, MOST_OPEN_FROM_ONE)
-        self._streams = Places(MOST_OPEN, MOST_OPEN_FROM_ONE)
+        self._calls = Places(MAX_OPEN, MAX_OPEN_FROM_ONE)
+        self._streams = Places(MAX_OPEN, MAX_OPEN_FROM_ONE)
 
     async def intercept_service(
         self,
@@ -64,11 +67,11 @@ class StrangersInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
 
 
 class _ShortAtFirst:
-    """The messages of a stream that begins with a greeting, as bytes."""
+    """The serialized messages of a stream that begins with a greeting, whose messages must be short."""
 
     def __init__(self, messages: AsyncIterator[bytes]) -> None:
         self._messages = messages
-        self._left = 2
+        self._left = CALLERS_MESSAGES
 
     def __aiter__(self) -> _ShortAtFirst:
         return self
@@ -77,7 +80,7 @@ class _ShortAtFirst:
         message = await anext(self._messages)
         if self._left:
             self._left -= 1
-            _check_size("a message of a greeting", message, MOST_GREETING_BYTES)
+            _check_size("a message of a greeting", message, MAX_GREETING_BYTES)
         return message
 
 
@@ -99,8 +102,8 @@ def _short_at_first(handler: Handler) -> Handler:
 
 
 def _in_place(make: Callable[..., Handler], behaviour: object, serializer: object, places: Places) -> Handler:
-    """A call of one message, as one of a stream of messages of which one is read: gRPC would read it whole
-    before it asked anybody."""
+    """Handle a call of one message as a call of a stream of which one message is read: gRPC would read a
+    unary call's message before it asked any handler."""
     answering = cast(Answering, behaviour)
 
     async def answer(messages: AsyncIterator[bytes], context: Context) -> object:
@@ -117,7 +120,7 @@ def _in_place(make: Callable[..., Handler], behaviour: object, serializer: objec
 
 
 async def _only(messages: AsyncIterator[bytes]) -> bytes:
-    """The one message of a call. Raises CallerRefusedError."""
+    """Return the one message of a call. Raises CallerRefusedError."""
     try:
         async with asyncio.timeout(GREETING_S):
             message = await anext(aiter(messages), None)
@@ -126,5 +129,5 @@ async def _only(messages: AsyncIterator[bytes]) -> bytes:
         raise CallerRefusedError(grpc.StatusCode.DEADLINE_EXCEEDED, reason) from None
     if message is None:
         raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, "a message is missing")
-    _check_size("the message", message, MOST_OPEN_BYTES)
+    _check_size("the message", message, MAX_OPEN_BYTES)
     return message

@@ -1,4 +1,4 @@
-"""A worker's side of greetings over gRPC: nobody gets past who has not proved to have the cluster key."""
+"""A worker's side of greetings over gRPC: callers without the cluster key are refused."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from baton.v1.worker_pb2 import RouterMessage
 
 log = logging.getLogger(__name__)
 
-MOST_UNPROVED = 128
-"""Streams of one service of a worker that have not proved anything yet."""
-MOST_UNPROVED_FROM_ONE = 32
-"""Of these, from one address. Who finds no place calls again within a second, and a greeting takes
+MAX_UNPROVED = 128
+"""Most streams of one service of a worker whose callers have not proved anything yet."""
+MAX_UNPROVED_FROM_ONE = 32
+"""Most unproved streams from one address. A refused caller calls again within a second, and a greeting takes
 milliseconds."""
 TELL_S = 10.0
-"""At most one line of the log in this time tells of callers that were refused."""
+"""The least time between two log lines about refused callers, in seconds."""
 
 M = TypeVar("M", RouterMessage, PrefillMessage)
 Say = Callable[[Challenge], Awaitable[None]]
 
 
 class CallerRefusedError(Exception):
-    """A caller is not let in; ``status`` is what it is told, with the text."""
+    """A caller is refused. ``status`` and the text are sent to the caller."""
 
     def __init__(self, status: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -40,23 +40,23 @@ class CallerRefusedError(Exception):
 
 
 class CallerLeftError(CallerRefusedError):
-    """A stream has ended before its greeting was whole, as one does that only asks who is here. It is not
-    counted."""
+    """A stream has ended before its greeting was whole, as the stream of a probe does that only asks which
+    worker is here. It is not counted."""
 
     def __init__(self) -> None:
         super().__init__(grpc.StatusCode.UNAUTHENTICATED, "the stream ended before its greeting was whole")
 
 
 class Entrance:
-    """Of one service of a worker. Event loop's thread only."""
+    """The callee's side of the greetings of one service of a worker. Event loop's thread only."""
 
     def __init__(self, cluster_key: bytes, kind: Kind, greeting_s: float = GREETING_S) -> None:
         self.refused: Counter[str] = Counter()
-        """Callers that were not let in since the start, by the name of their status."""
+        """Callers refused since the start, by the name of their status."""
         self._cluster_key = cluster_key
         self._kind = kind
         self._greeting_s = greeting_s
-        self._places = Places(MOST_UNPROVED, MOST_UNPROVED_FROM_ONE)
+        self._places = Places(MAX_UNPROVED, MAX_UNPROVED_FROM_ONE)
         self._told_at = -TELL_S
         self._untold = 0
 
@@ -66,10 +66,10 @@ class Entrance:
         return self._places.taken
 
     async def admit(self, messages: AsyncIterator[M], peer: str, incarnation: str, say: Say) -> str:
-        """The caller's name, once it has proved that it has the cluster key.
+        """Return the caller's name, once the caller has proved that it has the cluster key.
 
-        ``messages``: what it sends, of which nothing was read. ``peer``: where it calls from, as gRPC names
-        it. ``incarnation``: the worker's. ``say`` sends a challenge. Raises CallerRefusedError.
+        ``messages``: the caller's messages, none of them read yet. ``peer``: the caller's address, as gRPC
+        names it. ``incarnation``: the worker's. ``say`` sends a challenge. Raises CallerRefusedError.
         """
         try:
             with self._places.one_for(peer):
@@ -86,7 +86,8 @@ class Entrance:
             raise CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, str(error)) from None
 
     async def next_of(self, messages: AsyncIterator[M], field: str, kind: str) -> M:
-        """The message that follows the greeting, of ``field`` and ``kind``. Raises CallerRefusedError."""
+        """Return the message that follows the greeting. It must have ``field``; ``kind`` names it in errors.
+        Raises CallerRefusedError."""
         try:
             async with asyncio.timeout(self._greeting_s):
                 message = await anext(messages, None)
@@ -99,7 +100,7 @@ class Entrance:
         return message
 
     def wrong_name(self, field: str) -> CallerRefusedError:
-        """Why a caller is refused that has proved to be another than it says in ``field``."""
+        """Return the refusal of a caller whose name in ``field`` is not the one it has greeted by."""
         reason = f"{field}: must be the name that this {self._kind} has greeted by"
         return CallerRefusedError(grpc.StatusCode.PERMISSION_DENIED, reason)
 
@@ -116,7 +117,7 @@ class Entrance:
         return first.greeting.name
 
     def count(self, peer: str, refusal: CallerRefusedError) -> None:
-        """A caller at ``peer`` is told this."""
+        """Count a refusal sent to the caller at ``peer``, and log it at most once in ``TELL_S``."""
         if isinstance(refusal, CallerLeftError):
             return
         self.refused[refusal.status.name] += 1

@@ -1,4 +1,4 @@
-"""How many calls of strangers a worker has open at once."""
+"""A bound of the open calls of callers that have proved nothing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from contextlib import contextmanager
 
 
 class NoPlaceError(Exception):
-    """There are too many calls; says how many are allowed."""
+    """Too many calls are open. The text says how many are allowed."""
 
 
 class Places:
-    """Counts the calls that are open, in all and from each address. Event loop's thread only."""
+    """A count of the open calls, in all and from each address. Event loop's thread only."""
 
-    def __init__(self, most: int, most_from_one: int) -> None:
-        """``most_from_one``: from one address, so that one cannot take all places."""
+    def __init__(self, most: int, max_from_one: int) -> None:
+        """``most``: most open calls. ``max_from_one``: most of them from one address, which so cannot take
+        all places."""
         self._most = most
-        self._most_from_one = most_from_one
+        self._max_from_one = max_from_one
         self._taken: Counter[str] = Counter()
 
     @property
@@ -26,13 +27,14 @@ class Places:
 
     @contextmanager
     def one_for(self, peer: str) -> Iterator[None]:
-        """A place for as long as the context lasts. ``peer``: as gRPC names it. Raises NoPlaceError."""
+        """Hold a place while the context lasts. ``peer``: the caller, as gRPC names it. Raises
+        NoPlaceError."""
         address = peer.rpartition(":")[0]
-        if self._taken[address] >= self._most_from_one or self._taken.total() >= self._most:
+        if self._taken[address] >= self._max_from_one or self._taken.total() >= self._most:
             if not self._taken[address]:
                 del self._taken[address]
             raise NoPlaceError(
-                f"too many calls are open; at most {self._most_from_one} from one address are allowed, and "
+                f"too many calls are open; at most {self._max_from_one} from one address are allowed, and "
                 f"{self._most} in all"
             )
         self._taken[address] += 1

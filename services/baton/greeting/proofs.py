@@ -1,15 +1,16 @@
-"""What two services prove to each other before a stream of theirs begins: that they have the cluster key.
+"""The proofs by which two services show each other, before a stream begins, that they have the cluster key.
 
-The caller says its name and a nonce; the worker answers with its own and an HMAC over both; the caller
-answers with another one. Each HMAC is also over who speaks, what kind of caller it is and both names, so that
-a proof is good for one stream, from one caller to one worker: it cannot be replayed (no nonce is used twice),
-sent back as the other side's, nor shown to another worker or under another name.
+The caller sends its name and a nonce. The worker answers with its own name and nonce and an HMAC over both
+nonces. The caller answers with an HMAC of its own. Each HMAC also covers the side that sends it, the kind of
+the caller and both names, so that a proof is good for one stream from one caller to one worker: it cannot be
+replayed (no nonce is used twice), sent back as the other side's proof, nor shown to another worker or under
+another name.
 
-A proof says who is at the other end when the stream begins. What follows is neither encrypted nor signed: who
-sits on the network between two services can pass their greetings on and then change what they say, unless
-there is mTLS (docs/security.md).
+A proof identifies the peer when the stream begins. What follows is neither encrypted nor signed: an attacker
+on the network between two services can relay their greetings and then change their messages, unless there is
+mTLS (docs/security.md).
 
-Pure: messages in, messages out. ``baton.greeting.entrance`` and whoever calls do the rest.
+Pure: messages in, messages out. ``baton.greeting.entrance`` and the callers send and receive them.
 """
 
 from __future__ import annotations
@@ -19,44 +20,53 @@ import hmac
 import secrets
 from typing import Literal
 
-from baton.names import check_name
+from baton.greeting.names import check_name
 from baton.v1.greeting_pb2 import Challenge, Greeting, Proof
 
 Kind = Literal["router", "prefill"]
-"""What calls: a router calls ``Worker.Connect``, a prefill worker ``Handoff.Link``."""
+"""The kind of a caller: a router calls ``Worker.Connect``, a prefill worker ``Handoff.Link``."""
 
 GREETING_S = 5.0
-"""Until a greeting must be whole, on both sides."""
+"""The time in which a greeting must be whole, on both sides, in seconds."""
 NONCE_BYTES = 32
-PROOF_BYTES = 32
-MOST_GREETING_BYTES = 512
-"""Of one message of a greeting, which has a name of 128 characters, a nonce and a proof at most."""
+CALLERS_MESSAGES = 2
+"""The number of messages that a caller sends in a greeting: the Greeting and the Proof."""
+MAX_GREETING_BYTES = 512
+"""Most bytes of one message of a greeting, which has a name of 128 characters, a nonce and a proof at
+most."""
 
 
 class GreetingError(ConnectionError):
-    """The other side did not prove who it is; says how."""
+    """The peer did not prove who it is. The text says why."""
+
+
+class NoChallengeError(GreetingError):
+    """The worker answered a greeting with something else than a challenge."""
+
+    def __init__(self) -> None:
+        super().__init__("it answers a greeting with no challenge: is it of an older release?")
 
 
 class MalformedGreetingError(GreetingError):
-    """A field of its greeting cannot be; the text names it."""
+    """A field of the peer's greeting is invalid. The text names it."""
 
 
 class WrongProofError(GreetingError):
-    """It has another cluster key, or its proof was made for another stream."""
+    """The peer has another cluster key, or its proof was made for another stream."""
 
 
 class Caller:
-    """The side that calls, for one stream."""
+    """The caller's side of one greeting."""
 
     def __init__(self, cluster_key: bytes, kind: Kind, name: str, nonce: bytes | None = None) -> None:
-        """``name``: a router's id, or a prefill worker's incarnation. ``nonce``: None for a new one."""
+        """``name``: a router's id, or a prefill worker's incarnation. ``nonce``: None for a random one."""
         self.greeting = Greeting(name=name, nonce=nonce or secrets.token_bytes(NONCE_BYTES))
-        """To be said first."""
+        """The first message to send."""
         self._key = _key(cluster_key)
         self._kind = kind
 
     def prove(self, challenge: Challenge) -> Proof:
-        """Our proof, once the worker's is right. Raises MalformedGreetingError and WrongProofError."""
+        """Check the worker's proof and return ours. Raises MalformedGreetingError and WrongProofError."""
         _check(challenge.incarnation, challenge.nonce)
         text = _text(self._kind, self.greeting, challenge.incarnation, challenge.nonce)
         if not hmac.compare_digest(challenge.proof, _proof(self._key, b"worker", text)):
@@ -65,12 +75,12 @@ class Caller:
 
 
 class Called:
-    """The worker that is called, for one stream."""
+    """The worker's side of one greeting."""
 
     def __init__(
         self, cluster_key: bytes, kind: Kind, incarnation: str, greeting: Greeting, nonce: bytes | None = None
     ) -> None:
-        """Raises MalformedGreetingError. ``nonce``: None for a new one."""
+        """Raises MalformedGreetingError. ``nonce``: None for a random one."""
         _check(greeting.name, greeting.nonce)
         ours = nonce or secrets.token_bytes(NONCE_BYTES)
         self._key = _key(cluster_key)
@@ -78,7 +88,7 @@ class Called:
         self.challenge = Challenge(
             incarnation=incarnation, nonce=ours, proof=_proof(self._key, b"worker", self._text)
         )
-        """To be said next."""
+        """The answer to the caller's greeting."""
 
     def check(self, proof: Proof) -> None:
         """Raises WrongProofError unless the caller has the cluster key."""
@@ -98,12 +108,12 @@ def _check(name: str, nonce: bytes) -> None:
 
 
 def _key(cluster_key: bytes) -> bytes:
-    # A key of its own: nothing else that the cluster key signs is ever taken for a proof.
+    # A derived key: nothing else that the cluster key signs can be taken for a proof.
     return hmac.digest(cluster_key, b"baton: greetings between services", hashlib.sha256)
 
 
 def _text(kind: Kind, greeting: Greeting, incarnation: str, nonce: bytes) -> bytes:
-    # Names have no line breaks, and nonces one length: no two streams have the same text.
+    # Names have no line breaks, and all nonces have one length: no two streams have the same text.
     return f"{kind}\n{greeting.name}\n{incarnation}\n".encode() + greeting.nonce + nonce
 
 

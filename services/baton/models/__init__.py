@@ -1,1 +1,5 @@
-"""Model families, their shared layers, and loading. ``config`` imports no torch; everything else does."""
+"""Model families, their shared layers, and loading.
+
+``config`` and what it imports (``registry`` above all, the list of families) import no torch; everything else
+does.
+"""

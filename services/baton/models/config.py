@@ -1,49 +1,25 @@
-"""What a model's config.json says, read strictly. Imports no torch: the router uses it too.
+"""A model's config.json, read strictly. Imports no torch: the router uses it too.
 
 Every refusal is a ``ModelError`` of one line: the file, the field, the value found and what is allowed.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, get_args
 
-from baton.errors import ModelError
+from baton.models.json_fields import Fields, read_object
+from baton.models.registry import FAMILIES, ModelFamily
+from baton.process.options import ModelError
 
 DType = Literal["float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "dummy"]
+"""dummy: random weights, to measure without a download."""
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How one architecture departs from Llama in its config.json."""
-
-    qkv_bias: bool | None = None
-    """Biases on the q, k and v projections; None: as ``attention_bias`` says."""
-    o_bias: bool | None = None
-    """Bias on the output projection; None: as ``attention_bias`` says."""
-    default_head_dim: int | None = None
-    """What a missing ``head_dim`` means; None: hidden_size / num_attention_heads."""
-    default_kv_heads: int | None = None
-    """What a missing ``num_key_value_heads`` means; None: as many as there are heads."""
-    window: Literal["none", "every_layer", "layer_types"] = "none"
-
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "LlamaForCausalLM": Family(),
-        "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, default_kv_heads=8, window="every_layer"),
-        "Qwen2ForCausalLM": Family(qkv_bias=True, o_bias=False, window="layer_types"),
-        "Qwen3ForCausalLM": Family(default_head_dim=128, window="layer_types"),
-    }
-)
-"""The architectures Baton knows. Their modules are in ``baton.models.registry``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +43,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder-only model, as its modules and the engine need to know it."""
+    """The sizes and settings of a decoder-only model that its modules and the engine use."""
 
     architecture: str
     vocab_size: int
@@ -81,7 +57,7 @@ class ModelConfig:
     rope: RopeConfig
     rms_norm_eps: float
     windows: tuple[int | None, ...]
-    """Per layer: how many tokens a token sees, itself included; None: all of them."""
+    """The number of tokens that a token sees in each layer, itself included; None: all tokens."""
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -93,7 +69,8 @@ class ModelConfig:
 
     @property
     def longest_shared_prompt(self) -> int | None:
-        """Longest prompt whose KV means the same in every request, so that others may use it; None: any."""
+        """The longest prompt whose KV means the same in every request, so that other requests may use it;
+        None: any."""
         return self.rope.original_max_positions if self.rope.kind == "dynamic" else None
 
     @property
@@ -101,8 +78,8 @@ class ModelConfig:
         """Most tokens (prompt and output together) that a sequence may have.
 
         Dynamic NTK and YaRN checkpoints state the length before stretching in ``max_position_embeddings``
-        (YaRN ones sometimes the length after it). For linear scaling both habits exist and nothing in the
-        file tells them apart, so the stated length is taken as the limit.
+        (some YaRN ones the length after it). For linear scaling both habits exist and nothing in the file
+        tells them apart, so the stated length is taken as the limit.
         """
         match self.rope.kind:
             case "dynamic":
@@ -137,7 +114,7 @@ class ModelConfig:
         *,
         where: str = "config.json",
     ) -> ModelConfig:
-        """The same from JSON objects already read; ``where`` begins every error message."""
+        """Read a model's config from JSON objects already read; ``where`` begins every error message."""
         fields = Fields(config, where)
         architecture = _architecture(fields)
         family = FAMILIES[architecture]
@@ -147,7 +124,7 @@ class ModelConfig:
             raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
         if fields.text("hidden_act", "silu") not in ("silu", "swish"):
             raise fields.error("hidden_act", "silu")
-        attention_bias = fields.flag("attention_bias", False)
+        fields.flag("attention_bias", False)  # refused if it is no flag, whatever the family makes of it
         num_layers = fields.integer("num_hidden_layers")
         return cls(
             architecture=architecture,
@@ -161,86 +138,15 @@ class ModelConfig:
             max_position_embeddings=fields.integer("max_position_embeddings"),
             rope=_rope(fields),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            windows=_windows(fields, family, num_layers),
-            qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-            o_bias=attention_bias if family.o_bias is None else family.o_bias,
-            mlp_bias=architecture == "LlamaForCausalLM" and fields.flag("mlp_bias", False),
+            windows=family.windows(fields, num_layers),
+            qkv_bias=_bias(fields, family.qkv_bias),
+            o_bias=_bias(fields, family.o_bias),
+            mlp_bias=_bias(fields, family.mlp_bias),
             tie_word_embeddings=fields.flag("tie_word_embeddings", False),
             eos_token_ids=_eos(fields, Fields(generation or {}, where)),
             bos_token_id=fields.integer("bos_token_id", minimum=0) if fields.has("bos_token_id") else None,
             dtype=_dtype(fields),
         )
-
-
-class Fields:
-    """Typed access to a JSON object. A field that is null counts as absent, as it does in transformers."""
-
-    def __init__(self, values: Mapping[str, object], where: str, prefix: str = "") -> None:
-        self._values = values
-        self._where = where
-        self._prefix = prefix
-
-    def has(self, name: str) -> bool:
-        return self._values.get(name) is not None
-
-    def is_null(self, name: str) -> bool:
-        return name in self._values and self._values[name] is None
-
-    def get(self, name: str) -> object:
-        return self._values.get(name)
-
-    def error(self, name: str, allowed: str) -> ModelError:
-        if not self.has(name):
-            return ModelError(f"{self._where}: {self._prefix}{name} is missing; needed: {allowed}")
-        found = json.dumps(self._values[name])
-        return ModelError(f"{self._where}: {self._prefix}{name} is {found}; allowed: {allowed}")
-
-    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
-        value = self._values[name] if self.has(name) else default
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.error(name, f"a whole number of at least {minimum}")
-        return value
-
-    def number(self, name: str, default: float | None = None, *, minimum: float = 0.0) -> float:
-        """A finite number above 0 and not under ``minimum``."""
-        value = self._values[name] if self.has(name) else default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self.error(name, "a number above 0")
-        if value < minimum:
-            raise self.error(name, f"a number of at least {minimum:g}")
-        return float(value)
-
-    def optional_number(self, name: str) -> float | None:
-        return self.number(name) if self.has(name) else None
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self._values[name] if self.has(name) else default
-        if not isinstance(value, bool):
-            raise self.error(name, "true or false")
-        return value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value = self._values[name] if self.has(name) else default
-        if not isinstance(value, str):
-            raise self.error(name, "a string")
-        return value
-
-    def object(self, name: str) -> Fields:
-        value = self._values[name] if self.has(name) else {}
-        if not isinstance(value, dict):
-            raise self.error(name, "an object")
-        return Fields(value, self._where, prefix=f"{self._prefix}{name}.")
-
-
-def read_object(file: Path) -> Mapping[str, object]:
-    """The JSON object in ``file``. ModelError if there is none."""
-    try:
-        value: object = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: cannot be read as JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file}: holds no JSON object")
-    return value
 
 
 def _architecture(fields: Fields) -> str:
@@ -255,7 +161,11 @@ def _architecture(fields: Fields) -> str:
     return str(names[0])
 
 
-def _head_dim(fields: Fields, family: Family, heads: int) -> int:
+def _bias(fields: Fields, rule: bool | str) -> bool:
+    return fields.flag(rule, False) if isinstance(rule, str) else rule
+
+
+def _head_dim(fields: Fields, family: ModelFamily, heads: int) -> int:
     hidden = fields.integer("hidden_size")
     if not fields.has("head_dim") and family.default_head_dim is None and hidden % heads:
         raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads}) without a head_dim")
@@ -265,37 +175,9 @@ def _head_dim(fields: Fields, family: Family, heads: int) -> int:
     return head_dim
 
 
-def _windows(fields: Fields, family: Family, num_layers: int) -> tuple[int | None, ...]:
-    """Sliding window of each layer, by the rules (and defaults) of transformers."""
-    match family.window:
-        case "none":
-            return (None,) * num_layers
-        case "every_layer":
-            # Mistral: a missing field means 4096, an explicit null means none.
-            none = fields.is_null("sliding_window")
-            return (None if none else fields.integer("sliding_window", 4096),) * num_layers
-        case "layer_types":
-            window = None
-            if fields.flag("use_sliding_window", False):
-                window = fields.integer("sliding_window", 4096)
-            return _windows_by_layer(fields, window, num_layers)
-
-
-def _windows_by_layer(fields: Fields, window: int | None, num_layers: int) -> tuple[int | None, ...]:
-    if not fields.has("layer_types"):
-        full_layers = fields.integer("max_window_layers", 28, minimum=0)
-        return tuple(None if layer < full_layers else window for layer in range(num_layers))
-    kinds = fields.get("layer_types")
-    allowed = {"full_attention", "sliding_attention"}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not allowed.issuperset(kinds):
-        raise fields.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
-    if "sliding_attention" in kinds and window is None:
-        raise fields.error("layer_types", "full_attention only, unless use_sliding_window is true")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
 def _rope(fields: Fields) -> RopeConfig:
-    """``rope_parameters`` as transformers 5 writes it, or ``rope_theta`` and ``rope_scaling`` from before."""
+    """The rotary embedding, from ``rope_parameters`` as transformers 5 writes it, or the older ``rope_theta``
+    and ``rope_scaling``."""
     rope = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
     theta_at = rope if rope.has("rope_theta") else fields
     theta = theta_at.number("rope_theta", 10_000.0)

@@ -4,47 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.errors import ModelError
 from baton.models.config import ModelConfig
+from baton.models.quantization.base import (
+    LinearShape,
+    LinearWeights,
+    Multiplier,
+    QuantizationScheme,
+    empty_parameter,
+)
+from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Collectives, Parallel
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.int8 import Int8Weight
 from baton_kernels.rotary import HeadNorm
-from baton_kernels.rows import add_rms_norm, silu_mul
+from baton_kernels.rows import add_rms_norm
 
 
 @dataclass(frozen=True, slots=True)
 class Narrow:
-    """What a last layer needs that yields some rows alone."""
+    """The inputs of a last layer that yields some rows alone."""
 
     rows: Tensor
-    """[R] int64, at least one."""
+    """[R] int64: the indices of the rows, at least one."""
     plan: AttentionPlan
-    """Of these rows."""
+    """The attention plan of these rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What every layer of one forward pass needs besides its input."""
+    """The inputs of every layer in one forward pass, besides the activations."""
 
     pool: Tensor
     plan: AttentionPlan
     cos: Tensor
-    """[T, 1, head_dim]"""
+    """Cosines of the rotation, [T, 1, head_dim]."""
     sin: Tensor
-    """[T, 1, head_dim], the first half negated: see ``baton_kernels.rotary.rotate``."""
-
-
-def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+    """Sines of the rotation, [T, 1, head_dim], the first half negated: see
+    ``baton_kernels.rotary.rotate``."""
 
 
 def _span(rows: int | range) -> range:
@@ -56,19 +58,19 @@ def _slice(rows: range) -> slice:
 
 
 def _of_heads(heads: range, head_dim: int) -> range:
-    """The rows of these heads."""
+    """The rows of the heads ``heads``."""
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 
 class Embedding(nn.Module):
-    """token_ids [T] -> [T, hidden]. Of a vocabulary in parts, ids of other parts give zeros."""
+    """token_ids [T] -> [T, hidden]. With a part of the vocabulary, ids of other parts give zeros."""
 
     def __init__(self, ids: range, size: int, dtype: torch.dtype, *, is_part: bool) -> None:
-        """``ids``: those that have a row here."""
+        """``ids``: the token ids that have a row here."""
         super().__init__()
         self.ids = ids
         self.is_part = is_part
-        self.weight = _empty(len(ids), size, dtype=dtype)
+        self.weight = empty_parameter(len(ids), size, dtype=dtype)
         self.source = (_slice(ids), slice(None))
 
     def forward(self, token_ids: Tensor) -> Tensor:
@@ -81,12 +83,12 @@ class Embedding(nn.Module):
 
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32. The result has the
-    weight's type, whatever x has."""
+    weight's type, whatever type x has."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = _empty(size, dtype=dtype)
+        self.weight = empty_parameter(size, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == self.weight.dtype:
@@ -99,111 +101,99 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """[T, inputs] -> [T, outputs]. A range stands for these inputs or outputs out of those in the
-    checkpoint."""
+    """[T, inputs] -> [T, outputs]: one projection, or several of the same input as one matmul. A range
+    selects these inputs or outputs of the checkpoint's."""
 
     gated: ClassVar[bool] = False
 
     def __init__(
-        self, inputs: int | range, outputs: int | range, dtype: torch.dtype, *, bias: bool = False
+        self,
+        inputs: int | range,
+        outputs: int | range | Mapping[str, int | range],
+        dtype: torch.dtype,
+        *,
+        bias: bool = False,
+        scheme: QuantizationScheme = PLAIN,
     ) -> None:
+        """``outputs`` of several projections are by each one's name in the checkpoint. ``dtype``: the type of
+        inputs and outputs."""
         super().__init__()
-        columns, rows = _span(inputs), _span(outputs)
-        self.weight = _empty(len(rows), len(columns), dtype=dtype)
-        self.bias = _empty(len(rows), dtype=dtype) if bias else None
-        self.source = (_slice(rows), _slice(columns))
-        """The part of the checkpoint's tensor that fills the weight; the bias has its rows."""
-        self.scales: Tensor | None = None
-        """Of the weight's rows, once it is int8."""
-        self.dtype = dtype
-        self.packed: PackedWeight | None = None
-
-    def quantize(self) -> None:
-        """Have the weight as int8, with a scale for each row, before it is filled. ModelError if there is no
-        kernel for its size."""
-        outputs, inputs = self.weight.shape
-        if inputs % 2:
-            raise ModelError(
-                f"quantization is int8; allowed for a projection of {inputs} inputs, an odd number: none"
-            )
-        self.weight = _empty(outputs, inputs, dtype=torch.int8)
-        self.scales = torch.empty(outputs, dtype=torch.float32)
+        parts = outputs if isinstance(outputs, Mapping) else {"": outputs}
+        spans = {name: _span(rows) for name, rows in parts.items()}
+        weights = scheme.allocate(LinearShape(_span(inputs), spans, dtype, bias, self.gated))
+        for name, parameter in weights.parameters.items():
+            self.register_parameter(name, parameter)
+        self.weights: LinearWeights | None = weights
+        """The weights until they are packed; None once they are no longer needed."""
+        self.multiplier: Multiplier = weights
 
     def pack(self) -> None:
-        """Lay the weight out as the kernels of a CPU read it, and give the plain one up. Nothing happens
-        elsewhere."""
-        weight = self.weight if self.scales is None else Int8Weight(self.weight, self.scales)
-        self.packed = PackedWeight.of(weight, self.bias, gated=self.gated, dtype=self.dtype)
-        if self.packed is not None:
-            self.weight, self.scales = _empty(0, dtype=self.dtype), None
+        """Lay the weights out as the kernels of their device read them, and free memory that is unused
+        then."""
+        assert self.weights is not None, "packed once"
+        self.multiplier = self.weights.pack()
+        if self.multiplier is not self.weights:
+            for name in self.weights.parameters:
+                self.register_parameter(name, None)
+            self.weights = None
+
+    @property
+    def packed(self) -> PackedWeight | None:
+        """The weights for a CPU's kernels; None if something else multiplies."""
+        return self.multiplier if isinstance(self.multiplier, PackedWeight) else None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            return self.packed.multiply(x)
-        return F.linear(x, self.weight, self.bias)
+        return self.multiplier.multiply(x)
 
 
-class FusedPart(NamedTuple):
-    """One projection of several."""
-
-    rows: slice
-    """Of the fused weight and bias."""
-    source: slice
-    """The rows of the checkpoint's tensors that fill them."""
-
-
-class FusedLinear(Linear):
-    """Several projections of the same input as one matmul: [T, inputs] -> [T, sum of the parts' sizes]."""
-
-    def __init__(
-        self, inputs: int, parts: Mapping[str, int | range], dtype: torch.dtype, *, bias: bool = False
-    ) -> None:
-        spans = {name: _span(rows) for name, rows in parts.items()}
-        stops = list(accumulate(len(rows) for rows in spans.values()))
-        super().__init__(inputs, stops[-1], dtype, bias=bias)
-        self.parts = {
-            name: FusedPart(slice(stop - len(rows), stop), _slice(rows))
-            for (name, rows), stop in zip(spans.items(), stops, strict=True)
-        }
-        """By each projection's name in the checkpoint."""
-
-
-class GatedLinear(FusedLinear):
+class GatedLinear(Linear):
     """silu(gate(x)) * up(x): [T, inputs] -> [T, size]."""
 
     gated: ClassVar[bool] = True
 
-    def __init__(self, inputs: int, size: int | range, dtype: torch.dtype, *, bias: bool = False) -> None:
-        super().__init__(inputs, {"gate_proj": size, "up_proj": size}, dtype, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = super().forward(x)
-        return product if self.packed is not None else silu_mul(product)
+    def __init__(
+        self,
+        inputs: int,
+        size: int | range,
+        dtype: torch.dtype,
+        *,
+        bias: bool = False,
+        scheme: QuantizationScheme = PLAIN,
+    ) -> None:
+        super().__init__(inputs, {"gate_proj": size, "up_proj": size}, dtype, bias=bias, scheme=scheme)
 
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions over the paged pool, of a rank's heads; the output is the
-    sum over all of them."""
+    sum over the heads of all ranks."""
 
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, parallel: Parallel) -> None:
-        """``layer``: of the whole model."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: torch.dtype,
+        parallel: Parallel,
+        scheme: QuantizationScheme,
+    ) -> None:
+        """``layer``: the layer's index in the whole model."""
         super().__init__()
         shard = parallel.shard
         self.collectives: Collectives = parallel.collectives
         self.layer = layer - shard.layers.start
-        """In the pool."""
+        """The layer's index in the pool."""
         self.heads = len(shard.heads)
         self.kv_heads = len(shard.kv_heads)
         self.window = config.windows[layer]
         self.scale = config.head_dim**-0.5
         query, key = _of_heads(shard.heads, config.head_dim), _of_heads(shard.kv_heads, config.head_dim)
         parts = {"q_proj": query, "k_proj": key, "v_proj": key}
-        self.qkv_proj = FusedLinear(config.hidden_size, parts, dtype, bias=config.qkv_bias)
+        self.qkv_proj = Linear(config.hidden_size, parts, dtype, bias=config.qkv_bias, scheme=scheme)
         # One rank adds the bias: the outputs are summed.
-        self.o_proj = Linear(query, config.hidden_size, dtype, bias=config.o_bias and shard.tp_rank == 0)
+        o_bias = config.o_bias and shard.tp_rank == 0
+        self.o_proj = Linear(query, config.hidden_size, dtype, bias=o_bias, scheme=scheme)
 
     def store(self, x: Tensor, step: Step) -> Tensor:
-        """Puts K and V into the pool; the queries [T, heads, head_dim]."""
+        """Puts K and V into the pool; returns the queries [T, heads, head_dim]."""
         qkv = self.qkv_proj(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
         return rotate_and_store(
             step.pool, self.layer, qkv, step.plan, cos=step.cos, sin=step.sin, norm=self.head_norm
@@ -218,21 +208,24 @@ class Attention(nn.Module):
 
     @property
     def head_norm(self) -> HeadNorm | None:
-        """What a family does to queries and keys before they are rotated."""
+        """The norm that a family applies to queries and keys before they are rotated; None: no norm."""
         return None
 
 
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) (https://arxiv.org/abs/2002.05202), of a rank's inner rows; the output is
-    the sum over all of them."""
+    the sum over the rows of all ranks."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel, scheme: QuantizationScheme
+    ) -> None:
         super().__init__()
         shard = parallel.shard
         self.collectives: Collectives = parallel.collectives
         hidden, inner, bias = config.hidden_size, shard.inner, config.mlp_bias
-        self.gate_up_proj = GatedLinear(hidden, inner, dtype, bias=bias)
-        self.down_proj = Linear(inner, hidden, dtype, bias=bias and shard.tp_rank == 0)
+        self.gate_up_proj = GatedLinear(hidden, inner, dtype, bias=bias, scheme=scheme)
+        down_bias = bias and shard.tp_rank == 0
+        self.down_proj = Linear(inner, hidden, dtype, bias=down_bias, scheme=scheme)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.collectives.sum(self.down_proj(self.gate_up_proj(x)))

@@ -6,52 +6,55 @@ from collections.abc import Sequence
 from typing import ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.models.base import CausalLM, Place
+from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
-from baton.models.layers import Attention, Embedding, FusedLinear, Linear, Narrow, RMSNorm, Step, SwiGLU
+from baton.models.layers import Attention, Embedding, Linear, Narrow, RMSNorm, Step, SwiGLU
+from baton.models.quantization.base import Multiplier, Place, QuantizationScheme
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.layers import LayerStack, LayerWeights
-from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.int8 import quantize
-from baton_kernels.paged import PagedBatch, Wanted
+from baton_kernels.paged import PagedBatch, WantedRows
 
 
 class LlamaLayer(nn.Module):
     """Attention, then the MLP, each behind a norm and added to the residual stream."""
 
     def __init__(
-        self, config: ModelConfig, attention: Attention, dtype: torch.dtype, parallel: Parallel
+        self,
+        config: ModelConfig,
+        attention: Attention,
+        dtype: torch.dtype,
+        parallel: Parallel,
+        scheme: QuantizationScheme,
     ) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.self_attn = attention
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = SwiGLU(config, dtype, parallel)
+        self.mlp = SwiGLU(config, dtype, parallel, scheme)
 
     def forward(
         self, delta: Tensor | None, x: Tensor, step: Step, narrow: Narrow | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What this layer's MLP adds to the residual stream, and the stream, x [T, hidden], which this
-        changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds; None:
-        nothing."""
+        """The output of this layer's MLP, to be added to the residual stream, and the stream, x [T, hidden],
+        which this changes; with ``narrow``, [R, hidden] of both. ``delta`` is the MLP output of the layer
+        before; None: nothing."""
         attended = self.self_attn(self.input_layernorm.after_adding(delta, x), step, narrow)
         if narrow is not None:
             x = x[narrow.rows]
         return self.mlp(self.post_attention_layernorm.after_adding(attended, x)), x
 
     def store(self, delta: Tensor | None, x: Tensor, step: Step) -> None:
-        """The part of ``forward`` that is needed where it yields no row: K and V are in the pool then."""
+        """The part of ``forward`` that is needed where it yields no row: puts K and V into the pool."""
         self.self_attn.store(self.input_layernorm.after_adding(delta, x), step)
 
     @property
     def packed(self) -> LayerWeights | None:
-        """None if any of it is not packed."""
+        """The packed weights of the layer; None if any of them is not packed."""
         qkv, o = self.self_attn.qkv_proj.packed, self.self_attn.o_proj.packed
         gate_up, down = self.mlp.gate_up_proj.packed, self.mlp.down_proj.packed
         if qkv is None or o is None or gate_up is None or down is None:
@@ -61,12 +64,14 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaForCausalLM(CausalLM):
-    """Families with the same skeleton derive from this and say what their attention is."""
+    """A Llama model. Families with the same skeleton derive from this and set their ``attention``."""
 
     attention: ClassVar[type[Attention]] = Attention
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel) -> None:
-        super().__init__(config, dtype, parallel)
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel, scheme: QuantizationScheme
+    ) -> None:
+        super().__init__(config, dtype, parallel, scheme)
         shard, size = parallel.shard, config.hidden_size
         self.windows = frozenset(config.windows[layer] for layer in shard.layers)
         self.rope = RotaryEmbedding(config)
@@ -74,27 +79,24 @@ class LlamaForCausalLM(CausalLM):
         self.embed_tokens = None
         if shard.is_first_stage or (tied and shard.is_last_stage):
             self.embed_tokens = Embedding(shard.vocab, size, dtype, is_part=shard.tp_size > 1)
-        # By its number in the whole model, which is its name in the checkpoint.
-        self.layers = nn.ModuleDict(
-            {
-                str(layer): LlamaLayer(
-                    config, self.attention(config, layer, dtype, parallel), dtype, parallel
-                )
-                for layer in shard.layers
-            }
-        )
+        # By the layer's number in the whole model, which is its name in the checkpoint.
+        self.layers = nn.ModuleDict()
+        for layer in shard.layers:
+            attention = self.attention(config, layer, dtype, parallel, scheme)
+            self.layers[str(layer)] = LlamaLayer(config, attention, dtype, parallel, scheme)
         self.norm = RMSNorm(size, config.rms_norm_eps, dtype) if shard.is_last_stage else None
         with_head = shard.is_last_stage and not tied
-        self.lm_head = Linear(size, shard.vocab, dtype) if with_head else None
-        self._packed_head: PackedWeight | None = None
+        self.lm_head = Linear(size, shard.vocab, dtype, scheme=scheme) if with_head else None
+        self._head: Multiplier | None = None
+        """The output head, once it is packed; on the last stage alone."""
         self.stack: LayerStack | None = None
-        """The layers as one call, where one rank has all of each and a CPU's kernels compute them."""
+        """The layers as one call, where one rank has all of each layer and a CPU's kernels compute them."""
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
         cos, sin = self.rope(batch.positions, batch.lengths)
-        step = Step(pool, AttentionPlan.build(batch, pool, self.windows), cos, sin)
+        step = Step(pool, AttentionPlan.build(batch, pool, self.windows, len(self.shard.heads)), cos, sin)
         # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
-        # all that came before (transformers does; it costs up to half as much again in accuracy).
+        # all earlier ones (transformers does; it costs up to half as much again in accuracy).
         x: Tensor
         if self.shard.is_first_stage:
             x = self.embed(token_ids).float()
@@ -120,7 +122,8 @@ class LlamaForCausalLM(CausalLM):
         return hidden
 
     def _through(self, layers: Sequence[LlamaLayer], x: Tensor, step: Step) -> tuple[Tensor | None, Tensor]:
-        """What the last of the first layers, these, adds to the residual stream, and the stream."""
+        """Runs ``layers``, the first layers of the model. Returns the last one's output for the residual
+        stream, and the stream."""
         plan = step.plan.step
         if self.stack is not None and layers and isinstance(plan, CpuPlan):
             return self.stack.run(len(layers), x, step.pool, plan, step.cos, step.sin), x
@@ -129,9 +132,10 @@ class LlamaForCausalLM(CausalLM):
             delta, x = layer(delta, x, step)
         return delta, x
 
-    def _narrow(self, wanted: Wanted, batch: PagedBatch, pool: Tensor) -> Narrow:
-        """What the whole model's last layer computes of a step of which these rows are wanted."""
-        plan = AttentionPlan.build(batch.narrowed(wanted), pool, {self.config.windows[-1]})
+    def _narrow(self, wanted: WantedRows, batch: PagedBatch, pool: Tensor) -> Narrow:
+        """The inputs of the whole model's last layer in a step whose ``wanted`` rows alone are needed."""
+        windows = {self.config.windows[-1]}
+        plan = AttentionPlan.build(batch.narrowed(wanted), pool, windows, len(self.shard.heads))
         return Narrow(wanted.rows, plan)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -141,32 +145,21 @@ class LlamaForCausalLM(CausalLM):
     def logits(self, hidden: Tensor) -> Tensor:
         if not self.shard.is_last_stage:
             return self.collectives.collect(hidden[:, :0].to(self.dtype)).float()
-        if self._packed_head is not None:
-            # Alone, float32 at once; other ranks expect the weights' type.
-            whole = torch.float32 if self.shard.world == 1 else None
-            return self.collectives.collect(self._packed_head.multiply(hidden, whole)).float()
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        assert head is not None
-        return self.collectives.collect(F.linear(hidden, head.weight)).float()
-
-    def quantize(self) -> None:
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.quantize()
-        self.quantization = "int8"
+        assert self._head is not None, "not packed"
+        # A single rank computes float32 at once; other ranks expect the weights' type.
+        whole = torch.float32 if self.shard.world == 1 else None
+        return self.collectives.collect(self._head.multiply(hidden, whole)).float()
 
     def pack(self) -> None:
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
         self.stack = self._stacked()
-        # A tied head is there twice from now on: an embedding is looked up row by row.
+        # A tied head that is packed exists twice from now on: an embedding is looked up row by row.
         if self.lm_head is not None:
-            self._packed_head = self.lm_head.packed
+            self._head = self.lm_head.multiplier
         elif self.shard.is_last_stage and self.embed_tokens is not None:
-            tied: Tensor = self.embed_tokens.weight
-            head = tied if self.quantization == "none" else quantize(tied)
-            self._packed_head = PackedWeight.of(head, dtype=self.dtype)
+            self._head = self.scheme.tied(self.embed_tokens.weight).pack()
 
     def _stacked(self) -> LayerStack | None:
         layers = [cast(LlamaLayer, layer).packed for layer in self.layers.values()]
@@ -185,19 +178,23 @@ class LlamaForCausalLM(CausalLM):
         for path, module in self.named_modules():
             # Everything but the output head lies under "model." in checkpoints.
             name = path if path == "lm_head" else f"model.{path}"
-            whole = (slice(None), slice(None))
-            source = module.source if isinstance(module, Embedding | Linear) else whole
-            parts = {name: (slice(None), source)}
-            if isinstance(module, FusedLinear):
-                parent = name.rpartition(".")[0]
-                parts = {
-                    f"{parent}.{part}": (rows, (of_part, slice(None)))
-                    for part, (rows, of_part) in module.parts.items()
-                }
+            if isinstance(module, Linear):
+                places |= _places(name, module)
+                continue
+            source = module.source if isinstance(module, Embedding) else (slice(None),)
             for kind, parameter in module.named_parameters(recurse=False):
-                for part, (rows, of_part) in parts.items():
-                    scales = module.scales if isinstance(module, Linear) and kind == "weight" else None
-                    places[f"{part}.{kind}"] = Place(
-                        parameter[rows], of_part[: parameter.dim()], None if scales is None else scales[rows]
-                    )
+                places[f"{name}.{kind}"] = Place(parameter, source)
         return places
+
+
+def _places(name: str, module: Linear) -> dict[str, Place]:
+    """The places of a module's tensors, by their names in the checkpoint; none once its weights are given
+    up."""
+    if module.weights is None:
+        return {}
+    parent = name.rpartition(".")[0]
+    return {
+        f"{parent}.{part}.{kind}" if part else f"{name}.{kind}": place
+        for part, tensors in module.weights.places().items()
+        for kind, place in tensors.items()
+    }

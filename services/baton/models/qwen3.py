@@ -9,13 +9,21 @@ import torch
 from baton.models.config import ModelConfig
 from baton.models.layers import Attention, RMSNorm
 from baton.models.llama import LlamaForCausalLM
+from baton.models.quantization.base import QuantizationScheme
 from baton.parallel.collectives import Parallel
 from baton_kernels.rotary import HeadNorm
 
 
 class Qwen3Attention(Attention):
-    def __init__(self, config: ModelConfig, layer: int, dtype: torch.dtype, parallel: Parallel) -> None:
-        super().__init__(config, layer, dtype, parallel)
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: torch.dtype,
+        parallel: Parallel,
+        scheme: QuantizationScheme,
+    ) -> None:
+        super().__init__(config, layer, dtype, parallel, scheme)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype)
 

@@ -4,9 +4,9 @@ All kinds but one come down to two tables, cosine and sine by position, built on
 Parity is with transformers 5, which the tests use as their oracle.
 
 Dynamic NTK needs a decision. transformers derives the base from the longest sequence that the loaded model
-has seen, so what a request gets depends on the requests before it. Here it is what a freshly loaded model
-would do: the tokens of a prompt have the base of the whole prompt, a later token that of the sequence that
-ends with it. That depends on the request alone, so chunks, batches and workers make no difference. But a
+has seen, so the result of a request depends on the requests before it. Baton does what a freshly loaded model
+would do: the tokens of a prompt have the base of the whole prompt, a later token has the base of the sequence
+that ends with it. That depends on the request alone, so chunks, batches and workers make no difference. But a
 prompt over the trained length gives its tokens a base of its own, so its blocks are of no use to other
 requests: the prefix cache leaves it out (``ModelConfig.longest_shared_prompt``).
 """
@@ -45,8 +45,8 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """positions [T] -> cos and signed sin, both [T, 1, head_dim], as
-        ``baton_kernels.rotary.rotate`` takes them.
+        """positions [T] -> cos and signed sin, both [T, 1, head_dim], as ``baton_kernels.rotary.rotate``
+        takes them.
 
         ``lengths`` [T] are ``PagedBatch.lengths``; without them, every sequence ends at its token.
         """
@@ -77,7 +77,7 @@ def cos_and_signed_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Radians per position for each pair of dimensions, [head_dim / 2] float32; the factor on cos and sin.
 
-    For ``dynamic`` these are the unstretched ones.
+    For ``dynamic`` the frequencies are unstretched.
     """
     plain = _plain_frequencies(rope.theta, head_dim)
     match rope.kind:
@@ -135,7 +135,7 @@ def _yarn_frequencies(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
-    """Section 3.4's temperature, folded into cos and sin: 0.1 ln(factor) + 1 unless stated."""
+    """YaRN's temperature (section 3.4), folded into cos and sin: 0.1 ln(factor) + 1 unless stated."""
 
     def temperature(mscale: float) -> float:
         return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0

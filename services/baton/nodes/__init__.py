@@ -1,7 +1,7 @@
-"""A worker whose ranks are on several nodes: how the others join the one that leads, and end with it.
+"""A worker whose ranks are on several nodes: how the other nodes join the leader, and end with it.
 
-A *node* here is a process on a machine, or in a pod, of its own. Node 0 leads: it is the worker. On each of
-the others ``baton node`` runs (``node``). It joins the leader (``leader``), is told what to load, and starts
-its ranks, each of which has its own connections to the leader, as if it were a child of it. What is left
-between the two is a session: signs of life both ways, and how things end.
+A *node* here is a process on a machine, or in a pod, of its own. Node 0 leads: it is the worker. Each of the
+others runs ``baton node`` (``node``), which joins the leader (``leader``), gets the model to load, and starts
+the node's ranks. Each rank has its own connections to the leader, like a child process of the leader. The
+rest between a node and the leader is a session: heartbeats both ways, and the end.
 """

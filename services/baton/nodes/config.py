@@ -3,45 +3,69 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from baton.cluster_key import check_cluster_key
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range, flag, reachable_host
-from baton.parallel.layout import MOST_NODES
+from baton.greeting.cluster_key import check_cluster_key
+from baton.parallel.layout import MAX_NODES
+from baton.process.common_options import NETWORK, PARALLELISM, AdvertisedHost, ClusterKey, Host, LogLevel
+from baton.process.fields import Option, check_options
+from baton.process.options import ConfigError, check_filled, check_host, check_range, flag, reachable_host
 
 NODE_PORT = 9200
 JOIN_TIMEOUT_S = 600.0
+
+NodePort = Annotated[
+    int, Option("The leader's port at which the other nodes join.", PARALLELISM, least=1, most=65535)
+]
+JoinTimeout = Annotated[
+    float,
+    Option(
+        "Longest wait for the other nodes of a worker, or for its leader.",
+        PARALLELISM,
+        metavar="SECONDS",
+        least=1,
+        most=86400,
+    ),
+]
+
+
+def _check_leader(option: str, host: str) -> None:
+    check_filled(option, host)
+    check_host(option, host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """One node of a worker; all else the leader tells it. Raises ConfigError when a value cannot work."""
 
-    leader_address: str
-    """The leader's host."""
-    nodes: int
-    """The leader's included."""
-    node_index: int
-    node_port: int = NODE_PORT
-    """The leader's, at which nodes join."""
-    join_timeout: float = JOIN_TIMEOUT_S  # seconds
-    host: str = "127.0.0.1"
-    advertise: str | None = None
-    health_port: int = -1
-    cluster_key: str = field(default="", repr=False)
-    log_level: str = "info"
+    leader_address: Annotated[
+        str,
+        Option("Host of the worker that leads.", PARALLELISM, env="LWS_LEADER_ADDRESS", check=_check_leader),
+    ]
+    nodes: Annotated[
+        int,
+        Option("As the leader's --nodes.", PARALLELISM, env="LWS_GROUP_SIZE", least=2, most=MAX_NODES),
+    ]
+    node_index: Annotated[
+        int,
+        Option("Which node this is, from 1 on; the leader is 0.", PARALLELISM, env="LWS_WORKER_INDEX"),
+    ]
+    node_port: NodePort = NODE_PORT
+    join_timeout: JoinTimeout = JOIN_TIMEOUT_S
+    host: Host = "127.0.0.1"
+    advertise: AdvertisedHost = None
+    health_port: Annotated[
+        int,
+        Option(
+            "HTTP port of /livez and /readyz; 0 picks one, -1 serves none.", NETWORK, least=-1, most=65535
+        ),
+    ] = -1
+    cluster_key: ClusterKey = field(default="", repr=False)
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
-        if not self.leader_address:
-            raise ConfigError("leader_address", "must not be empty")
-        check_host("leader_address", self.leader_address)
-        check_host("host", self.host)
-        check_host("advertise", self.advertise or "")
-        check_range("nodes", self.nodes, 2, MOST_NODES)
+        check_options(self)
         check_range("node_index", self.node_index, 1, self.nodes - 1)
-        check_range("node_port", self.node_port, 1, 65535)
-        check_range("join_timeout", self.join_timeout, 1, 86400)
-        check_range("health_port", self.health_port, -1, 65535)
-        check_choice("log_level", self.log_level, LOG_LEVELS)
         if not self.cluster_key:
             raise ConfigError("cluster_key", "is needed to join the leader, which has the same")
         hosts = [("leader_address", self.leader_address), ("host", self.host), ("advertise", self.advertise)]

@@ -1,7 +1,7 @@
 """The first bytes between two nodes of a worker: each proves to the other that it has the cluster key.
 
-The one that joins says a nonce; the leader answers with its own and an HMAC over both; the one that joins
-answers with another one. No nonce is used twice, and neither side's proof can be sent back as the other's.
+The joining node sends a nonce; the leader answers with its own and an HMAC over both; the joining node
+answers with another HMAC. No nonce is used twice, and neither side's proof can be sent back as the other's.
 All is of fixed size: a stranger gets no further than 76 bytes. What follows is not encrypted: see
 docs/security.md.
 """
@@ -21,15 +21,15 @@ _PROOF_BYTES = 32
 
 
 class HandshakeError(ConnectionError):
-    """The other side did not prove who it is; says how."""
+    """The other side did not prove its identity; the message says how it failed."""
 
 
 class WrongKeyError(HandshakeError):
-    """It is a node of a worker, with another cluster key."""
+    """The other side is a node of a worker, with another cluster key."""
 
 
 def join(sock: socket.socket, cluster_key: bytes) -> None:
-    """The side that has called. Raises HandshakeError, and OSError."""
+    """Prove the key as the side that called. Raises HandshakeError, and OSError."""
     ours = secrets.token_bytes(_NONCE_BYTES)
     sock.sendall(MAGIC + ours)
     answer = _exactly(sock, _NONCE_BYTES + _PROOF_BYTES)
@@ -40,7 +40,7 @@ def join(sock: socket.socket, cluster_key: bytes) -> None:
 
 
 def admit(sock: socket.socket, cluster_key: bytes) -> None:
-    """The side that was called. Raises likewise."""
+    """Prove the key as the side that was called. Raises HandshakeError, and OSError."""
     greeting = _exactly(sock, len(MAGIC) + _NONCE_BYTES)
     if not greeting.startswith(MAGIC):
         raise HandshakeError("what it says is not how a node begins")
@@ -51,7 +51,7 @@ def admit(sock: socket.socket, cluster_key: bytes) -> None:
 
 
 def _proof(cluster_key: bytes, who: bytes, joining: bytes, leading: bytes) -> bytes:
-    # A key of its own: nothing else that the cluster key signs is ever taken for a proof.
+    # The derived key serves the handshake alone: nothing else that the cluster key signs passes for a proof.
     key = hmac.digest(cluster_key, b"baton: nodes of one worker", hashlib.sha256)
     return hmac.digest(key, who + b"\n" + joining + leading, hashlib.sha256)
 

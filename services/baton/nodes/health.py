@@ -1,4 +1,5 @@
-"""What a kubelet asks a node that does not lead: whether it lives, and whether its worker is ready."""
+"""The health page of a node that does not lead, for the kubelet: whether the node lives, and whether its
+worker is ready."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from baton import sockets
-from baton.options import StartError, join_address
+from baton.net import sockets
+from baton.process.options import StartError, join_address
 
 
 class Health:
@@ -18,12 +19,13 @@ class Health:
     def __init__(self) -> None:
         self.ready = False
         self.port: int | None = None
-        """None: it is not served."""
+        """The port of the page; None: it is not served."""
 
     @classmethod
     @contextmanager
     def serving(cls, host: str, port: int) -> Iterator[Health]:
-        """On a port that is not -1 (0: any). Raises StartError if it cannot be had."""
+        """Serve the page on a port other than -1 (0: any free port). Raises StartError if the port cannot be
+        had."""
         health = cls()
         if port < 0:
             yield health
@@ -44,7 +46,7 @@ class Health:
 
 
 class _Server(ThreadingHTTPServer):
-    """On a listener that is there."""
+    """A server on a listener that is already open."""
 
     def __init__(self, listener: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(listener.getsockname()[:2], handler, bind_and_activate=False)
@@ -66,6 +68,6 @@ def _handler(health: Health) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Kubelets ask every few seconds."""
+            """Log nothing: kubelets ask every few seconds."""
 
     return Handler

@@ -1,7 +1,7 @@
-"""The leader's side: nodes join it, it starts ranks on them, and all end together.
+"""The leader's side: nodes join the leader, which starts ranks on them, and all end together.
 
-The listener is there until all nodes are. Each connection is greeted on a thread of its own, of which there
-are only so many: it becomes a node's session, or one of a rank's two connections, or is closed.
+The listener is open until all nodes have joined. Each connection is greeted on a thread of its own, of which
+there is a limited number: it becomes a node's session, or one of a rank's two connections, or is closed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton import __version__, sockets
-from baton.connector.ranks.end import Place
+from baton import __version__
+from baton.net import sockets
 from baton.nodes.handshake import HANDSHAKE_S, HandshakeError, admit
 from baton.nodes.messages import (
     BEAT_S,
     SILENCE_S,
     Attach,
-    Beat,
     End,
     Found,
     Join,
+    NodeBeat,
     Refused,
     Serving,
     StartRanks,
@@ -36,50 +36,52 @@ from baton.nodes.messages import (
     to_node,
 )
 from baton.nodes.session import NodeLife, Session
-from baton.options import join_address
 from baton.parallel.channel import Channel, ChannelClosedError, to_ranks
 from baton.parallel.layout import Layout
-from baton.parallel.ranks import Group, Member, RankError
+from baton.parallel.ranks import Member, RankError, RemoteRanks
+from baton.process.options import join_address
+from baton.transport.ranks.endpoint import RankAddress
 
 log = logging.getLogger(__name__)
 
-MOST_GREETINGS = 64
+MAX_GREETINGS = 64
 ATTACH_S = 60.0
-"""Until all ranks of all nodes have called: their processes are started only then."""
+"""The time until the connections of all ranks are there, in seconds. A node starts a rank's process after
+that rank's connections."""
 _LOOK_S = 0.2
 _TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the nodes of a worker must have in common, and where they meet."""
+class NodeTerms:
+    """The terms that the nodes of a worker must have in common, and the address where they join."""
 
     layout: Layout
     model: str
-    """As the option has it."""
+    """The model as the leader's option names it."""
     revision: str
-    """Of what the leader found there."""
+    """The revision of the model that the leader found."""
     host: str
     advertised: str
     port: int
     cluster_key: bytes = field(repr=False)
     timeout_s: float
-    """Until all nodes have joined."""
+    """The time until all nodes have joined, in seconds."""
     log_level: str = "info"
     silence_s: float = SILENCE_S
 
 
 class Leader:
-    """``Others`` of a worker on several nodes."""
+    """The ``Cluster`` of a worker on several nodes."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: NodeTerms) -> None:
         self._wanted = wanted
         self._changed = threading.Condition()
         self._sessions: dict[int, Session] = {}
         self._tokens: dict[int, bytes] = {}
-        """Node → what admits its ranks' connections. Nobody joins once there are any."""
+        """Tokens that admit the connections of a node's ranks, by node. No node joins once there are any."""
         self._attached: dict[tuple[int, str], socket.socket] = {}
-        self._greetings = threading.BoundedSemaphore(MOST_GREETINGS)
+        self._greetings = threading.BoundedSemaphore(MAX_GREETINGS)
         self._over = threading.Event()
         self._on_leaving: Callable[[str], None] | None = None
 
@@ -88,22 +90,22 @@ class Leader:
         return self._wanted.layout.nodes
 
     @property
-    def places(self) -> Sequence[Place]:
+    def places(self) -> Sequence[RankAddress]:
         per_node = self._wanted.layout.per_node
         return [
-            Place(each.joined.host, each.joined.advertised)
+            RankAddress(each.joined.host, each.joined.advertised)
             for _, each in sorted(self._sessions.items())
             for _ in range(per_node)
         ]
 
-    # --- until all are there
+    # --- until all nodes have joined
 
-    def gather(self, num_threads: int | None) -> Group:
-        """Waits for the nodes. RankError if one does not come in time, or one is lost before its ranks are
-        there."""
+    def gather(self, num_threads: int | None) -> RemoteRanks:
+        """Wait for the nodes, and start their ranks. Raises RankError if a node does not come in time, or is
+        lost before its ranks are connected."""
         wanted = self._wanted
         try:
-            listener = sockets.listen(wanted.host, wanted.port, backlog=MOST_GREETINGS)
+            listener = sockets.listen(wanted.host, wanted.port, backlog=MAX_GREETINGS)
         except OSError as error:
             at = join_address(wanted.host, wanted.port)
             raise RankError(f"cannot listen on {at} for other nodes: {error}") from error
@@ -119,7 +121,7 @@ class Leader:
             raise
         finally:
             gathered.set()
-        return Group(members, wanted.advertised, self.say_end)
+        return RemoteRanks(members, wanted.advertised, self.say_end)
 
     def _wait_for_nodes(self) -> None:
         with self._changed:
@@ -169,7 +171,7 @@ class Leader:
         host, model = session.joined.advertised, session.found.directory
         return Member(rank, NodeLife(session), to_ranks(control), links, host, model)
 
-    # --- whoever calls
+    # --- incoming connections
 
     def _accept(self, listener: socket.socket, gathered: threading.Event) -> None:
         listener.settimeout(_LOOK_S)
@@ -179,7 +181,7 @@ class Leader:
                     sock, (peer, *_) = listener.accept()
                 except TimeoutError:
                     continue
-                except OSError as error:  # out of file descriptors, or the peer has gone again
+                except OSError as error:  # out of file descriptors, or the peer has gone
                     log.warning("could not accept a node's connection: %s", error)
                     time.sleep(_LOOK_S)
                     continue
@@ -214,7 +216,7 @@ class Leader:
         session = Session(joined, channel, self._changed)
         with self._changed:
             why, try_again = self._objection(joined)
-            if not why:  # nothing else is said to it before this
+            if not why:  # a node hears nothing before its welcome
                 channel.send(Welcome(self._wanted.model, self._wanted.log_level))
                 channel.sock.settimeout(self._wanted.silence_s)
                 self._sessions[joined.node] = session
@@ -225,7 +227,7 @@ class Leader:
         return session
 
     def _objection(self, joined: Join) -> tuple[str, bool]:
-        """Why a node may not join, and whether it may try again."""
+        """Return why a node may not join, and whether it may try again."""
         if joined.version != __version__:
             return f"it is Baton {joined.version}, and the leader is {__version__}", False
         if joined.nodes != self.count:
@@ -249,7 +251,7 @@ class Leader:
             self._attached[attach.rank, attach.purpose] = sock
             self._changed.notify_all()
 
-    # --- while they live
+    # --- while the nodes live
 
     def _listen_to(self, session: Session) -> None:
         while not session.dead:
@@ -264,11 +266,11 @@ class Leader:
             on_leaving = self._on_leaving
             if on_leaving is None or not session.leaving:
                 return
-            session.leaving = False  # said once
+            session.leaving = False  # say it once
         on_leaving(session.name)
 
     def _gathering_without(self, session: Session) -> bool:
-        """Whether others are still waited for and this node is out: another one may join in its place."""
+        """Whether nodes are still gathered and this one is out: another one may join in its place."""
         with self._changed:
             if self._tokens:
                 return False
@@ -280,7 +282,7 @@ class Leader:
             return bool(session.dead)
 
     def _unfit(self, session: Session) -> str:
-        """Why a node that has looked for the model cannot take part."""
+        """Return why a node that has looked for the model cannot take part; empty if it can."""
         if session.not_found:
             return f"it does not have the model: {session.not_found}"
         match session.found:
@@ -296,7 +298,7 @@ class Leader:
             with self._changed:
                 sessions = list(self._sessions.values())
             for session in sessions:
-                session.tell(Beat())
+                session.tell(NodeBeat())
 
     def call_on_leaving(self, on_leaving: Callable[[str], None]) -> None:
         with self._changed:
@@ -309,7 +311,7 @@ class Leader:
             session.tell(Serving())
 
     def say_end(self, why: str) -> None:
-        """The last word; nothing is said to nodes after it."""
+        """Tell the nodes that the worker ends, with the reason; nothing is sent to them after it."""
         with self._changed:
             said, sessions = self._over.is_set(), list(self._sessions.values())
             self._over.set()

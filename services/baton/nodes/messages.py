@@ -1,4 +1,4 @@
-"""What the nodes of a worker say to each other, behind the handshake. None has a payload."""
+"""The messages between the nodes of a worker, after the handshake. None has a payload."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ import msgspec
 from baton.parallel.channel import Channel
 
 BEAT_S = 1.0
-"""Between two signs of life, each way."""
+"""The interval between two heartbeats, each way, in seconds."""
 SILENCE_S = 15.0
-"""A node that says nothing for so long is dead: a host that vanishes closes no connection."""
+"""The silence after which a node is dead, in seconds: a host that vanishes closes no connection."""
 
 
 class Join(msgspec.Struct, frozen=True, tag="join"):
-    """The first word of a node's session."""
+    """The first message of a node's session."""
 
     version: str
-    """Of Baton."""
+    """The node's version of Baton."""
     node: int
     nodes: int
     host: str
-    """What its ranks listen on."""
+    """The address on which the node's ranks listen."""
     advertised: str
-    """What others call to reach them."""
+    """The address at which others reach the node's ranks."""
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """The first and last word on a connection that becomes a rank's."""
+    """The only message on a connection that becomes a rank's."""
 
     token: bytes
-    """What ``StartRanks`` said."""
+    """The token of ``StartRanks``."""
     rank: int
     purpose: Literal["control", "links"]
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    """The model is here."""
+    """The model is on the node."""
 
     directory: str
     revision: str
 
 
 class NotFound(msgspec.Struct, frozen=True, tag="not_found"):
-    """It is not; the node ends."""
+    """The model is not on the node; the node ends."""
 
     why: str
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """A rank's process."""
+    """A rank's process has started."""
 
     rank: int
     pid: int
@@ -60,35 +60,35 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 class RankEnded(msgspec.Struct, frozen=True, tag="rank_ended"):
     rank: int
     how: str
-    """Of its process, as in "was killed by SIGKILL"."""
+    """The end of the rank's process in words, as in "was killed by SIGKILL"."""
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
-    """The node was told to end. It waits until the leader has."""
+    """The node was told to end. It waits until the leader has ended."""
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A sign of life."""
+class NodeBeat(msgspec.Struct, frozen=True, tag="beat"):
+    """A heartbeat."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The answer to ``Join``: have this model ready. Answered with ``Found`` or ``NotFound``."""
+    """The answer to ``Join``: find this model. The node answers with ``Found`` or ``NotFound``."""
 
     model: str
-    """As the leader's option has it."""
+    """The model as the leader's option names it."""
     log_level: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The leader will have nothing to do with the node."""
+    """The leader refuses the node."""
 
     why: str
     try_again: bool
-    """Whether it may be another matter soon."""
+    """Whether the node may be admitted soon."""
 
 
 class StartRanks(msgspec.Struct, frozen=True, tag="start"):
-    """All nodes are there: start these, each with two connections of its own."""
+    """All nodes have joined: start these ranks, each with two connections of its own."""
 
     first: int
     stop: int
@@ -101,29 +101,29 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """The leader's last word."""
+    """The last message of the leader."""
 
     why: str
-    """Empty: in order."""
+    """The reason of the end; empty after an orderly end."""
 
 
-ToLeader = Join | Attach | Found | NotFound | Started | RankEnded | Leaving | Beat
-ToNode = Welcome | Refused | StartRanks | Serving | End | Beat
+ToLeader = Join | Attach | Found | NotFound | Started | RankEnded | Leaving | NodeBeat
+ToNode = Welcome | Refused | StartRanks | Serving | End | NodeBeat
 
 
 def to_node(sock: socket.socket) -> Channel[ToNode, ToLeader]:
-    """The leader's end."""
-    return Channel(sock, ToLeader, most_payload=0)
+    """Return the leader's end of a channel to a node."""
+    return Channel(sock, ToLeader, max_payload=0)
 
 
 def to_leader(sock: socket.socket) -> Channel[ToLeader, ToNode]:
-    """Another node's end."""
-    return Channel(sock, ToNode, most_payload=0)
+    """Return a node's end of the channel to the leader."""
+    return Channel(sock, ToNode, max_payload=0)
 
 
 def prepare(sock: socket.socket) -> None:
-    """For small messages that others wait for, and to find a host that has vanished: both ends of each
-    connection between nodes."""
+    """Set up either end of a connection between nodes: for small messages that the other side waits for, and
+    to notice a host that has vanished."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):

@@ -1,7 +1,7 @@
 """A node that does not lead, from its first call to its end: ``baton node``.
 
-It has no model and no torch of its own, and starts the processes that have. One thread hears the leader, and
-one speaks to it: what is to be said is put in its queue, and a sign of life is said in between.
+The node has no model and no torch of its own; it starts the processes that have. One thread reads from the
+leader, and one writes: messages go through its queue, with heartbeats in between.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import threading
 import time
 from types import FrameType
 
-from baton import __version__, descriptors, hub, logs, sockets
-from baton.errors import ModelError
+from baton import __version__, hub
+from baton.net import sockets
 from baton.nodes import handshake
 from baton.nodes.config import NodeConfig
 from baton.nodes.handshake import HANDSHAKE_S, HandshakeError, WrongKeyError
@@ -26,11 +26,11 @@ from baton.nodes.messages import (
     BEAT_S,
     SILENCE_S,
     Attach,
-    Beat,
     End,
     Found,
     Join,
     Leaving,
+    NodeBeat,
     NotFound,
     RankEnded,
     Refused,
@@ -43,21 +43,22 @@ from baton.nodes.messages import (
     prepare,
     to_leader,
 )
-from baton.options import StartError, join_address
 from baton.parallel.channel import Channel, ChannelClosedError
 from baton.parallel.processes import END_S, end_process_within, how_it_ended, start_process
+from baton.process import descriptors, logs
+from baton.process.options import ModelError, StartError, join_address
 
 log = logging.getLogger(__name__)
 
 EXIT_CUT_SHORT = 1
 EXIT_CRASHED = 70
-"""As a worker's whose rank died."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+"""The exit status of a node whose worker crashed, equal to that of a worker whose rank died."""
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
 
 
 def run(config: NodeConfig) -> int:
-    """Join, and serve until the leader ends; returns the exit status. SIGTERM and SIGINT are passed on to the
-    leader, which drains; a second one ends this node at once, and with it the worker.
+    """Join, and serve until the leader ends; return the exit status. SIGTERM and SIGINT are passed on to the
+    leader, which drains; a second signal ends this node at once, and with it the worker.
 
     Raises StartError, with one line for a person, when the leader is not there in time, or refuses.
     """
@@ -81,7 +82,7 @@ class Node:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def run(self) -> int:
-        """As the module's ``run``. On the main thread."""
+        """Join and serve, as the module's ``run`` does. Call it on the main thread."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         log.info("joining the leader at %s as node %d", self._leader, self._config.node_index)
@@ -98,7 +99,7 @@ class Node:
                     raise StartError(f"did not join {self._leader} within {waited}: {error}") from error
                 log.debug("did not join %s yet: %s", self._leader, error)
                 self._told_to_end.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                pause = min(2 * pause, _MAX_PAUSE_S)
             else:
                 return self._serve(channel, welcome)
         log.info("told to stop before it joined")
@@ -112,10 +113,10 @@ class Node:
         if self._joined:
             self._to_say.put(Leaving())
 
-    # --- the way in
+    # --- joining
 
     def _dial(self) -> socket.socket:
-        """A connection to the leader that both sides trust."""
+        """Return a connection to the leader on which both sides have proved the key."""
         config = self._config
         sock = sockets.dial(config.leader_address, config.node_port, HANDSHAKE_S)
         try:
@@ -146,14 +147,14 @@ class Node:
             raise _TryAgainError(answer.why)
         raise StartError(f"the leader at {self._leader} refuses this node: {answer.why}")
 
-    # --- what the leader says
+    # --- messages of the leader
 
     def _serve(self, channel: Channel[ToLeader, ToNode], welcome: Welcome) -> int:
         logs.configure(welcome.log_level)
         log.info("joined the leader at %s", self._leader)
         channel.sock.settimeout(self._silence_s)
         self._joined = True
-        if self._told_to_end.is_set():  # while it joined
+        if self._told_to_end.is_set():  # the signal came while the node joined
             self._to_say.put(Leaving())
         threading.Thread(target=self._speak, args=(channel,), name="speak", daemon=True).start()
         threading.Thread(target=self._find, args=(welcome.model,), name="find", daemon=True).start()
@@ -178,13 +179,14 @@ class Node:
                 self._health.ready = True
             case Refused(why=why):
                 raise StartError(f"the leader at {self._leader} refuses this node: {why}")
-            case Beat():
+            case NodeBeat():
                 pass
             case _:
                 raise ChannelClosedError(f"not to be said now: {message}")
 
     def _end(self, why: str) -> int:
-        """The leader has told the ranks to stop, if it ends in order."""
+        """Wait for the ranks, which the leader has told to stop, if it ends in order; return the exit
+        status."""
         if why:
             log.error("the worker has ended: %s", why)
             return EXIT_CRASHED
@@ -195,13 +197,13 @@ class Node:
         return 0
 
     def _kill(self) -> None:
-        """When this returns, no rank of this node is left: another worker may have its place."""
+        """Kill the ranks. No rank of this node is left at the return: another worker may take its place."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
             process.wait()
 
-    # --- what it does
+    # --- work for the leader
 
     def _find(self, model: str) -> None:
         try:
@@ -232,12 +234,12 @@ class Node:
         self._to_say.put(RankEnded(rank, how_it_ended(process.wait())))
 
     def _speak(self, channel: Channel[ToLeader, ToNode]) -> None:
-        """Until the leader is gone, which is noticed where it is listened to."""
+        """Send messages and heartbeats until the leader is gone; the reading thread notices that."""
         while True:
             try:
                 message: ToLeader = self._to_say.get(timeout=BEAT_S)
             except queue.Empty:
-                message = Beat()
+                message = NodeBeat()
             try:
                 channel.send(message)
             except OSError:

@@ -1,4 +1,4 @@
-"""One other node of a worker, as the leader knows it: where it is, what it said, and whether it lives."""
+"""Another node of a worker, as the leader knows it: its address, what it reported, and whether it lives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from baton.nodes.messages import (
     SILENCE_S,
-    Beat,
     Found,
     Join,
     Leaving,
+    NodeBeat,
     NotFound,
     RankEnded,
     Started,
@@ -25,7 +25,7 @@ from baton.parallel.processes import END_S
 
 @dataclass(slots=True)
 class Session:
-    """What is written here is written under ``changed``, which all sessions of a worker share."""
+    """The state of one node. It is written under ``changed``, which all sessions of a worker share."""
 
     joined: Join
     channel: Channel[ToNode, ToLeader]
@@ -34,24 +34,25 @@ class Session:
     not_found: str = ""
     leaving: bool = False
     dead: str = ""
-    """What happened to the node, in words."""
+    """What happened to the node, in words; empty while it lives."""
     pids: dict[int, int] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
-    """Rank → how its process ended."""
+    """How the processes of the ranks ended, by rank."""
     controls: list[socket.socket] = field(default_factory=list)
-    """Of its ranks. They are cut off with it: whoever waits for a rank waits no more."""
+    """The control connections of the node's ranks. They are shut down with the node, so that nothing waits
+    for a dead rank."""
 
     @property
     def name(self) -> str:
         return f"node {self.joined.node} ({self.joined.advertised})"
 
     def tell(self, message: ToNode) -> None:
-        """If it can be told. That it cannot, its end will tell."""
+        """Send ``message`` if possible. A failure shows when the node's connection ends."""
         with suppress(OSError):
             self.channel.send(message)
 
     def hear(self) -> None:
-        """The next thing that it says, or its end: then it is dead."""
+        """Take the next message, or mark the node as dead when its connection has ended."""
         try:
             message, _ = self.channel.receive()
         except SilentError:
@@ -72,7 +73,7 @@ class Session:
                     self.ended[rank] = how
                 case Leaving():
                     self.leaving = True
-                case Beat():
+                case NodeBeat():
                     return
                 case _:
                     self.dead = f"{self.name} says what is not to be said now: {message}"
@@ -82,14 +83,14 @@ class Session:
         with self.changed:
             self.dead = how
             for control in self.controls:
-                with suppress(OSError):  # it is closed already
+                with suppress(OSError):  # already closed
                     control.shutdown(socket.SHUT_RDWR)
             self.changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLife:
-    """The life of a rank on another node, as that tells it."""
+    """The life of a rank on another node, as that node reports it."""
 
     session: Session
 
@@ -104,4 +105,4 @@ class NodeLife:
         return f"{name} failed: {why}" if why else f"{name} {how}"
 
     def end(self, seconds: float) -> None:
-        """Its node sees to it, and outlives it."""
+        """Do nothing: the node ends the rank, and outlives it."""

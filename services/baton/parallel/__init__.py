@@ -1,1 +1,1 @@
-"""One model in several processes: what each rank holds, what they tell each other, and their lives."""
+"""One model in several processes: the part of each rank, the messages between ranks, and their lives."""

@@ -12,38 +12,38 @@ import msgspec
 
 from baton.parallel.messages import ToLeader, ToRank
 
-MOST_HEADER = 1 << 20
-MOST_PAYLOAD = 1 << 30
+MAX_HEADER = 1 << 20
+MAX_PAYLOAD = 1 << 30
 _SIZES = struct.Struct("!IQ")
 Out = TypeVar("Out")
 In = TypeVar("In")
 
 
 class ChannelClosedError(ConnectionError):
-    """The other end is gone, or says what it may not."""
+    """The other end is gone, or broke the protocol."""
 
 
 class SilentError(ChannelClosedError):
-    """The socket has a timeout, and it is over."""
+    """The socket's timeout passed without data."""
 
 
 class Channel(Generic[Out, In]):
-    """One end of a connection. Any thread may send; one receives."""
+    """One end of a connection. Any thread may send; only one receives."""
 
-    def __init__(self, sock: socket.socket, incoming: object, most_payload: int | None = None) -> None:
-        """``incoming``: the union of what the other end sends. ``most_payload``: bytes that may come behind a
-        message; None: as many as a frame may hold."""
+    def __init__(self, sock: socket.socket, incoming: object, max_payload: int | None = None) -> None:
+        """``incoming``: the union of the messages that the other end sends. ``max_payload``: most bytes
+        behind a message; None: as many as a frame may hold."""
         self.sock = sock
-        self._most_payload = MOST_PAYLOAD if most_payload is None else most_payload
+        self._max_payload = MAX_PAYLOAD if max_payload is None else max_payload
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[In] = msgspec.msgpack.Decoder(incoming)
         self._sending = threading.Lock()
 
     def send(self, message: Out, payload: bytes | memoryview = b"") -> None:
-        """OSError when the other end is gone; ValueError for more than a frame may hold."""
+        """Sends one frame. OSError when the other end is gone; ValueError for more than a frame may hold."""
         header = self._encoder.encode(message)
         size = len(payload) if isinstance(payload, bytes) else payload.nbytes
-        if len(header) > MOST_HEADER or size > MOST_PAYLOAD:
+        if len(header) > MAX_HEADER or size > MAX_PAYLOAD:
             raise ValueError(f"a frame of {len(header)} + {size} bytes")
         with self._sending:
             self.sock.sendall(_SIZES.pack(len(header), size) + header)
@@ -51,9 +51,10 @@ class Channel(Generic[Out, In]):
                 self.sock.sendall(payload)
 
     def receive(self) -> tuple[In, bytearray]:
-        """The next message and its payload. ChannelClosedError when there is none to come."""
+        """The next message and its payload. ChannelClosedError when the connection is over, SilentError after
+        the socket's timeout."""
         header_size, size = _SIZES.unpack(self._exactly(_SIZES.size))
-        if header_size > MOST_HEADER or size > self._most_payload:
+        if header_size > MAX_HEADER or size > self._max_payload:
             raise ChannelClosedError(f"a frame of {header_size} + {size} bytes came")
         header = self._exactly(header_size)
         try:
@@ -63,7 +64,7 @@ class Channel(Generic[Out, In]):
         return message, self._exactly(size)
 
     def close(self) -> None:
-        """Ends both directions, whoever else has the socket."""
+        """Ends both directions, even if another process has the socket too."""
         with suppress(OSError):  # the other end was first
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
@@ -85,10 +86,10 @@ class Channel(Generic[Out, In]):
 
 
 def to_ranks(sock: socket.socket) -> Channel[ToRank, ToLeader]:
-    """The leader's end."""
+    """The leader's end of a connection."""
     return Channel(sock, ToLeader)
 
 
 def to_leader(sock: socket.socket) -> Channel[ToLeader, ToRank]:
-    """A rank's end."""
+    """A rank's end of a connection."""
     return Channel(sock, ToRank)

@@ -1,4 +1,4 @@
-"""What the ranks of a model exchange in a forward pass.
+"""The collective operations of a model's ranks in a forward pass.
 
 Groups of torch that belong to their owner, never the default one. Every rank calls the same methods in the
 same order, so a call needs no name.
@@ -6,6 +6,7 @@ same order, so a call needs no name.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, cast
@@ -13,41 +14,45 @@ from typing import TYPE_CHECKING, Protocol, cast
 import torch
 from torch import Tensor
 
-from baton import sockets
+from baton.net import sockets
 from baton.parallel.layout import LOOPBACK
+from baton.parallel.one_shot import MOST_BYTES, OneShotSum, agreed, share_buffer, why_not
 from baton.parallel.shard import ModelSizes, Shard
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, Work
 
+log = logging.getLogger(__name__)
+
 MEET = timedelta(seconds=60)
-"""Until all ranks have connected to each other."""
+"""The time until all ranks must have connected to each other."""
 LONGEST = timedelta(minutes=10)
-"""Until a rank that lives and says nothing is given up. A dead one is found at once."""
+"""The time until a rank that lives and sends nothing is given up. A dead rank is found at once."""
 _MESSAGE, _SUM = range(2)
-"""Gloo's tags."""
+"""Tags for gloo."""
 
 
 class Collectives(Protocol):
-    """What models need of the other ranks."""
+    """The collective operations that models call."""
 
     def sum(self, partial: Tensor) -> Tensor:
-        """The sum of what each rank of the tensor-parallel group gives, the same on all; may be in place."""
+        """The sum of the ``partial`` of each rank of the tensor-parallel group, the same on all; may be in
+        place."""
 
     def pass_on(self, x: Tensor) -> None:
         """Sends x to the next stage."""
 
     def take_over(self, x: Tensor) -> Tensor:
-        """x, filled with what the stage before passes on."""
+        """Fills x with the tensor that the stage before passes on, and returns it."""
 
     def collect(self, logits: Tensor) -> Tensor:
         """[R, own part of the vocabulary] of each rank of the last stage -> [R, vocabulary] on the leader.
-        What ranks of other stages give tells only type, device and R, and what comes back but on the leader
-        is worth nothing."""
+        The logits that ranks of other stages give tell only type, device and R; the result is meaningless
+        except on the leader."""
 
 
 class Alone:
-    """A model in one process."""
+    """The collectives of a model in one process."""
 
     def sum(self, partial: Tensor) -> Tensor:
         return partial
@@ -64,19 +69,19 @@ class Alone:
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """A rank's part of a model, and its way to the others."""
+    """A rank's part of a model, and its collectives."""
 
     shard: Shard
     collectives: Collectives
 
     @classmethod
     def alone(cls, sizes: ModelSizes) -> Parallel:
-        """All of it, in one process."""
+        """The whole model, in one process."""
         return cls(Shard.whole(sizes), Alone())
 
 
 class _Group(Protocol):
-    """What torch's groups have, which its stubs leave out."""
+    """Methods of torch's groups, which its stubs leave out."""
 
     def allreduce(self, tensors: list[Tensor]) -> Work: ...
 
@@ -91,13 +96,19 @@ class GroupCollectives:
     """``Collectives`` over process groups of torch: NCCL on CUDA, gloo on the CPU. RuntimeError (torch's own
     errors derive from it) when a rank is gone.
 
-    One group of all ranks for what goes from one to another. On CUDA, sums have a group of their own for each
-    tensor-parallel group. On the CPU the first rank of the group adds up what the others send it and sends
-    them the sum: gloo's own all-reduce takes several times as long (docs/parallelism.md).
+    Messages between single ranks go over one group of all ranks. On CUDA, sums have a group of their own for
+    each tensor-parallel group, and small ones take one kernel where the devices see each other's memory
+    (``one_shot``). On the CPU the first rank of the group adds up the tensors that the others
+    send it and sends them the sum: gloo's own all-reduce takes several times as long (docs/parallelism.md).
     """
 
-    def __init__(self, shard: Shard, device: torch.device, host: str = LOOPBACK) -> None:
-        """``host``: where ranks of other nodes reach this one."""
+    def __init__(
+        self, shard: Shard, device: torch.device, host: str = LOOPBACK, per_node: int | None = None
+    ) -> None:
+        """``host``: the address at which ranks of other nodes reach this one; ``per_node``: the ranks of each
+        node, None: all."""
+        self._per_node = per_node or shard.world
+        self._one_shot: OneShotSum | None = None
         self._shard = shard
         self._device = device
         self._host = host
@@ -105,7 +116,7 @@ class GroupCollectives:
         self._sums: _Group | None = None
 
     def connect(self, store: Store) -> None:
-        """Meets the other ranks, which do the same with the same store."""
+        """Connects to the other ranks, which do the same with the same store."""
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         shard = self._shard
@@ -116,9 +127,40 @@ class GroupCollectives:
             self._sums = _group(
                 PrefixStore(name, store), shard.tp_rank, shard.tp_size, self._device, self._host
             )
+            self._one_shot = self._share(PrefixStore(f"one-shot-{name}", store), f"baton-{name}")
+
+    def _share(self, store: Store, name: str) -> OneShotSum | None:
+        """The sum of small tensors, if all ranks of the tensor-parallel group have what it needs."""
+        shard, here = self._shard, self._device.index
+        first = shard.pp_rank * shard.tp_size
+        on_one_node = first // self._per_node == (first + shard.tp_size - 1) // self._per_node
+        neighbours = [here - shard.tp_rank + rank for rank in range(shard.tp_size)]
+        devices = [here, *(one for one in neighbours if one != here)]
+        reason, made = why_not(devices, on_one_node), None
+        if agreed(reason, self._count, shard.tp_size):
+            try:
+                made = share_buffer(store, name, shard.tp_rank, shard.tp_size, self._device)
+            except RuntimeError as error:
+                reason = str(error).partition("\n")[0]
+            if agreed(reason, self._count, shard.tp_size):
+                log.info(
+                    "sums of up to %d bytes take one kernel, larger ones NCCL", MOST_BYTES[shard.tp_size]
+                )
+                return made
+        log.info("all sums take NCCL: %s", reason or "another rank cannot sum in one kernel")
+        return None
+
+    def _count(self, number: int) -> int:
+        """The sum of a number over the tensor-parallel group."""
+        assert self._sums is not None
+        total = torch.tensor([number], dtype=torch.int32, device=self._device)
+        self._sums.allreduce([total]).wait()
+        return int(total)
 
     def sum(self, partial: Tensor) -> Tensor:
         shard = self._shard
+        if self._one_shot is not None and self._one_shot.takes(partial):
+            return self._one_shot(partial)
         if self._sums is not None:
             self._sums.allreduce([partial]).wait()
             return partial
@@ -169,7 +211,7 @@ class GroupCollectives:
         return logits
 
     def abort(self) -> None:
-        """A rank is dead: nothing waits for it any more. From any thread. Gloo finds out by itself."""
+        """Ends all waiting for a rank that is dead. Any thread. Gloo detects the death by itself."""
         if self._device.type == "cuda":
             for group in (self._world, self._sums):
                 if group is not None:
@@ -182,8 +224,8 @@ def _wait(under_way: list[Work]) -> None:
 
 
 def listening_store(world: int, host: str = LOOPBACK) -> tuple[Store, int]:
-    """A store at which the ranks meet, and its port on ``host``, on which alone it listens: it asks nobody
-    who they are."""
+    """A store through which the ranks connect, and its port on ``host``. It listens on ``host`` alone, as it
+    authenticates nobody."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     listener = sockets.listen(host, 0)
@@ -195,7 +237,7 @@ def listening_store(world: int, host: str = LOOPBACK) -> tuple[Store, int]:
 
 
 def store_at(host: str, port: int, world: int) -> Store:
-    """The leader's store."""
+    """A client of the leader's store."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store: Store = TCPStore(host, port, world, False, MEET, wait_for_workers=False)

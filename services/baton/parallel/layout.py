@@ -1,28 +1,29 @@
-"""Which node has which ranks. Pure."""
+"""The distribution of ranks over nodes. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_NODES = 64
+MAX_NODES = 64
 LOOPBACK = "127.0.0.1"
-"""Where the ranks of a worker on one node meet."""
+"""The address for the ranks of a worker on one node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Nodes have as many ranks each, neighbours together. Tensor-parallel groups, whose ranks are neighbours
-    and talk in every layer, are so within one node wherever they fit; what goes between nodes then is a
-    pipeline's, once a step."""
+    """Nodes with the same number of ranks each, neighbours together. The ranks of a tensor-parallel group are
+    neighbours and communicate in every layer, so a group is within one node wherever it fits; between nodes
+    goes a pipeline's traffic then, once a step."""
 
     nodes: int
     per_node: int
-    """Ranks of each."""
+    """The number of ranks of each node."""
 
     @classmethod
     def of(cls, tp_size: int, pp_size: int, nodes: int) -> Layout:
-        """ValueError names what is wrong with so many nodes, and what is allowed."""
-        allowed = [count for count in range(1, MOST_NODES + 1) if _fits(tp_size, pp_size, count)]
+        """The layout for ``nodes`` nodes. ValueError says why that number does not fit, and what is
+        allowed."""
+        allowed = [count for count in range(1, MAX_NODES + 1) if _fits(tp_size, pp_size, count)]
         if nodes not in allowed:
             raise ValueError(
                 f"nodes is {nodes}; allowed for tensor_parallel_size {tp_size} and pipeline_parallel_size "
@@ -34,7 +35,7 @@ class Layout:
         return range(node * self.per_node, (node + 1) * self.per_node)
 
     def place_of(self, rank: int) -> int:
-        """Its number among those of its node."""
+        """The rank's number among the ranks of its node."""
         return rank % self.per_node
 
 

@@ -1,5 +1,5 @@
-"""What the leader tells its ranks, and what they answer. Bulk (block ids, a step's tokens) is the frame's
-payload, as int64."""
+"""The messages between the leader and its ranks. Bulk (block ids, a step's tokens) is the frame's payload, as
+int64."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import msgspec
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """The first message: load your part. Answered with the bytes of a block of its pool."""
+    """The first message, to load a part of the model. Answered with the bytes of a block of the rank's
+    pool."""
 
     reply: int
     rank: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
     place: int
-    """Its number among the ranks of its node."""
+    """The rank's number among the ranks of its node."""
     per_node: int
-    """How many there are on each."""
+    """The number of ranks on each node."""
     host: str
-    """Where the others reach it."""
+    """The address at which other ranks reach this rank."""
     model: str
     dtype: str
     quantization: str
@@ -31,7 +32,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """Meet the others at the leader's store. Answered when all have met."""
+    """The request to connect to the other ranks through the leader's store. Answered when all have
+    connected."""
 
     reply: int
     host: str
@@ -39,11 +41,13 @@ class Connect(msgspec.Struct, frozen=True, tag="connect"):
 
 
 class NewPool(msgspec.Struct, frozen=True, tag="pool"):
-    """The pool to serve from, in place of any before, and its host tier. Answered when it is there."""
+    """The pool to serve from, in place of any before, and its host tier. Answered when it is allocated."""
 
     reply: int
     num_blocks: int
     num_host_blocks: int
+    scratch: int = 0
+    """Blocks behind these that belong to nobody."""
 
 
 class Scratch(msgspec.Struct, frozen=True, tag="scratch"):
@@ -54,27 +58,49 @@ class Scratch(msgspec.Struct, frozen=True, tag="scratch"):
 
 
 class Spare(msgspec.Struct, frozen=True, tag="spare"):
-    """Answered with the blocks that the device has memory for, beside the peak since ``Scratch``. The scratch
-    pool is gone then."""
+    """The request to measure spare memory. Answered with the blocks that the device has memory for, beside
+    the peak since ``Scratch``. The scratch pool is freed."""
 
     reply: int
     device_memory_fraction: float
+    scratch: int = 0
+    """``NewPool.scratch`` of the pool to come."""
+
+
+class Record(msgspec.Struct, frozen=True, tag="record"):
+    """The request to record decode steps of ``sizes``, of tables of ``width`` blocks, the largest first. The
+    leader does the same at the same time. Steps that fit are replayed from here on. Answered."""
+
+    reply: int
+    sizes: tuple[tuple[int, int], ...]
+    """Sequences, and rows of each, ascending by rows."""
+    width: int
+
+
+class TryRecordings(msgspec.Struct, frozen=True, tag="try"):
+    """The request to measure what the recordings of ``Record`` will take, in the pool of ``Scratch``; it
+    counts in ``Spare``. The leader does the same at the same time. Answered."""
+
+    reply: int
+    sizes: tuple[tuple[int, int], ...]
+    width: int
 
 
 class StepLayout(msgspec.Struct, frozen=True, tag="step"):
     """One step: how its buffer of int64 is laid out, and which logits are made of it.
 
     The buffer: token ids, positions, slot blocks and slot offsets ([num_tokens] each), the contexts
-    [num_decode] and tables [num_decode, width] of the decoding rows, the table of each chunk, the rows to
-    make logits of, their tables [num_rows, wanted_width] if nothing else is wanted, the sources and targets
-    of block copies, and the lengths [num_tokens] if ``with_lengths``.
+    [num_decode] of the decoding rows and the tables [num_decode / decode_queries, width] of their sequences,
+    the table of each chunk, the rows to make logits of, their tables [num_rows, wanted_width] if nothing else
+    is wanted, the sources and targets of block copies, the lengths [num_tokens] if ``with_lengths``, and the
+    columns of tokens that the step before chooses, with the places that they have among its choices.
     """
 
     num_tokens: int
     num_decode: int
     width: int
     chunks: tuple[tuple[int, int, int], ...]
-    """Of each chunk: tokens, context, blocks in its table."""
+    """Tokens, context and blocks in its table, of each chunk."""
     num_rows: int
     """Rows whose logits are made last; 0: none."""
     narrow: bool
@@ -85,27 +111,34 @@ class StepLayout(msgspec.Struct, frozen=True, tag="step"):
     prompts: tuple[tuple[int, int], ...]
     """First row and number of rows of each run whose logits are made before, in pieces of ``PROMPT_ROWS``."""
     reply: int = 0
-    """Answered when the step is over, if not 0. Logits say that too."""
+    """The question that is answered when the step is over; 0: none, as logits tell that too."""
+    num_pending: int = 0
+    """Tokens that the step before chooses. Only where there are no other ranks."""
+    decode_queries: int = 1
+    """Rows of each decoding sequence (``PagedBatch.decode_queries``)."""
 
     @property
     def sizes(self) -> list[int]:
-        """Of the buffer's parts, in order."""
+        """The sizes of the buffer's parts, in order."""
         return [
             *[self.num_tokens] * 4,
             self.num_decode,
-            self.num_decode * self.width,
+            self.num_decode // self.decode_queries * self.width,
             *(blocks for _, _, blocks in self.chunks),
             self.num_rows,
             self.num_rows * self.wanted_width,
             self.num_copies,
             self.num_copies,
             self.num_tokens * self.with_lengths,
+            self.num_pending,
+            self.num_pending,
         ]
 
 
 class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
-    """Copies between pool and host tier, carried out at once, beside a step that runs. The payload: pairs of
-    (slot to write, block to read), then of (block to write, slot to read). Answered when they are over."""
+    """Copies between pool and host tier, carried out at once, beside a step that runs. The payload: pairs
+    of (slot to write, block to read), then of (block to write, slot to read). Answered when the copies are
+    over, unless ``reply`` is 0: on CUDA a later step is put behind them."""
 
     reply: int
     num_saves: int
@@ -113,30 +146,30 @@ class CopyBlocks(msgspec.Struct, frozen=True, tag="copy"):
 
 
 class ServeLinks(msgspec.Struct, frozen=True, tag="links"):
-    """Have the pool, which is to stay, read and written by connectors, as the leader's other socket says
-    (``baton.connector.ranks``). Answered."""
+    """The request to let connectors read and write the pool, which is to stay, over the leader's other socket
+    (``baton.transport.ranks``). Answered."""
 
     reply: int
 
 
-class Stop(msgspec.Struct, frozen=True, tag="stop"):
+class StopRank(msgspec.Struct, frozen=True, tag="stop"):
     """The last message. Not answered."""
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """What was asked for is done."""
+    """The answer to a message: it is done."""
 
     to: int
     value: int = 0
 
 
-class Failed(msgspec.Struct, frozen=True, tag="failed"):
+class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
     """A rank's last message: why it cannot go on, in a line."""
 
     why: str
 
 
-Work = Start | Connect | NewPool | Scratch | Spare | ServeLinks | StepLayout
-"""What a rank does in order."""
-ToRank = Work | CopyBlocks | Stop
-ToLeader = Reply | Failed
+Work = Start | Connect | NewPool | Scratch | TryRecordings | Spare | Record | ServeLinks | StepLayout
+"""Messages that a rank works on in order."""
+ToRank = Work | CopyBlocks | StopRank
+ToLeader = Reply | RankFailed

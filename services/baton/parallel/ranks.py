@@ -16,13 +16,13 @@ from typing import Protocol
 
 from baton.parallel.channel import Channel, ChannelClosedError, to_ranks
 from baton.parallel.layout import LOOPBACK
-from baton.parallel.messages import Failed, ServeLinks, Stop, ToLeader, ToRank
+from baton.parallel.messages import RankFailed, ServeLinks, StopRank, ToLeader, ToRank
 from baton.parallel.processes import END_S, end_process_within, how_it_ended, start_process
 
 GATHER_S = 0.1
-"""When one rank dies, others fail for want of it: how long to wait for the one that was first."""
+"""The time to wait for the first death, in seconds: when one rank dies, others fail because of it."""
 CAUSE_S = 1.5
-"""How long to wait, when a collective fails, for the news of who died."""
+"""The time to wait, when a collective fails, for the news of which rank died, in seconds."""
 ENDED = "the ranks of this model were ended"
 
 
@@ -31,13 +31,14 @@ class RankError(RuntimeError):
 
 
 class Life(Protocol):
-    """A rank's process, wherever it is."""
+    """A rank's process, on whatever node."""
 
     def describe(self, rank: int, why: str) -> str:
-        """What happened to a rank whose connection is gone. ``why``: what it said at last."""
+        """Describes the end of a rank whose connection is gone. ``why``: the rank's last message."""
 
     def end(self, seconds: float) -> None:
-        """It was told to stop, and has so long. Returns when it is gone, or left to whoever sees to it."""
+        """Ends the process, which was told to stop, within ``seconds``. Returns when it is gone, or left to
+        its node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +49,22 @@ class Member:
     life: Life
     channel: Channel[ToRank, ToLeader]
     links: socket.socket
-    """For what ``ServeLinks`` begins."""
+    """The socket for the service that ``ServeLinks`` begins."""
     host: str
-    """Where other ranks reach it."""
+    """The address at which other ranks reach the rank."""
     model: str
-    """The model's directory there; empty: as on the leader's node."""
+    """The model's directory on the rank's node; empty: the same as on the leader's node."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RemoteRanks:
     """The ranks of other nodes."""
 
     members: Sequence[Member] = ()
     host: str = LOOPBACK
-    """Where they reach the ranks of this node."""
+    """The address at which remote ranks reach the ranks of this node."""
     say_end: Callable[[str], None] = lambda why: None
-    """Tells their nodes that all is over: why, or nothing if it is over in order."""
+    """Tells the other nodes that the model ends, and why; an empty text if in order."""
 
 
 class Nodes(Protocol):
@@ -71,21 +72,21 @@ class Nodes(Protocol):
 
     @property
     def count(self) -> int:
-        """This one included."""
+        """The number of nodes, this one included."""
 
-    def gather(self, num_threads: int | None) -> Group:
-        """Has the ranks of the other nodes started, ``num_threads`` of each, when all nodes are there. May
-        raise RankError."""
+    def gather(self, num_threads: int | None) -> RemoteRanks:
+        """Has the ranks of the other nodes started, with ``num_threads`` threads each, when all nodes are
+        there. May raise RankError."""
 
 
 @dataclass(frozen=True, slots=True)
 class OneNode:
-    """There is only this one."""
+    """A single node, this one."""
 
     count: int = 1
 
-    def gather(self, num_threads: int | None) -> Group:
-        return Group()
+    def gather(self, num_threads: int | None) -> RemoteRanks:
+        return RemoteRanks()
 
 
 ONE_NODE = OneNode()
@@ -109,18 +110,18 @@ class _LocalLife:
 
 @dataclass(slots=True)
 class _Heard:
-    """A rank, and what was heard of its end."""
+    """A rank, and what is known of its end."""
 
     member: Member
     ended: bool = False
     why: str = ""
-    """What it said at last."""
+    """The reason in the rank's last message."""
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What the watching thread and the others share. It does not refer to ``Ranks``, so that ranks that
-    nobody holds any more end."""
+    """The state that the watching thread and the callers share. It does not refer to ``Ranks``, so that ranks
+    end when nothing refers to them any more."""
 
     ranks: Sequence[_Heard]
     say_end: Callable[[str], None]
@@ -130,11 +131,11 @@ class _Shared:
     dead: str | None = None
     closing: bool = False
     closed_for: str = ""
-    """Why, if not in order."""
+    """Why the ranks were closed, if not in order."""
     on_death: Callable[[str], None] | None = None
 
     def tell(self, dead: str) -> None:
-        """Somebody is dead, for all who wait. Under ``changed``."""
+        """Announces a death to all waiting threads. Under ``changed``."""
         self.dead = dead
         self.changed.notify_all()
 
@@ -142,12 +143,13 @@ class _Shared:
 class Ranks:
     """Ranks 1 and on, each a process of its own that ends with this one.
 
-    One thread reads what they say. When one dies, what was given to :meth:`call_on_death` is called on it,
-    and then everybody who waits for an answer gets a RankError.
+    One thread reads their messages. When a rank dies, that thread calls the function given to
+    :meth:`call_on_death`, and then every thread that waits for an answer gets a RankError.
     """
 
-    def __init__(self, local: Iterable[int], num_threads: int | None, group: Group) -> None:
-        """Starts the ranks ``local`` on this node, ``num_threads`` of each; ``group`` is there already."""
+    def __init__(self, local: Iterable[int], num_threads: int | None, group: RemoteRanks) -> None:
+        """Starts the ranks ``local`` on this node, with ``num_threads`` threads each; ``group`` is started
+        already."""
         ranks: list[_Heard] = []
         self._shared = _Shared(ranks, group.say_end)
         self._local: list[subprocess.Popen[bytes]] = []
@@ -167,11 +169,11 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Of those on this node."""
+        """The process ids of the ranks on this node."""
         return [process.pid for process in self._local]
 
     def call_on_death(self, on_death: Callable[[str], None]) -> None:
-        """From now on, ``on_death`` and nobody else hears which rank died and how; at once if one is dead
+        """Makes ``on_death`` the only listener for which rank died and how; called at once if one is dead
         already. It must not refer to these ranks."""
         with self._shared.changed:
             self._shared.on_death = on_death
@@ -180,7 +182,7 @@ class Ranks:
             on_death(dead)
 
     def tell(self, message: ToRank, payload: bytes | memoryview = b"") -> None:
-        """Sends to all. RankError if one is dead."""
+        """Sends a message to all ranks. RankError if one is dead."""
         for each in self._shared.ranks:
             self._send(each.member, message, payload)
 
@@ -189,17 +191,17 @@ class Ranks:
         return next(self._numbers)
 
     def ask(self, question: int, message: ToRank) -> list[int]:
-        """Sends to all and waits for their answers, by rank. RankError if one is dead."""
+        """Sends a message to all ranks and waits for their answers, by rank. RankError if one is dead."""
         self.tell(message)
         return self.answers(question)
 
     def ask_each(self, make: Callable[[Member], ToRank]) -> None:
-        """Sends each rank a message of its own. Their answers are to be waited for."""
+        """Sends each rank a message of its own. The caller waits for their answers with :meth:`answers`."""
         for each in self._shared.ranks:
             self._send(each.member, make(each.member), b"")
 
     def answers(self, question: int) -> list[int]:
-        """The answer of each to what was asked. RankError if one is dead."""
+        """The answer of each rank to a question. RankError if a rank is dead."""
         shared = self._shared
         keys = [(each.member.rank, question) for each in shared.ranks]
         with shared.changed:
@@ -211,7 +213,7 @@ class Ranks:
             raise RankError(str(shared.dead))
 
     def cause(self, error: Exception) -> Exception:
-        """What is behind an error in a step: the death of a rank, if there was one, or the error itself."""
+        """The cause of an error in a step: the death of a rank, if there was one, or the error itself."""
         shared = self._shared
         with shared.changed:
             if not isinstance(error, RankError) and not shared.closing:
@@ -219,15 +221,15 @@ class Ranks:
             return error if shared.dead is None else RankError(shared.dead)
 
     def serve_links(self) -> list[socket.socket]:
-        """Has them serve their pools to connectors; the socket to each, which is the caller's from here on.
-        Once. RankError if one is dead."""
+        """Has the ranks serve their pools to connectors. Returns the socket to each, which is the caller's
+        from here on. Once. RankError if a rank is dead."""
         question = self.question()
         self.ask(question, ServeLinks(question))
         return [each.member.links for each in self._shared.ranks]
 
     def close(self, why: str = "") -> None:
-        """Ends them, and returns when those of this node are gone. ``why``: for other nodes, if it is not in
-        order."""
+        """Ends the ranks, and returns when the ranks of this node are gone. ``why``: the reason for other
+        nodes, if it is not in order."""
         self._shared.closed_for = why
         self._finalizer()
 
@@ -241,14 +243,14 @@ class Ranks:
 
 
 def _watch(shared: _Shared) -> None:
-    """Reads what ranks say until one is gone, and tells that."""
+    """Reads the ranks' messages until a rank is gone, and announces that."""
     with selectors.DefaultSelector() as selector:
         for each in shared.ranks:
             selector.register(each.member.channel.sock, selectors.EVENT_READ, each)
         while not any(each.ended for each in shared.ranks):
             for key, _ in selector.select():
                 _hear(shared, key.data)
-        # The one that was first may be heard of last.
+        # The first rank that died may be heard of last.
         until = time.monotonic() + GATHER_S
         while (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
@@ -268,7 +270,7 @@ def _hear(shared: _Shared, each: _Heard) -> None:
     except ChannelClosedError:
         each.ended = True
         return
-    if isinstance(message, Failed):
+    if isinstance(message, RankFailed):
         each.why = message.why
     else:
         with shared.changed:
@@ -278,7 +280,7 @@ def _hear(shared: _Shared, each: _Heard) -> None:
 
 def _tell_death(shared: _Shared) -> None:
     dead = [each for each in shared.ranks if each.ended]
-    # One that was killed said nothing; what others say then is about its absence.
+    # A rank that was killed sent nothing; messages of other ranks are about its absence then.
     first = min(dead, key=lambda each: bool(each.why))
     what = first.member.life.describe(first.member.rank, first.why)
     shared.say_end(what)
@@ -293,11 +295,11 @@ def _tell_death(shared: _Shared) -> None:
 
 
 def _end(shared: _Shared) -> None:
-    """Tells all to stop; whoever does not is killed."""
+    """Tells all ranks to stop, and kills those that do not."""
     shared.closing = True
     for each in shared.ranks:
         with suppress(OSError):
-            each.member.channel.send(Stop())
+            each.member.channel.send(StopRank())
     shared.say_end(shared.closed_for)
     until = time.monotonic() + END_S
     for each in shared.ranks:

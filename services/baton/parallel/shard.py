@@ -1,4 +1,4 @@
-"""What one rank holds of a model. Pure: sizes in, ranges out."""
+"""One rank's part of a model. Pure: sizes in, ranges out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ModelSizes(Protocol):
-    """What a model's split depends on; ``ModelConfig`` has it."""
+    """The sizes that a model's split depends on; ``ModelConfig`` has them."""
 
     @property
     def num_heads(self) -> int: ...
@@ -39,7 +39,8 @@ class Shard:
     heads: range
     """Query heads."""
     kv_heads: range
-    """Those that its query heads read. With more ranks than KV heads, several ranks hold the same one."""
+    """KV heads that the rank's query heads read. With more ranks than KV heads, several ranks hold the same
+    one."""
     layers: range
     inner: range
     """Rows of the MLP's gate and up projections."""
@@ -48,7 +49,8 @@ class Shard:
 
     @classmethod
     def of(cls, sizes: ModelSizes, rank: int, tp_size: int, pp_size: int) -> Shard:
-        """The part of ``rank`` out of ``tp_size * pp_size``. ValueError if the model cannot be split so."""
+        """The part of ``rank`` out of ``tp_size * pp_size``. ValueError if the model cannot be split like
+        that."""
         check_split(sizes, tp_size, pp_size)
         pp_rank, tp_rank = divmod(rank, tp_size)
         return cls(
@@ -65,7 +67,7 @@ class Shard:
 
     @classmethod
     def whole(cls, sizes: ModelSizes) -> Shard:
-        """All of the model."""
+        """The whole model as one shard."""
         return cls.of(sizes, 0, 1, 1)
 
     @property
@@ -74,7 +76,7 @@ class Shard:
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.tp_size * self.pp_size
 
     @property
@@ -84,12 +86,12 @@ class Shard:
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether it embeds."""
+        """Whether the rank embeds tokens."""
         return self.pp_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether it has the final norm and the output head."""
+        """Whether the rank has the final norm and the output head."""
         return self.pp_rank == self.pp_size - 1
 
     @property
@@ -107,7 +109,8 @@ def split(size: int, parts: int, index: int) -> range:
 
 
 def check_split(sizes: ModelSizes, tp_size: int, pp_size: int) -> None:
-    """ValueError names the option that the model does not allow, its value and what is allowed."""
+    """Checks that the model allows the split. ValueError names the option that does not fit, its value and
+    what is allowed."""
     if not _may_split(sizes, tp_size):
         allowed = ", ".join(str(n) for n in range(1, sizes.num_heads + 1) if _may_split(sizes, n))
         raise ValueError(

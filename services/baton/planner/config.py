@@ -3,88 +3,138 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from baton.cluster_key import HOW, LEAST_BYTES, suffices
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
-from baton.planner.goals import Bounds, Targets, Times
+from baton.greeting.cluster_key import HOW, MIN_BYTES, suffices
+from baton.net.certificates import TlsFiles
+from baton.planner.goals import LatencyTargets, PlanBounds, Times
+from baton.process.common_options import (
+    ClusterKey,
+    Host,
+    LogLevel,
+    MetricsPort,
+    WorkerTlsCaCerts,
+    WorkerTlsCertfile,
+    WorkerTlsKeyfile,
+    WorkerTlsServerName,
+)
+from baton.process.fields import Option, check_options
+from baton.process.options import ConfigError, check_filled
+from baton.router.discovery.kubernetes_options import (
+    Kubeconfig,
+    KubernetesContext,
+    KubernetesNamespace,
+    KubernetesPort,
+    KubernetesSelector,
+)
 from baton.router.discovery.slices import ROLE_LABEL
-from baton.tls.files import TlsFiles
+
+_TARGETS, _BOUNDS, _TIMES, _ACTING = "Targets", "Bounds", "Times", "Acting"
+
+
+def _check_prometheus_url(option: str, text: str) -> None:
+    url = urlsplit(text)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(option, f"must be http:// or https:// with a host, not {text!r}")
+
+
+def _check_matchers(option: str, text: str) -> None:
+    if not text.strip():
+        raise ConfigError(option, 'must be label matchers, such as namespace="serving"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerConfig:
     """One planner process. Raises ConfigError when a value cannot work."""
 
-    prometheus_url: str
-    prometheus_selector: str | None = None
-    """Label matchers of the ring's series, such as ``namespace="serving"``; None: those of the namespace."""
-    ttft_target_ms: float
-    itl_target_ms: float
-    attainment: float = 0.998
-    gpu_budget: int
-    prefill_gpus: int = 1
-    decode_gpus: int = 1
-    min_prefill: int = 1
-    max_prefill: int = 64
-    min_decode: int = 1
-    max_decode: int = 64
-    start_seconds: float = 120.0
-    switch_seconds: float = 30.0
-    settle_seconds: float = 180.0
-    interval: float = 15.0  # seconds
-    switching: bool = True
-    dry_run: bool = False
-    prefill_deployment: str = "baton-prefill"
-    decode_deployment: str = "baton-decode"
-    kubernetes_namespace: str | None = None  # None: that of this pod, else "default"
-    kubernetes_selector: str = ROLE_LABEL
-    kubernetes_port: str = "grpc"
-    kubeconfig: str | None = None
-    kubernetes_context: str | None = None
-    cluster_key: str = field(default="", repr=False)
-    worker_tls_certfile: str | None = None
-    worker_tls_keyfile: str | None = None
-    worker_tls_ca_certs: str | None = None
-    worker_tls_server_name: str | None = None
-    host: str = "127.0.0.1"
-    metrics_port: int = 9200
-    log_level: str = "info"
+    prometheus_url: Annotated[
+        str, Option("Where Baton's metrics are: http://HOST:PORT.", check=_check_prometheus_url)
+    ]
+    ttft_target_ms: Annotated[float, Option("Time to the first token.", _TARGETS, metavar="MS")]
+    itl_target_ms: Annotated[
+        float,
+        Option(
+            "Between two tokens; one in a hundred of an answer's may take longer.", _TARGETS, metavar="MS"
+        ),
+    ]
+    gpu_budget: Annotated[int, Option("Most GPUs of all workers together.", _BOUNDS)]
+    attainment: Annotated[
+        float,
+        Option(
+            "Share of requests that is to meet both targets. From 0.9 on, the more is kept for sudden "
+            "bursts the higher it is.",
+            _TARGETS,
+        ),
+    ] = 0.998
+    prefill_gpus: Annotated[int, Option("GPUs of one prefill worker.", _BOUNDS)] = 1
+    decode_gpus: Annotated[int, Option("GPUs of one decode worker.", _BOUNDS)] = 1
+    min_prefill: Annotated[int, Option("Fewest prefill workers.", _BOUNDS)] = 1
+    max_prefill: Annotated[int, Option("Most prefill workers.", _BOUNDS)] = 64
+    min_decode: Annotated[int, Option("Fewest decode workers.", _BOUNDS)] = 1
+    max_decode: Annotated[int, Option("Most decode workers.", _BOUNDS)] = 64
+    start_seconds: Annotated[
+        float, Option("From asking for a pod until it serves: how far ahead to look.", _TIMES)
+    ] = 120.0
+    switch_seconds: Annotated[
+        float,
+        Option("From asking a worker to change its role until it serves in it, its drain included.", _TIMES),
+    ] = 30.0
+    settle_seconds: Annotated[
+        float,
+        Option("For how long fewer workers must have been enough before there are fewer.", _TIMES),
+    ] = 180.0
+    interval: Annotated[float, Option("Seconds between decisions.", _TIMES, least=1, most=600)] = 15.0
+    dry_run: Annotated[bool, Option("Say what would be done, and why; do nothing.", _ACTING)] = False
+    switching: Annotated[bool, Option("Have workers change roles.", _ACTING)] = True
+    prefill_deployment: Annotated[
+        str, Option("Name of the prefill workers' Deployment.", _ACTING, check=check_filled)
+    ] = "baton-prefill"
+    decode_deployment: Annotated[
+        str, Option("Name of the decode workers' Deployment.", _ACTING, check=check_filled)
+    ] = "baton-decode"
+    prometheus_selector: Annotated[
+        str | None,
+        Option(
+            'Label matchers of this ring\'s series. Default: namespace="...", the one of the workers.',
+            check=_check_matchers,
+        ),
+    ] = None
+    kubernetes_namespace: KubernetesNamespace = None
+    kubernetes_selector: KubernetesSelector = ROLE_LABEL
+    kubernetes_port: KubernetesPort = "grpc"
+    kubeconfig: Kubeconfig = None
+    kubernetes_context: KubernetesContext = None
+    cluster_key: ClusterKey = field(default="", repr=False)
+    worker_tls_certfile: WorkerTlsCertfile = None
+    worker_tls_keyfile: WorkerTlsKeyfile = None
+    worker_tls_ca_certs: WorkerTlsCaCerts = None
+    worker_tls_server_name: WorkerTlsServerName = None
+    host: Host = "127.0.0.1"
+    metrics_port: MetricsPort = 9200
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
-        url = urlsplit(self.prometheus_url)
-        if url.scheme not in ("http", "https") or not url.hostname:
-            raise ConfigError(
-                "prometheus_url", f"must be http:// or https:// with a host, not {self.prometheus_url!r}"
-            )
-        if self.prometheus_selector is not None and not self.prometheus_selector.strip():
-            raise ConfigError("prometheus_selector", 'must be label matchers, such as namespace="serving"')
+        check_options(self)
         for name in ("ttft_target_ms", "itl_target_ms", "start_seconds", "switch_seconds", "settle_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(name, f"must be more than 0, not {getattr(self, name):g}")
-        check_range("interval", self.interval, 1, 600)
-        check_host("host", self.host)
-        check_range("metrics_port", self.metrics_port, -1, 65535)
-        check_choice("log_level", self.log_level, LOG_LEVELS)
-        for name in ("prefill_deployment", "decode_deployment"):
-            if not getattr(self, name):
-                raise ConfigError(name, "must not be empty")
         _ = self.targets, self.bounds, self.times, self.worker_tls  # each refuses what cannot work
         if self.switching and not self.dry_run and not suffices(self.cluster_key):
             raise ConfigError(
                 "cluster_key",
-                f"must have at least {LEAST_BYTES} bytes, as workers switch for no other: {HOW}",
+                f"must have at least {MIN_BYTES} bytes, as workers switch for no other: {HOW}",
             )
 
     @property
-    def targets(self) -> Targets:
-        return Targets(
+    def targets(self) -> LatencyTargets:
+        return LatencyTargets(
             ttft_s=self.ttft_target_ms / 1e3, itl_s=self.itl_target_ms / 1e3, attainment=self.attainment
         )
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(
+    def bounds(self) -> PlanBounds:
+        return PlanBounds(
             gpu_budget=self.gpu_budget,
             prefill_gpus=self.prefill_gpus,
             decode_gpus=self.decode_gpus,
@@ -105,7 +155,7 @@ class PlannerConfig:
 
     @property
     def worker_tls(self) -> TlsFiles | None:
-        return TlsFiles.given(
+        return TlsFiles.from_options(
             "worker_tls",
             self.worker_tls_certfile,
             self.worker_tls_keyfile,

@@ -1,4 +1,4 @@
-"""Where a load is going: level and trend, and how wrong that was lately."""
+"""Forecasts of a load, by level and trend, and their latest errors."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ import math
 from collections import deque
 
 LEVEL_S = 90.0
-"""A change counts for two thirds after so long."""
+"""The time after which a change of the level counts for two thirds, in seconds."""
 TREND_S = 3600.0
-"""As slow as a day's load turns: of the slope of a few minutes most is noise, and that counts the more the
-longer a pod takes to start."""
+"""The time after which a change of the trend counts for two thirds, in seconds: as slow as a day's load
+turns. The slope of a few minutes is mostly noise, which weighs the more the longer a pod takes to start."""
 ERROR_S = 12 * 3600.0
-"""Bursts are rare: an hour has one or none, and says little of the next."""
+"""The time over which errors are averaged, in seconds. Bursts are rare: an hour has one or none, and says
+little of the next."""
 STEEPEST = 0.5
-"""A forecast is at most this share of the level above it, and as much below: no load doubles because it
-rose for a minute."""
+"""The share of the level by which a forecast may be above or below it: no load doubles because it rose for a
+minute."""
 FIRST_ERROR = 0.1
-"""Relative; before any forecast has met what it was for."""
+"""The relative error assumed before any forecast's time has come."""
 FIRST_S = 1800.0
-"""What is only assumed counts as if it had been seen for so long."""
+"""The time for which an assumed value counts as if it had been seen, in seconds."""
 
 
 class _LongMean:
-    """Over all that was seen, or the last ``ERROR_S`` of it, roughly."""
+    """The mean over everything that was seen, or roughly the last ``ERROR_S`` seconds of it."""
 
     def __init__(self, assumed: float) -> None:
         self.value = assumed
         self._seen_s = FIRST_S
 
     def see(self, value: float, passed: float) -> None:
-        """It was ``value`` for the seconds that have ``passed``."""
+        """Count ``value`` for the ``passed`` seconds."""
         self._seen_s = min(ERROR_S, self._seen_s + passed)
         self.value += min(1.0, passed / self._seen_s) * (value - self.value)
 
 
 class Forecast:
-    """One series of a load. Pure: times are told, in seconds."""
+    """The forecast of one load. Pure: callers pass the time, in seconds."""
 
     def __init__(self, horizon_s: float, pause_s: float = math.inf) -> None:
-        """``pause_s``: between two values that are further apart nobody knows what the load was."""
+        """``horizon_s``: how far ahead to forecast. ``pause_s``: the load between two values further apart
+        than this is unknown."""
         self._horizon_s = horizon_s
         self._pause_s = pause_s
         self._at_s: float | None = None
@@ -47,8 +49,8 @@ class Forecast:
         self._due: deque[tuple[float, float]] = deque()
 
     def see(self, at_s: float, value: float, jump: float = math.inf) -> None:
-        """The load was ``value`` until now. Times never go back. A value that is further than ``jump`` from
-        what was expected is no noise: the level is there at once, and where it goes next is not known."""
+        """Take ``value`` as the load until now. Times never go back. A value further than ``jump`` from the
+        expected one is no noise: the level follows at once, and the slope is reset."""
         if self._at_s is None:
             self._at_s, self._level = at_s, value
             return
@@ -68,8 +70,8 @@ class Forecast:
         self._due.append((at_s + self._horizon_s, self.then))
 
     def _judge(self, at_s: float, passed: float) -> None:
-        """Compare what was forecast for now. Having expected too much costs no target, and does not count;
-        nor does what was forecast for a pause, of which the load after it says nothing."""
+        """Compare the load with what was forecast for now. Having expected too much misses no target and does
+        not count; neither do forecasts for a pause, of which the load after it says nothing."""
         while self._due and self._due[0][0] <= at_s:
             _, told = self._due.popleft()
             if passed > self._pause_s:
@@ -83,36 +85,36 @@ class Forecast:
 
     @property
     def then(self) -> float:
-        """After the horizon."""
+        """The load expected after the horizon."""
         most = STEEPEST * self._level
         return max(0.0, self._level + max(-most, min(most, self._slope * self._horizon_s)))
 
     @property
     def error(self) -> float:
-        """Standard deviation by which loads exceeded their forecasts, relative."""
+        """The standard deviation by which loads exceeded their forecasts, relative."""
         return math.sqrt(self._variance.value)
 
 
 class Burstiness:
-    """How much more arrivals vary than independent ones would: variance of their number in a window, over
-    its mean. Around 1 for a Poisson process."""
+    """How much more arrivals vary than independent ones would: the variance of their number in a window over
+    its mean. About 1 for a Poisson process."""
 
     def __init__(self) -> None:
         self._ratio = _LongMean(1.0)
         self._at_s: float | None = None
 
     def see(self, at_s: float, per_s: float, level: float, window_s: float) -> None:
-        """``per_s`` arrived in the last ``window_s``, where ``level`` was to be expected."""
+        """Take ``per_s`` as the rate of arrivals in the last ``window_s``, where ``level`` was expected."""
         if self._at_s is None or level <= 0:
             self._at_s = at_s
             return
         passed, self._at_s = at_s - self._at_s, at_s
         ratio = (per_s - level) ** 2 * window_s / level
-        self._ratio.see(min(ratio, MOST_BURSTY * 4), max(0.0, passed))
+        self._ratio.see(min(ratio, MAX_BURSTY * 4), max(0.0, passed))
 
     @property
     def ratio(self) -> float:
-        return min(max(1.0, self._ratio.value), MOST_BURSTY)
+        return min(max(1.0, self._ratio.value), MAX_BURSTY)
 
 
-MOST_BURSTY = 16.0
+MAX_BURSTY = 16.0

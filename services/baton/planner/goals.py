@@ -1,19 +1,20 @@
-"""What the planner is to reach, and within which bounds."""
+"""The planner's targets and bounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from baton.options import ConfigError, check_range
 from baton.planner.measured import Counts
+from baton.process.options import ConfigError, check_range
 
-MOST_WORKERS = 1024
-"""Of one role. A plan is a search over both."""
+MAX_WORKERS = 1024
+"""Most workers of one role. A plan is a search over the workers of both roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """Latencies, and the share of requests that is to meet both. Raises ConfigError."""
+class LatencyTargets:
+    """Latencies, and the share of requests that is to meet both. Raises ConfigError for values out of
+    range."""
 
     ttft_s: float
     itl_s: float
@@ -27,13 +28,13 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """What may be asked for. Raises ConfigError when nothing may."""
+class PlanBounds:
+    """Bounds of the workers that may be asked for. Raises ConfigError when they allow none."""
 
     gpu_budget: int
     """GPUs of all workers together."""
     prefill_gpus: int = 1
-    """Of one worker."""
+    """GPUs of one prefill worker."""
     decode_gpus: int = 1
     min_prefill: int = 1
     max_prefill: int = 64
@@ -48,24 +49,24 @@ class Bounds:
             least, most = getattr(self, f"min_{role}"), getattr(self, f"max_{role}")
             if least > most:
                 raise ConfigError(f"min_{role}", f"{least} is more than max_{role}, {most}")
-            if most > MOST_WORKERS:
-                raise ConfigError(f"max_{role}", f"must be at most {MOST_WORKERS}, not {most}")
-        if self.least_gpus > self.gpu_budget:
+            if most > MAX_WORKERS:
+                raise ConfigError(f"max_{role}", f"must be at most {MAX_WORKERS}, not {most}")
+        if self.min_gpus > self.gpu_budget:
             raise ConfigError(
                 "gpu_budget",
-                f"{self.gpu_budget} is less than the {self.least_gpus} GPUs of the fewest workers",
+                f"{self.gpu_budget} is less than the {self.min_gpus} GPUs of the fewest workers",
             )
 
     @property
-    def least_gpus(self) -> int:
-        """Of the fewest workers."""
+    def min_gpus(self) -> int:
+        """The GPUs of the fewest workers allowed."""
         return self.gpus(Counts(prefill=self.min_prefill, decode=self.min_decode))
 
     def gpus(self, workers: Counts) -> int:
         return workers.prefill * self.prefill_gpus + workers.decode * self.decode_gpus
 
     def allow(self, workers: Counts) -> bool:
-        """Whether there may be so many."""
+        """Whether the bounds allow these workers."""
         return (
             self.min_prefill <= workers.prefill <= self.max_prefill
             and self.min_decode <= workers.decode <= self.max_decode
@@ -80,16 +81,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Seconds that actions take, and for how long figures count. Raises ConfigError."""
+    """How long actions take and how long figures count, in seconds. Raises ConfigError for values out of
+    range."""
 
     start_s: float
-    """From asking for a pod until it serves."""
+    """The time from asking for a pod until it serves."""
     switch_s: float = 15.0
-    """From asking a worker to change its role until it serves in it."""
+    """The time from asking a worker to change its role until it serves in the new one."""
     settle_s: float = 300.0
-    """For so long fewer workers must have been enough before there are fewer."""
+    """The time for which fewer workers must have been enough before their number shrinks."""
     stale_s: float = 60.0
-    """Figures that are older are not acted on."""
+    """The age from which figures are not acted on."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

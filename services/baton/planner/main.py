@@ -1,4 +1,4 @@
-"""The planner program: a loop beside the ring, with metrics and a health page of its own."""
+"""The planner program: a loop beside the ring, with its own metrics and health page."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import signal
 
 from prometheus_client import CollectorRegistry
 
-from baton import logs
-from baton.options import StartError
+from baton.net.channels import Dialer
 from baton.planner.config import PlannerConfig
 from baton.planner.policy import Planner
 from baton.planner.prometheus import Prometheus
@@ -18,15 +17,16 @@ from baton.planner.queries import Queries
 from baton.planner.scales import Scales
 from baton.planner.service import PlannerService
 from baton.planner.workers import Workers
+from baton.process import logs
+from baton.process.options import StartError
 from baton.router.discovery.api_server import ApiServer, checked, own_namespace
 from baton.router.discovery.kubernetes import KubernetesDiscovery
-from baton.supervision import Supervision
 from baton.telemetry.discovery import DiscoveryCounts
 from baton.telemetry.identity import export_identity
 from baton.telemetry.planner import PlannerMetrics
+from baton.telemetry.serve import serve_metrics
+from baton.telemetry.supervision import Supervision
 from baton.telemetry.tasks import TaskMetrics
-from baton.telemetry.worker import serve_metrics
-from baton.tls.channels import Dialer
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ async def _serve(config: PlannerConfig) -> int:
 
 
 def _metrics(config: PlannerConfig, registry: CollectorRegistry) -> PlannerMetrics:
-    export_identity(registry, list)  # it serves no model; what it takes of its machine
+    export_identity(registry, list)  # no identities: the planner serves no model
     metrics = PlannerMetrics(registry)
     metrics.target.labels("ttft").set(config.targets.ttft_s)
     metrics.target.labels("itl").set(config.targets.itl_s)
@@ -98,8 +98,8 @@ async def _serve_metrics(
 
 
 async def _until_told(*tasks: asyncio.Task[None]) -> None:
-    """Until a signal comes. What ends a task before, which no error does, is raised: Kubernetes starts the
-    planner anew."""
+    """Wait for a signal. Raises the error of a task that ends before, which no task should: Kubernetes then
+    restarts the planner."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,4 +1,4 @@
-"""What the planner knows of a ring at one moment. Pure data: where it comes from is others' business."""
+"""What the planner knows of a ring at one moment. Pure data, whatever its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ServingRole: TypeAlias = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Workers of each role."""
+    """The number of workers of each role."""
 
     prefill: int
     decode: int
@@ -40,32 +40,32 @@ class Arrivals:
     """What clients asked for lately. Spreads are standard deviations over means."""
 
     window_s: float
-    """Rates are means over so many seconds."""
+    """The time over which rates are averaged, in seconds."""
     requests_per_s: float
     prompt_tokens_per_s: float
-    """That prefill workers have to compute: neither found in a cache nor computed where the answer is
-    written."""
+    """Prompt tokens that prefill workers have to compute, per second: neither found in a cache nor computed
+    by the decode worker."""
     prompt_spread: float
     answer_tokens: float
-    """Of one request, in the mean. 0: no answer has ended yet."""
+    """Mean output tokens of one request. 0: no answer has ended yet."""
     answer_spread: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillState:
-    """Of all prefill workers together, where not said otherwise."""
+    """The state of all prefill workers together, unless a field says otherwise."""
 
     tokens_per_s: float
-    """Of one worker. 0: no prompt was computed yet."""
+    """Prompt tokens per second of one worker. 0: no prompt was computed yet."""
     waiting_tokens: float
     """Prompt tokens accepted and not computed, those that wait in front of the ring included."""
     before_s: float = 0.0
-    """What a request's first token takes besides prefill and its queue."""
+    """The part of the TTFT besides prefill and its queue, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeState:
-    """Of all decode workers together, where not said otherwise."""
+    """The state of all decode workers together, unless a field says otherwise."""
 
     step_base_s: float
     """A step of one worker with n sequences takes ``step_base_s + n * step_row_s``. 0: none was measured."""
@@ -74,50 +74,50 @@ class DecodeState:
     """KV blocks of one worker."""
     blocks_held: float
     running: float
-    """Sequences that decode, or wait for room to."""
+    """Sequences that decode, or wait for KV blocks to decode in."""
     step_s: float
-    """What steps took in the mean, those that computed prompts as well included. 0: there were none."""
+    """Mean time of a step, steps that also computed prompts included. 0: there were no steps."""
     step_rows: float
-    """Sequences that a step decoded, in the mean."""
+    """Mean number of sequences that a step decoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """Workers by what they serve as, and Deployments by what they are to hold."""
+class MeasuredFleet:
+    """Workers by the role that they serve, and the replicas of their Deployments."""
 
     ready: Counts
-    """By the role that workers tell, and not draining."""
+    """Workers that do not drain, by the role that they report."""
     switching: Counts
-    """Workers on their way to a role."""
+    """Workers that are switching, by their new role."""
     replicas: Counts
-    """That the Deployments ask for, by the role that their pods start with."""
+    """Replicas that the Deployments ask for, by the role that their pods start with."""
     strays: Counts
-    """Workers that serve, or are about to, as the role named here, of the other one's Deployment."""
+    """Workers that serve, or switch to, the role named here, and belong to the other role's Deployment."""
     unable: Counts = NOBODY
-    """Of ``ready``, those that are not to be asked to change the role named here, which they have."""
+    """Workers of ``ready`` that must not be asked to switch, by their present role."""
 
     @property
     def to_come(self) -> Counts:
-        """By role, once every pod that was asked for is ready and every switch is done."""
+        """The workers of each role once every requested pod is ready and every switch is done."""
         across = self.strays.prefill - self.strays.decode
         return Counts(prefill=self.replicas.prefill + across, decode=self.replicas.decode - across)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One look at the ring."""
+    """One measurement of the ring."""
 
     at_s: float
-    """On a monotonic clock."""
+    """The time of the measurement on a monotonic clock."""
     age_s: float
-    """Since the oldest of the figures was true."""
+    """The age of the oldest figure, in seconds."""
     arrivals: Arrivals
     prefill: PrefillState
     decode: DecodeState
-    fleet: Fleet
+    fleet: MeasuredFleet
 
     def missing(self) -> str:
-        """What a decision cannot do without and is not there, in words; empty if all is."""
+        """Say in words which figure a decision needs and is missing; empty if none is."""
         for part in (self.arrivals, self.prefill, self.decode):
             for field in fields(part):
                 value = getattr(part, field.name)

@@ -1,4 +1,4 @@
-"""What the planner decided, and why."""
+"""The planner's decision, and its reasons."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from baton.planner.sizing import Size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
-    """So many workers of the other role are to serve as ``to``."""
+    """An order that ``count`` workers of the other role serve as ``to``."""
 
     to: ServingRole
     count: int
@@ -18,22 +18,23 @@ class Switch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One decision. ``replicas`` are what the Deployments are to ask for, whether or not that is a change."""
+    """One decision. ``replicas`` are what the Deployments are to ask for, changed or not."""
 
     size: Size | None
-    """What the load needs, and what is expected then; None where nothing could be worked out."""
+    """The workers that the load needs and what is expected of them; None where nothing could be worked
+    out."""
     needed_now: Counts | None
     wanted: Counts
-    """Workers of each role to end up with."""
+    """Workers of each role that the plan leads to."""
     switches: tuple[Switch, ...]
     replicas: Counts
     reasons: tuple[str, ...]
-    """In words, with the numbers. The first says what is done."""
+    """The reasons in words, with the numbers. The first one says what is done."""
     attainable: bool = False
-    """Whether what is needed ahead is expected to meet the targets."""
+    """Whether the workers needed ahead are expected to meet the targets."""
     held: str = ""
-    """Why nothing could be decided; empty if something was."""
+    """Why nothing could be decided; empty if a decision was made."""
 
     def acts(self, replicas: Counts) -> bool:
-        """Whether anything is to be done, where the Deployments ask for ``replicas``."""
+        """Whether the plan changes anything where the Deployments ask for ``replicas``."""
         return bool(self.switches) or self.replicas != replicas

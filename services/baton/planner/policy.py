@@ -1,4 +1,4 @@
-"""The planner's decisions. Pure: no clock, no network; the simulation and the service run this very code."""
+"""The planner's decisions. Pure: no clock, no network; the simulation and the service run the same code."""
 
 from __future__ import annotations
 
@@ -6,49 +6,52 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 
-from baton.planner.goals import Bounds, Targets, Times
-from baton.planner.load import Headroom, Load
-from baton.planner.measured import Counts, Fleet, Measured, ServingRole
+from baton.planner.demand import DemandEstimate, Headroom
+from baton.planner.goals import LatencyTargets, PlanBounds, Times
+from baton.planner.measured import Counts, Measured, MeasuredFleet, ServingRole
 from baton.planner.plan import Plan, Switch
-from baton.planner.sizing import Demand, Estimate, Size, smallest
+from baton.planner.sizing import Demand, ServiceEstimate, Size, smallest
 
 WORTH_LATE, WORTH_PRESSURE = 0.02, 0.9
-"""A worker changes its role to save this share of the requests, or this much of an overload."""
+"""The gains that make a switch of roles worth its cost: late requests reduced by more than this share of all,
+or the pressure to below this factor of the present one."""
 ROLES: tuple[ServingRole, ServingRole] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Workers that the load asks for."""
+    """The workers that the load asks for."""
 
     now: Counts
-    """At once, of the workers that there are."""
+    """Workers needed at once, of those that are there."""
     ahead: Size
-    """By the time that a new pod would serve."""
+    """Workers needed by the time that a new pod would serve."""
     settled: Counts
-    """The most that was needed of each role lately: fewer than these would be rash."""
+    """The most workers needed of each role lately: to go below them would be rash."""
 
 
 class Planner:
-    """Decides again and again; remembers the load, and what it needed lately.
+    """Decides again and again; remembers the load, and the workers that it needed lately.
 
-    Their number is set by scaling, their roles by switching: a Deployment grows only if there are too few
-    workers of both roles together, and shrinks only if there are too many.
+    Scaling sets the number of workers, switching their roles: a Deployment grows only if the workers of both
+    roles together are too few, and shrinks only if they are too many.
     """
 
-    def __init__(self, targets: Targets, bounds: Bounds, times: Times, *, switches: bool = True) -> None:
+    def __init__(
+        self, targets: LatencyTargets, bounds: PlanBounds, times: Times, *, switches: bool = True
+    ) -> None:
         self._targets, self._bounds, self._times = targets, bounds, times
         self._switches = switches and bounds.interchangeable
-        self._load = Load(times, Headroom.of(targets.attainment))
+        self._load = DemandEstimate(times, Headroom.of(targets.attainment))
         self._needed: deque[tuple[float, Counts]] = deque()
 
     @property
-    def load(self) -> Load:
-        """What it knows of the load."""
+    def load(self) -> DemandEstimate:
+        """The planner's estimate of the load."""
         return self._load
 
     def plan(self, seen: Measured) -> Plan:
-        """What to do now. Times of measurements never go back."""
+        """Return the plan for now. Times of measurements never go back."""
         stale = seen.age_s > self._times.stale_s
         held = f"the figures are {seen.age_s:.0f} s old" if stale else seen.missing()
         if not held:
@@ -75,8 +78,8 @@ class Planner:
 
     def _needs(self, seen: Measured) -> Needs:
         ahead_of, now_of = self._load.ahead, self._load.now
-        ahead = smallest(Estimate(ahead_of, self._targets), self._targets, self._bounds)
-        now = self._best_split(Estimate(now_of, self._targets), seen.fleet.ready)
+        ahead = smallest(ServiceEstimate(ahead_of, self._targets), self._targets, self._bounds)
+        now = self._best_split(ServiceEstimate(now_of, self._targets), seen.fleet.ready)
         carries = self._carrying(now_of, seen)
         lately = self._lately(seen, ahead.workers)
         return Needs(
@@ -85,10 +88,11 @@ class Planner:
             settled=Counts(prefill=lately.prefill, decode=max(carries, lately.decode)),
         )
 
-    def _best_split(self, estimate: Estimate, ready: Counts) -> Counts:
-        """What the load needs now, of no more workers than there are: where they are too few, the roles that
-        have the fewest late. If that is hardly better than what there is, what there is: a switch costs."""
-        limits = replace(self._bounds, gpu_budget=max(self._bounds.least_gpus, self._bounds.gpus(ready)))
+    def _best_split(self, estimate: ServiceEstimate, ready: Counts) -> Counts:
+        """Return the split that the load needs now, with no more workers than are ready: where they are too
+        few, the split with the fewest late requests. Return ``ready`` itself where that split is hardly
+        better, since a switch has a cost."""
+        limits = replace(self._bounds, gpu_budget=max(self._bounds.min_gpus, self._bounds.gpus(ready)))
         best = smallest(estimate, self._targets, limits)
         if min(ready.prefill, ready.decode) < 1:
             return best.workers
@@ -99,8 +103,8 @@ class Planner:
         return best.workers if better else ready
 
     def _lately(self, seen: Measured, needed: Counts) -> Counts:
-        """The most that was needed of each role for as long as it takes to settle. As long as that is not
-        known, after a start or a pause, what there is counts as needed."""
+        """The most workers needed of each role during the settle time. While that is unknown, after a start
+        or a pause, the workers that are there count as needed."""
         since = seen.at_s - self._times.settle_s
         if self._needed and self._needed[-1][0] < seen.at_s - self._times.stale_s:
             self._needed.clear()
@@ -113,16 +117,16 @@ class Planner:
         return Counts(prefill=max(need.prefill for need in every), decode=max(need.decode for need in every))
 
     def _carrying(self, demand: Demand, seen: Measured) -> int:
-        """Decode workers without which what is under way would not fit or be too slow; at most all."""
-        each = demand.decode.most_rows(self._targets.itl_s)
+        """The fewest decode workers with which the running sequences fit and are fast enough; at most all."""
+        each = demand.decode.max_rows(self._targets.itl_s)
         least = math.ceil(seen.decode.running / each) if each else 0
         return min(least, seen.fleet.ready.decode, self._bounds.max_decode)
 
     # --- what to end up with
 
-    def _wanted(self, needs: Needs, fleet: Fleet) -> Counts:
-        """More at once, fewer only after a while. Within the bounds: where these leave no room for both, what
-        is needed ahead goes before what was needed lately."""
+    def _wanted(self, needs: Needs, fleet: MeasuredFleet) -> Counts:
+        """Return the workers to end up with: more at once, fewer only after the settle time. If the bounds
+        leave no room for both, what is needed ahead goes before what was needed lately."""
         coming, ahead = fleet.to_come, needs.ahead.workers
         kept = {role: max(ahead.of(role), min(coming.of(role), needs.settled.of(role))) for role in ROLES}
         wanted = Counts(prefill=kept["prefill"], decode=kept["decode"])
@@ -132,11 +136,13 @@ class Planner:
 
     # --- roles
 
-    def _switch(self, needs: Needs, wanted: Counts, fleet: Fleet) -> tuple[tuple[Switch, ...], Counts]:
-        """Which workers change their role, and what there will be of each then."""
+    def _switch(
+        self, needs: Needs, wanted: Counts, fleet: MeasuredFleet
+    ) -> tuple[tuple[Switch, ...], Counts]:
+        """Return the switches to make, and the workers of each role after them."""
         coming = fleet.to_come
         if not self._switches or fleet.switching.total:
-            return (), coming  # one change at a time: what it does has to be seen first
+            return (), coming  # one change at a time: its effect has to be measured first
         for role, other in (ROLES, ROLES[::-1]):
             count = self._to_switch(role, other, needs, wanted, fleet)
             if count:
@@ -144,9 +150,9 @@ class Planner:
         return (), coming
 
     def _to_switch(
-        self, role: ServingRole, other: ServingRole, needs: Needs, wanted: Counts, fleet: Fleet
+        self, role: ServingRole, other: ServingRole, needs: Needs, wanted: Counts, fleet: MeasuredFleet
     ) -> int:
-        """Workers of ``other`` that are to serve as ``role``."""
+        """The number of workers of ``other`` that are to serve as ``role``."""
         ready, coming = fleet.ready, fleet.to_come
         sooner = self._times.switch_s < self._times.start_s
         full = not self._bounds.allow(coming.plus(role, 1))
@@ -162,8 +168,9 @@ class Planner:
 
     # --- numbers
 
-    def _scale(self, wanted: Counts, after: Counts, fleet: Fleet) -> Counts:
-        """What the Deployments are to ask for, given what there will be ``after`` the switches."""
+    def _scale(self, wanted: Counts, after: Counts, fleet: MeasuredFleet) -> Counts:
+        """Return the replicas that the Deployments are to ask for; ``after``: the workers after the
+        switches."""
         replicas = fleet.replicas
         lacks = {role: wanted.of(role) - after.of(role) for role in ROLES}
         if self._switches:
@@ -172,7 +179,8 @@ class Planner:
             shared = _in_all({role: lacks[role] - turned[role] for role in ROLES}, total)
             lacks = {role: shared[role] + turned[role] for role in ROLES}
         for role in ROLES:
-            # One stays: strays that go home with a restart would leave nobody to measure, or to serve.
+            # One pod stays: strays, which return to their home role at a restart, would leave no worker to
+            # measure or to serve.
             more = max(lacks[role], min(0, 1 - replicas.of(role)))
             while more > 0 and self._bounds.gpus(replicas.plus(role, more)) > self._bounds.gpu_budget:
                 more -= 1
@@ -196,7 +204,7 @@ class Planner:
             if before != now:
                 done.append(f"scale {role} from {before} to {now} pods")
         prompts, answers = ahead.prefill, ahead.decode
-        most = answers.most_rows(self._targets.itl_s)
+        most = answers.max_rows(self._targets.itl_s)
         sequences = answers.rows(size.workers.decode)
         reasons = [
             "; ".join(done) or "change nothing",
@@ -218,9 +226,9 @@ class Planner:
         return reasons
 
 
-def _of_those_there(wanted: Counts, needs: Needs, fleet: Fleet) -> Counts:
-    """No pod is asked for as long as one that is kept for a while only may switch: those that are not needed,
-    now or ahead."""
+def _of_those_there(wanted: Counts, needs: Needs, fleet: MeasuredFleet) -> Counts:
+    """Reduce ``wanted`` so that no pod is asked for while a worker that is kept only for the settle time,
+    needed neither now nor ahead, may switch instead."""
     over = wanted.total - max(fleet.to_come.total, needs.ahead.workers.total)
     for role in ROLES:
         needed = max(needs.ahead.workers.of(role), needs.now.of(role), fleet.unable.of(role))
@@ -229,15 +237,15 @@ def _of_those_there(wanted: Counts, needs: Needs, fleet: Fleet) -> Counts:
     return wanted
 
 
-def _homeward(role: ServingRole, wanted: Counts, fleet: Fleet) -> int:
-    """Strays of ``role`` that are too many, and that its own Deployment, which keeps a pod, cannot give up:
-    theirs can, once they are home."""
+def _homeward(role: ServingRole, wanted: Counts, fleet: MeasuredFleet) -> int:
+    """The strays of ``role`` that are too many and that the role's own Deployment, which keeps one pod,
+    cannot give up: their own Deployment can, once they have switched back."""
     over = min(fleet.ready.of(role), fleet.to_come.of(role)) - wanted.of(role)
     return min(fleet.strays.of(role), over, over - max(0, fleet.replicas.of(role) - 1))
 
 
-def hold(fleet: Fleet, why: str) -> Plan:
-    """Nothing is done."""
+def hold(fleet: MeasuredFleet, why: str) -> Plan:
+    """A plan that changes nothing."""
     return Plan(
         size=None,
         needed_now=None,
@@ -249,8 +257,8 @@ def hold(fleet: Fleet, why: str) -> Plan:
     )
 
 
-def _by_pods(lacks: dict[ServingRole, int], wanted: Counts, fleet: Fleet) -> dict[ServingRole, int]:
-    """Of what the roles lack and have to spare, that which no switch can turn over: those to spare cannot."""
+def _by_pods(lacks: dict[ServingRole, int], wanted: Counts, fleet: MeasuredFleet) -> dict[ServingRole, int]:
+    """The part of the lacks that no switch can cover, because the workers to spare cannot switch."""
     turned: dict[ServingRole, int] = dict.fromkeys(lacks, 0)
     for role, other in (ROLES, ROLES[::-1]):
         count = min(max(0, lacks[role]), max(0, fleet.unable.of(other) - wanted.of(other)))
@@ -259,7 +267,8 @@ def _by_pods(lacks: dict[ServingRole, int], wanted: Counts, fleet: Fleet) -> dic
 
 
 def _in_all(lacks: dict[ServingRole, int], total: int) -> dict[ServingRole, int]:
-    """So many more pods, or fewer, in all: for the roles that lack them, or have them to spare."""
+    """Share ``total`` more pods, or fewer if negative, among the roles that lack them, or have them to
+    spare."""
     sign = 1 if total > 0 else -1
     left, shared = abs(total), dict.fromkeys(lacks, 0)
     for role in sorted(lacks, key=lambda role: -sign * lacks[role]):

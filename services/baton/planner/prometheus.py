@@ -11,13 +11,13 @@ from typing import Self
 import aiohttp
 import msgspec
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 TIMEOUT_S = 10.0
 AT_ONCE = 8
 
 
 class PrometheusError(Exception):
-    """It cannot be reached, or does not answer what was asked."""
+    """Prometheus cannot be reached, or does not answer what was asked."""
 
 
 class _Series(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class _Answer(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Prometheus:
-    """One server. Use it as a context manager."""
+    """The client of one Prometheus server. Use it as a context manager."""
 
     def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
         self._url = url.rstrip("/") + "/api/v1/query"
@@ -56,14 +56,15 @@ class Prometheus:
         await self._session.close()
 
     async def value(self, expression: str) -> float | None:
-        """Of the only series, or None where there is none, or no number. Raises PrometheusError."""
+        """Return the value of the only series, or None without a series or a finite number. Raises
+        PrometheusError."""
         series = await self._ask(expression)
         if len(series) > 1:
             raise PrometheusError(f"{len(series)} series where one was asked for: {expression}")
         return _number(series[0]) if series else None
 
     async def series(self, expression: str) -> list[tuple[Mapping[str, str], float]]:
-        """Labels and number of each that has one. Raises PrometheusError."""
+        """Return labels and number of each series that has a finite number. Raises PrometheusError."""
         numbered = [(series.metric, _number(series)) for series in await self._ask(expression)]
         return [(labels, number) for labels, number in numbered if number is not None]
 
@@ -91,13 +92,14 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for data in response.content.iter_any():
         body += data
-        if len(body) > MOST_BYTES:
-            raise PrometheusError(f"an answer of more than {MOST_BYTES} bytes")
+        if len(body) > MAX_BYTES:
+            raise PrometheusError(f"an answer of more than {MAX_BYTES} bytes")
     return bytes(body)
 
 
 def _number(series: _Series) -> float | None:
-    """NaN is what a mean of nothing is."""
+    """Return a series' number; None for NaN, the mean of nothing, and for infinities. Raises
+    PrometheusError."""
     try:
         number = float(series.value[1])
     except ValueError as error:

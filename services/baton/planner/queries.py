@@ -1,4 +1,4 @@
-"""From Prometheus to measurements: what is asked, and what it means."""
+"""Queries that make measurements of Prometheus' series."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton.planner.measured import Arrivals, DecodeState, Fleet, Measured, PrefillState
+from baton.planner.measured import Arrivals, DecodeState, Measured, MeasuredFleet, PrefillState
 from baton.planner.prometheus import Prometheus
 
 WINDOW_S = 60
-"""Of arrivals and steps. Four scrapes at 15 s."""
+"""The window of arrivals and steps, in seconds: four scrapes at 15 s."""
 LENGTHS_S = 300
-"""Of lengths, shares and what they are divided by: fewer requests would make them jump."""
+"""The window of lengths, shares and their divisors, in seconds: over fewer requests they would jump."""
 
 KNOWN_S = 300
-"""For so long nothing is decided without a router that was there: nobody knows whether it ended, or is not
-scraped any more."""
+"""The time for which a router that was seen counts as known, in seconds. While a known router is missing
+nothing is decided: it may have ended, or be scraped no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Queries:
         measured = f"{self._of('baton_decode_step_base_seconds', 'decode')} > 0"
         return {
             "step_base": f"avg({measured})",
-            # Of those that have a base: it may be 0, and is before the first step.
+            # Only of workers that have a base: the row's time may be 0, and is before the first step.
             "step_row": f"avg({self._of('baton_decode_step_row_seconds', 'decode')} and {measured})",
             "blocks": f"sum({blocks}) / {self._count('decode')}",
             "held": f'sum(baton_kv_blocks{{{self.selector},role="decode",state="held"}})',
@@ -71,7 +71,7 @@ class Queries:
         }
 
     def _trust(self) -> Mapping[str, str]:
-        """How many tell of themselves, and when the one did that did so the longest ago."""
+        """How many workers and routers report, and the age of the oldest report."""
         ages = [
             f"time() - min(timestamp({self._of(metric)}))"
             for metric in ("baton_sequences_running", "baton_requests_waiting")
@@ -86,7 +86,7 @@ class Queries:
         }
 
     def lengths(self, metric: str) -> str:
-        """Buckets of a histogram, by ``le``."""
+        """The expression for a histogram's buckets, by ``le``."""
         return f"sum by (le) (increase({metric}_bucket{{{self.selector}}}[{LENGTHS_S}s]))"
 
     def _of(self, metric: str, role: str = "") -> str:
@@ -105,15 +105,15 @@ class Queries:
 
 
 class IncompleteError(Exception):
-    """Prometheus answers, and does not know enough of the ring."""
+    """Prometheus answers, but does not know enough of the ring."""
 
 
 NEEDED = ("requests", "prompts", "waiting_tokens", "blocks", "held", "running")
-"""Without these nothing is known of the load. Means of nothing are left out where there was no load."""
+"""Figures without which nothing is known of the load. Means are missing where there was no load."""
 
 
-async def measure(prometheus: Prometheus, queries: Queries, fleet: Fleet, at_s: float) -> Measured:
-    """One look. Raises PrometheusError and IncompleteError."""
+async def measure(prometheus: Prometheus, queries: Queries, fleet: MeasuredFleet, at_s: float) -> Measured:
+    """Measure the ring once. Raises PrometheusError and IncompleteError."""
     asked = queries.all()
     answers = await asyncio.gather(*(prometheus.value(each) for each in asked.values()))
     found = {name: value for name, value in zip(asked, answers, strict=True) if value is not None}
@@ -124,12 +124,12 @@ async def measure(prometheus: Prometheus, queries: Queries, fleet: Fleet, at_s: 
     return _measured(found, spread(prompts), spread(generated), fleet, at_s)
 
 
-def _complete(found: Mapping[str, float], fleet: Fleet) -> None:
+def _complete(found: Mapping[str, float], fleet: MeasuredFleet) -> None:
     lacking = [name for name in NEEDED if name not in found]
     if lacking:
         raise IncompleteError(f"Prometheus has nothing of {', '.join(lacking)}")
     told, known = found.get("told_routers", 0.0), found.get("known_routers", 0.0)
-    if told < known:  # what the others were asked is not in the rates
+    if told < known:  # the rates lack the requests of the missing routers
         raise IncompleteError(f"Prometheus has figures of {told:.0f} routers, and lately of {known:.0f}")
     for role, ready in (("prefill", fleet.ready.prefill), ("decode", fleet.ready.decode)):
         told = found.get(f"told_{role}", 0.0)
@@ -140,7 +140,7 @@ def _complete(found: Mapping[str, float], fleet: Fleet) -> None:
 
 
 def _measured(
-    found: Mapping[str, float], prompt_spread: float, answer_spread: float, fleet: Fleet, at_s: float
+    found: Mapping[str, float], prompt_spread: float, answer_spread: float, fleet: MeasuredFleet, at_s: float
 ) -> Measured:
     def of(name: str, otherwise: float = 0.0) -> float:
         return max(0.0, found.get(name, otherwise))
@@ -176,8 +176,8 @@ def _measured(
 
 
 def spread(buckets: Mapping[str, float]) -> float:
-    """Standard deviation over mean of what a histogram counted, taken to lie evenly between the logarithms of
-    a bucket's bounds. 0 for nothing."""
+    """Return the standard deviation over the mean of a histogram's values, taken to be log-uniform within
+    each bucket. 0 for an empty histogram."""
     bounds = sorted((float(le), count) for le, count in buckets.items())
     total = mean = square = 0.0
     low, below = 0.0, 0.0
@@ -194,7 +194,7 @@ def spread(buckets: Mapping[str, float]) -> float:
 
 
 def _moments(low: float, high: float) -> tuple[float, float]:
-    """Of what lies evenly between the logarithms of two bounds: the means of it and of its square."""
+    """Return the means of x and of x squared for x log-uniform between two bounds."""
     if math.isinf(high):
         return low, low * low
     low = max(low, high / 4, 1e-9)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from baton.planner.measured import ServingRole
-from baton.router.discovery.api_server import ApiServerError, Connect
+from baton.router.discovery.api_server import ApiServerError, MakeConfiguration
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
     from kubernetes.aio.client import ApiClient
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 TIMEOUT_S = 10.0
 UNAUTHORIZED = 401
 
@@ -35,17 +35,19 @@ class _Scale(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a Deployment asks for, and the version that it was read in."""
+    """The replicas that a Deployment asks for, and the resource version that they were read in."""
 
     replicas: int
     version: str
 
 
 class Scales:
-    """After a 401 its credentials are read anew. What the client raises when there is no connection is raised
-    as it is; ApiServerError for an answer that is none; TimeoutError."""
+    """The scales of the Deployments. A 401 makes the credentials be read anew. Errors of connecting are
+    raised as the client raises them; ApiServerError for a bad answer; TimeoutError."""
 
-    def __init__(self, connect: Connect, namespace: str, deployments: dict[ServingRole, str]) -> None:
+    def __init__(
+        self, connect: MakeConfiguration, namespace: str, deployments: dict[ServingRole, str]
+    ) -> None:
         self._connect, self._namespace, self._deployments = connect, namespace, deployments
         self._client: ApiClient | None = None
 
@@ -60,7 +62,7 @@ class Scales:
             return await self._scale(response)
 
     async def write(self, role: ServingRole, replicas: int, version: str) -> Scale:
-        """Ask for so many, unless somebody has changed it since ``version``: then 409."""
+        """Ask for ``replicas``. ApiServerError with 409 if the scale has changed since ``version``."""
         from kubernetes.aio.client import AppsV1Api
 
         body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
@@ -92,8 +94,8 @@ class Scales:
             body = bytearray()
             async for data in response.content.iter_any():
                 body += data
-                if len(body) > MOST_BYTES:
-                    raise ApiServerError(response.status, f"an answer of more than {MOST_BYTES} bytes")
+                if len(body) > MAX_BYTES:
+                    raise ApiServerError(response.status, f"an answer of more than {MAX_BYTES} bytes")
         finally:
             response.release()
         if response.status != 200:

@@ -1,4 +1,4 @@
-"""Look, decide, act; again and again."""
+"""The planner's loop: measure, decide, act."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from baton.planner.goals import Bounds
-from baton.planner.measured import Counts, Fleet, Measured, ServingRole
+from baton.planner.goals import PlanBounds
+from baton.planner.measured import Counts, Measured, MeasuredFleet, ServingRole
 from baton.planner.plan import Plan
 from baton.planner.policy import ROLES, Planner
 from baton.planner.prometheus import Prometheus, PrometheusError
 from baton.planner.queries import IncompleteError, Queries, measure
 from baton.planner.scales import Scale, Scales
-from baton.planner.workers import Worker, Workers, count_ready, count_strays, to_switch, told
+from baton.planner.switch_role import SwitchError
+from baton.planner.workers import PlannedWorker, Workers, count_ready, count_strays, read_reports, to_switch
 from baton.router.discovery.api_server import ApiServerError
 from baton.router.discovery.endpoint import Discovery, Endpoint
-from baton.switching import SwitchError
 from baton.telemetry.planner import PlannerMetrics
 
 log = logging.getLogger(__name__)
@@ -33,15 +33,15 @@ API_ERRORS = (ApiServerError, aiohttp.ClientError, OSError, TimeoutError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is there, and what can be acted on."""
+    """The workers and scales of one moment, and the fleet that they are."""
 
-    workers: Sequence[Worker]
+    workers: Sequence[PlannedWorker]
     scales: dict[ServingRole, Scale]
-    fleet: Fleet
+    fleet: MeasuredFleet
 
 
 class HeldError(Exception):
-    """Nothing can be decided now. ``by``: what is missing, as metrics have it."""
+    """Nothing can be decided now. ``by``: what is missing, as the metric's label."""
 
     def __init__(self, by: str, why: str) -> None:
         super().__init__(why)
@@ -49,7 +49,7 @@ class HeldError(Exception):
 
 
 class PlannerService:
-    """One ring's planner. Holds still whenever it does not know enough, and says so."""
+    """One ring's planner. It changes nothing while it does not know enough, and says so."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PlannerService:
         discovery: Discovery,
         workers: Workers,
         metrics: PlannerMetrics,
-        bounds: Bounds,
+        bounds: PlanBounds,
         *,
         stale_s: float,
         dry_run: bool,
@@ -71,7 +71,7 @@ class PlannerService:
         self._stale_s, self._dry_run = stale_s, dry_run
         self._said = ""
         self._heard = asyncio.Event()
-        """The API server has told who the workers are."""
+        """Set once the API server has reported the workers."""
 
     @property
     def switching(self) -> bool:
@@ -79,11 +79,11 @@ class PlannerService:
         return bool(self._workers.switching)
 
     def hear(self, endpoints: Sequence[Endpoint]) -> None:
-        """What discovery is to tell: the workers are these."""
+        """Take the workers that discovery reports."""
         self._heard.set()
 
     async def run(self, interval_s: float) -> None:
-        """Until it is cancelled."""
+        """Decide every ``interval_s`` seconds, until cancelled."""
         await self._first_word()
         while True:
             began = time.monotonic()
@@ -91,14 +91,14 @@ class PlannerService:
             await asyncio.sleep(max(0.0, began + interval_s - time.monotonic()))
 
     async def _first_word(self) -> None:
-        """Until the API server has told who the workers are, or for as long as it may be silent: before it
-        was asked there is nothing to decide, and nothing to complain of."""
+        """Wait until the API server has reported the workers, or for as long as it may be silent: before that
+        there is nothing to decide and nothing to complain of."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stale_s):
                 await self._heard.wait()
 
     async def decide(self) -> Plan | None:
-        """One decision; None if there could be none."""
+        """Make one decision; return None if none could be made."""
         try:
             look = await self._look()
             seen = await self._measure(look.fleet)
@@ -128,7 +128,7 @@ class PlannerService:
             since = "yet" if math.isinf(silence_s) else f"for more than {self._stale_s:g} s"
             raise HeldError("kubernetes", f"the API server has not told who the workers are {since}")
         try:
-            known = await told(self._prometheus, self._queries.selector)
+            known = await read_reports(self._prometheus, self._queries.selector)
         except PrometheusError as error:
             raise HeldError("prometheus", str(error)) from error
         try:
@@ -138,15 +138,15 @@ class PlannerService:
         workers = self._workers.ready(self._discovery.known, known)
         return Look(workers=workers, scales=scales, fleet=self._fleet(workers, scales))
 
-    def _fleet(self, workers: Sequence[Worker], scales: dict[ServingRole, Scale]) -> Fleet:
-        """Those that switch count as what they will be."""
+    def _fleet(self, workers: Sequence[PlannedWorker], scales: dict[ServingRole, Scale]) -> MeasuredFleet:
+        """Return the fleet, in which workers that switch count in their new role."""
         coming = self._workers.switching
         homes = {each.address: each.role for each in self._discovery.known}
         away = count_strays(workers)
         for address, to in coming.items():
             if homes.get(address) not in (None, to):
                 away = away.plus(to, 1)
-        return Fleet(
+        return MeasuredFleet(
             ready=count_ready(workers),
             switching=Counts(
                 prefill=list(coming.values()).count("prefill"), decode=list(coming.values()).count("decode")
@@ -156,7 +156,7 @@ class PlannerService:
             unable=count_ready([each for each in workers if each.refused]),
         )
 
-    async def _measure(self, fleet: Fleet) -> Measured:
+    async def _measure(self, fleet: MeasuredFleet) -> Measured:
         try:
             return await measure(self._prometheus, self._queries, fleet, time.monotonic())
         except PrometheusError as error:
@@ -187,7 +187,7 @@ class PlannerService:
         direction = "up" if replicas > scale.replicas else "down"
         self._metrics.scalings.labels(role, direction, result).inc()
 
-    def _switched(self, worker: Worker, what: float | SwitchError) -> None:
+    def _switched(self, worker: PlannedWorker, what: float | SwitchError) -> None:
         to: ServingRole = "decode" if worker.role == "prefill" else "prefill"
         failed = isinstance(what, SwitchError)
         self._metrics.switches.labels(to, "failed" if failed else "switched").inc()
@@ -204,12 +204,12 @@ class PlannerService:
         self._say((f"change nothing: {why}",), loud=True)
 
     def _say(self, reasons: tuple[str, ...], *, loud: bool) -> None:
-        """What is done, and why, as often as it changes."""
+        """Log what is done and why: at INFO when it changes, at DEBUG otherwise."""
         level = logging.INFO if loud and reasons[0] != self._said else logging.DEBUG
         log.log(level, "%s%s", "dry run: " if self._dry_run else "", "; ".join(reasons))
         self._said = reasons[0]
 
-    def _show(self, plan: Plan, fleet: Fleet) -> None:
+    def _show(self, plan: Plan, fleet: MeasuredFleet) -> None:
         assert plan.size is not None and plan.needed_now is not None
         metrics, load = self._metrics, self._planner.load
         by_state = {

@@ -1,49 +1,49 @@
-"""How many workers of each role: one search over both."""
+"""The number of workers of each role: one search over both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.planner.goals import Bounds, Targets
+from baton.planner.goals import LatencyTargets, PlanBounds
 from baton.planner.measured import Counts
 from baton.planner.queueing import DecodeLoad, PrefillLoad
 
 SAME = 1e-3
-"""Shares of late requests that differ by less are alike: then the fewer GPUs are better."""
+"""The difference below which shares of late requests are equal: then fewer GPUs are better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What both roles are to bear."""
+    """The load of both roles."""
 
     prefill: PrefillLoad
     decode: DecodeLoad
     before_s: float
-    """Of the target for the first token, what is spent elsewhere."""
+    """The part of the TTFT target that is spent outside of prefill and its queue, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """A choice, and what is expected of it."""
+    """A choice of workers, and what is expected of it."""
 
     workers: Counts
     late_prefill: float
-    """Share of requests, 0 to 1."""
+    """The share of requests that prefill makes late, 0 to 1."""
     late_decode: float
     pressure: float
-    """On the role that has less to spare: from 1 on it cannot keep up."""
+    """The pressure on the role with less to spare: from 1 on that role cannot keep up."""
     other_pressure: float
-    """On the other one."""
+    """The pressure on the other role."""
 
     @property
     def late(self) -> float:
         return 1 - (1 - self.late_prefill) * (1 - self.late_decode)
 
 
-class Estimate:
-    """What would be late with so many workers; each role's figures are worked out once."""
+class ServiceEstimate:
+    """Estimates of late requests by number of workers; each role's figures are computed once."""
 
-    def __init__(self, demand: Demand, targets: Targets) -> None:
+    def __init__(self, demand: Demand, targets: LatencyTargets) -> None:
         self._demand = demand
         self._ttft_s = max(0.0, targets.ttft_s - demand.before_s)
         self._itl_s = targets.itl_s
@@ -51,7 +51,7 @@ class Estimate:
         self._decode: dict[int, tuple[float, float]] = {}
 
     def size(self, workers: Counts) -> Size:
-        """Of at least one worker of each role."""
+        """Estimate for ``workers``, at least one of each role."""
         p, d = workers.prefill, workers.decode
         if p not in self._prefill:
             load = self._demand.prefill
@@ -69,11 +69,11 @@ class Estimate:
         )
 
 
-def smallest(estimate: Estimate, targets: Targets, bounds: Bounds) -> Size:
-    """The fewest GPUs with which the share of requests that is to meet both targets does; among equals the
-    choice with the fewest late. What may be late is not split between the roles beforehand: the choice is of
-    both at once. If nothing within the bounds is enough, the choice with the fewest late, or the one that
-    is overrun least."""
+def smallest(estimate: ServiceEstimate, targets: LatencyTargets, bounds: PlanBounds) -> Size:
+    """Find the fewest GPUs with which enough requests meet both targets; among equals the choice with the
+    fewest late requests. Late requests are not split between the roles beforehand: the choice is of both at
+    once. If nothing within the bounds is enough, return the choice with the fewest late requests, or the
+    least overloaded one."""
     allowed = 1 - targets.attainment
     found: Size | None = None
     for prefill in range(bounds.min_prefill, bounds.max_prefill + 1):
@@ -85,14 +85,14 @@ def smallest(estimate: Estimate, targets: Targets, bounds: Bounds) -> Size:
             if found is None or _better(size, found, allowed, bounds):
                 found = size
             if size.late_decode < SAME * allowed:
-                break  # more of them would help nobody
+                break  # more decode workers would help no request
         if found is not None and found.late_prefill < SAME * allowed and found.late <= allowed:
             break
-    assert found is not None  # Bounds has seen to it
+    assert found is not None  # PlanBounds ensures it
     return found
 
 
-def _better(one: Size, other: Size, allowed: float, bounds: Bounds) -> bool:
+def _better(one: Size, other: Size, allowed: float, bounds: PlanBounds) -> bool:
     enough = one.late <= allowed
     if enough != (other.late <= allowed):
         return enough

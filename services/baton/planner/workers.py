@@ -1,4 +1,4 @@
-"""Who the workers are, whom to have change roles, and the asking."""
+"""The workers, the choice of workers to switch, and the requests to switch."""
 
 from __future__ import annotations
 
@@ -10,46 +10,49 @@ from types import MappingProxyType
 
 import grpc
 
+from baton.net.channels import Dialer
 from baton.planner.measured import Counts, ServingRole
 from baton.planner.prometheus import Prometheus
+from baton.planner.switch_role import SwitchError, switch_role
 from baton.router.discovery.endpoint import Endpoint
-from baton.switching import SwitchError, switch_role
-from baton.tls.channels import Dialer
 
 SERVING: Mapping[str, ServingRole] = MappingProxyType({"prefill": "prefill", "decode": "decode"})
-"""Workers that serve both roles are nobody's to count."""
+"""The roles that the planner counts. Workers that serve both roles are not counted."""
 PEACE_S = 600.0
-"""That a worker has after a switch that failed: it drained in vain, and would again."""
+"""The time in which a worker is not asked again after a failed switch, in seconds: it drained in vain, and
+would again."""
 TRUSTED_S = 60.0
-"""After a switch a worker's own word goes before Prometheus', which has not heard of it yet."""
+"""The time after a switch in which the worker's reply outweighs Prometheus, which may not know of it yet, in
+seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """One that is ready."""
+class PlannedWorker:
+    """A ready worker."""
 
     address: str
     home: ServingRole
-    """That its Deployment starts it in."""
+    """The role that the worker's Deployment starts it in."""
     role: ServingRole
-    """That it has."""
+    """The role that the worker has."""
     load: float
-    """Sequences there."""
+    """Sequences on the worker."""
     refused: bool = False
-    """It did not switch when it was asked to lately: it is left alone for a while."""
+    """Whether the worker failed to switch lately and is left alone for a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What routers tell of the workers that they are connected to, by address."""
+class RouterReports:
+    """What routers report of the workers that they are connected to, by address."""
 
     roles: Mapping[str, ServingRole]
-    """Of those that are ready and do not drain."""
+    """Roles of the workers that are ready and do not drain."""
     loads: Mapping[str, float]
 
 
-async def told(prometheus: Prometheus, selector: str) -> Told:
-    """Routers have the role from the worker's own greeting. Raises PrometheusError."""
+async def read_reports(prometheus: Prometheus, selector: str) -> RouterReports:
+    """Read what routers report. A router has the role from the worker's own greeting. Raises
+    PrometheusError."""
     ready, draining, running = await asyncio.gather(
         prometheus.series(f"max by (worker, role) (baton_worker_ready{{{selector}}}) == 1"),
         prometheus.series(f"max by (worker) (baton_worker_draining{{{selector}}}) == 1"),
@@ -61,11 +64,11 @@ async def told(prometheus: Prometheus, selector: str) -> Told:
         worker, role = labels.get("worker", ""), SERVING.get(labels.get("role", ""))
         if worker not in leaving and role is not None:
             roles[worker] = role
-    return Told(roles=roles, loads={labels.get("worker", ""): number for labels, number in running})
+    return RouterReports(roles=roles, loads={labels.get("worker", ""): number for labels, number in running})
 
 
 class Workers:
-    """Has workers switch in the background, and remembers what they said until others know it."""
+    """Has workers switch in the background, and remembers their replies until Prometheus knows them."""
 
     def __init__(
         self, cluster_key: bytes, dialer: Dialer, clock: Callable[[], float] = time.monotonic
@@ -75,8 +78,9 @@ class Workers:
         self._said: dict[str, tuple[ServingRole, float]] = {}
         self._refused: dict[str, float] = {}
 
-    def ready(self, endpoints: Sequence[Endpoint], told: Told) -> list[Worker]:
-        """Those that discovery lets in and a router is connected to, but for those that switch."""
+    def ready(self, endpoints: Sequence[Endpoint], told: RouterReports) -> list[PlannedWorker]:
+        """Return the workers that discovery admits and a router is connected to, except workers that are
+        switching."""
         now = self._clock()
         self._said = {address: said for address, said in self._said.items() if now < said[1] + TRUSTED_S}
         self._refused = {address: at for address, at in self._refused.items() if now < at + PEACE_S}
@@ -86,7 +90,7 @@ class Workers:
             home = each.role
             if each.admits and role is not None and (home == "prefill" or home == "decode"):
                 found.append(
-                    Worker(
+                    PlannedWorker(
                         address=each.address,
                         home=home,
                         role=role,
@@ -96,7 +100,7 @@ class Workers:
                 )
         return found
 
-    def _role(self, address: str, told: Told) -> ServingRole | None:
+    def _role(self, address: str, told: RouterReports) -> ServingRole | None:
         if address in self._switching:
             return None
         said = self._said.get(address)
@@ -104,18 +108,24 @@ class Workers:
 
     @property
     def switching(self) -> Mapping[str, ServingRole]:
-        """Addresses of those on their way, and to which role."""
+        """Addresses of workers that are switching, with their new roles."""
         return {address: role for address, (role, _) in self._switching.items()}
 
     def switch(
-        self, worker: Worker, to: ServingRole, ended: Callable[[Worker, float | SwitchError], None]
+        self,
+        worker: PlannedWorker,
+        to: ServingRole,
+        ended: Callable[[PlannedWorker, float | SwitchError], None],
     ) -> None:
-        """Begin; ``ended`` hears after how many seconds it serves as ``to``, or why it does not."""
+        """Begin a switch; ``ended`` gets the seconds until the worker serves as ``to``, or the error."""
         task = asyncio.create_task(self._switch(worker, to, ended), name=f"switch {worker.address}")
         self._switching[worker.address] = (to, task)
 
     async def _switch(
-        self, worker: Worker, to: ServingRole, ended: Callable[[Worker, float | SwitchError], None]
+        self,
+        worker: PlannedWorker,
+        to: ServingRole,
+        ended: Callable[[PlannedWorker, float | SwitchError], None],
     ) -> None:
         try:
             done = await switch_role(worker.address, to, self._cluster_key, dialer=self._dialer)
@@ -130,26 +140,28 @@ class Workers:
             del self._switching[worker.address]
 
     async def close(self) -> None:
-        """Wait for nobody: a switch that has begun goes on without its caller."""
+        """Cancel the requests without waiting for the switches: a switch that has begun goes on without its
+        caller."""
         tasks = [task for _, task in self._switching.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def count_ready(workers: Sequence[Worker]) -> Counts:
-    """By the role that they have."""
+def count_ready(workers: Sequence[PlannedWorker]) -> Counts:
+    """Count workers by the role that they have."""
     prefill = sum(each.role == "prefill" for each in workers)
     return Counts(prefill=prefill, decode=len(workers) - prefill)
 
 
-def count_strays(workers: Sequence[Worker]) -> Counts:
-    """Those whose Deployment starts the other role, by the role that they have."""
+def count_strays(workers: Sequence[PlannedWorker]) -> Counts:
+    """Count workers whose Deployment starts the other role, by the role that they have."""
     away = [each.role for each in workers if each.role != each.home]
     return Counts(prefill=away.count("prefill"), decode=away.count("decode"))
 
 
-def to_switch(workers: Sequence[Worker], to: ServingRole, count: int) -> list[Worker]:
-    """Whom to ask: those that come home first, then those that have the least to end."""
+def to_switch(workers: Sequence[PlannedWorker], to: ServingRole, count: int) -> list[PlannedWorker]:
+    """Choose the workers to ask: first workers that return to their home role, then those with the least
+    load."""
     able = [each for each in workers if each.role != to and not each.refused]
     return sorted(able, key=lambda each: (each.home != to, each.load, each.address))[:count]

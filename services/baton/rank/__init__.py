@@ -1,1 +1,1 @@
-"""The program of a rank that does not lead: it does what its leader tells it (``python -m baton.rank``)."""
+"""The program of a rank that does not lead: it serves its leader (``python -m baton.rank``)."""

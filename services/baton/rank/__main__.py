@@ -11,7 +11,7 @@ import threading
 
 
 def main() -> None:
-    """Serves the leader at the other end of both sockets until it is gone."""
+    """Serves the leader at the other end of both sockets until that is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the leader may have to drain first
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="baton.rank")
@@ -30,7 +30,7 @@ def main() -> None:
 
 def _end_with_leader(sock: socket.socket) -> None:
     poll = select.poll()
-    # A hangup is always told; that a leader on another node is gone only to whoever asks.
+    # A hangup is always reported; a leader that is gone on another node only with POLLRDHUP.
     poll.register(sock, getattr(select, "POLLRDHUP", 0))
     poll.poll()
     os._exit(0)

@@ -1,6 +1,6 @@
-"""A rank's life: load, meet the others, and compute step after step, as the leader says.
+"""A rank's life: load, connect to the other ranks, and compute step after step, as the leader says.
 
-Two threads. One reads what the leader sends and makes the host tier's copies at once, beside a step that
+Two threads. One reads the leader's messages and makes the host tier's copies at once, beside a step that
 runs, as the leader does with its own. The other one loads and computes. When the leader is gone the process
 ends, whatever they are doing (``__main__``).
 """
@@ -18,31 +18,38 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from baton import logs
-from baton.connector.ranks import server
-from baton.connector.ranks.share import Share
-from baton.engine.break_even import BreakEven
-from baton.engine.host_memory import HostMemory, plan_from_bytes
+from baton.engine.device import enter_device
+from baton.engine.graphs import GraphedModel, GraphSize, recorder_of
+from baton.engine.kv.break_even import BreakEven
+from baton.engine.kv.host_memory import HostMemory, plan_from_bytes
+from baton.engine.memory import recordings_bytes
+from baton.engine.model import Model
 from baton.engine.rank_start import LoadedRank, checked_blocks, load_rank, spare_device_memory
 from baton.engine.step import StepTensors, prompt_pieces
 from baton.parallel.channel import Channel, ChannelClosedError, to_leader
 from baton.parallel.messages import (
     Connect,
     CopyBlocks,
-    Failed,
     NewPool,
+    RankFailed,
+    Record,
     Reply,
     Scratch,
     ServeLinks,
     Spare,
     Start,
     StepLayout,
-    Stop,
+    StopRank,
     ToLeader,
     ToRank,
+    TryRecordings,
     Work,
 )
-from baton.telemetry.startup import StartClock
+from baton.process import logs
+from baton.process.start_clock import StartClock
+from baton.transport.pool_memory import PoolMemory
+from baton.transport.ranks import server
+from baton.transport.ranks.shard import KVShard
 from baton_kernels.blocks import copy_blocks
 
 log = logging.getLogger(__name__)
@@ -51,8 +58,8 @@ EXIT_FAILED = 70
 
 
 def run(sock: socket.socket, links: socket.socket) -> NoReturn:
-    """Serves the leader at the other end of ``sock``, and its connectors at that of ``links``; ends the
-    process."""
+    """Serves the leader at the other end of ``sock``, and its connectors at the other end of ``links``; ends
+    the process."""
     channel = to_leader(sock)
     rank = Rank(channel, links)
     threading.Thread(target=rank.read, name="leader", daemon=True).start()
@@ -62,36 +69,44 @@ def run(sock: socket.socket, links: socket.socket) -> NoReturn:
         log.debug("a rank failed", exc_info=True)
         lines = str(error).strip().splitlines()
         with suppress(OSError):  # the leader is gone
-            channel.send(Failed(lines[0] if lines else type(error).__name__))
+            channel.send(RankFailed(lines[0] if lines else type(error).__name__))
     _end(EXIT_FAILED)
 
 
 class Rank:
-    """What the leader's messages work on."""
+    """A rank's state, which the leader's messages work on."""
 
     def __init__(self, channel: Channel[ToLeader, ToRank], links: socket.socket) -> None:
         self._channel = channel
         self._links = links
         self._work: queue.SimpleQueue[tuple[Work, bytearray]] = queue.SimpleQueue()
         self._host: HostMemory | None = None
-        self._scratch_bytes = 0
+        self._peak: int | None = None
+        """The memory of the largest steps, in bytes, from before recordings were tried."""
+        self._recordings_bytes = 0
+        self._model: Model | None = None
+        """The model, whose decode steps may be replayed."""
+        self._whole: Tensor | None = None
+        """The pool with the blocks behind it that belong to nobody."""
         self.loaded: LoadedRank | None = None
         self.pool: Tensor | None = None
-        """[num_blocks, its kv_heads, its layers, 2, block_size, head_dim]"""
+        """[num_blocks, the rank's kv_heads, the rank's layers, 2, block_size, head_dim]"""
 
     # -- the leader's thread -----------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Takes what the leader sends, until it is gone. Ends the process then."""
+        """Takes the leader's messages until it is gone. Ends the process then."""
         try:
             while True:
                 message, payload = self._channel.receive()
-                if isinstance(message, Stop):
+                if isinstance(message, StopRank):
                     break
                 if isinstance(message, CopyBlocks):
-                    assert self._host is not None
+                    assert self._host is not None and self.loaded is not None
+                    enter_device(self.loaded.device)
                     self._host.copy(plan_from_bytes(message.num_saves, payload))
-                    self._channel.send(Reply(message.reply))
+                    if message.reply:
+                        self._channel.send(Reply(message.reply))
                 else:
                     self._work.put((message, payload))
         except (ChannelClosedError, OSError):
@@ -104,7 +119,7 @@ class Rank:
     # -- the thread that computes ------------------------------------------------------------------------
 
     def work(self) -> NoReturn:
-        """Does what comes, in order."""
+        """Does the leader's work in order."""
         while True:
             message, payload = self._work.get()
             reply = self._answer(message, payload)
@@ -121,21 +136,36 @@ class Rank:
         match message:
             case Connect(host=host, port=port):
                 self.loaded.connect(host, port)
-            case NewPool(num_blocks=num_blocks, num_host_blocks=num_host_blocks):
-                self._take_pool(num_blocks, num_host_blocks)
+            case NewPool(num_blocks=num_blocks, num_host_blocks=num_host_blocks, scratch=scratch):
+                self._take_pool(num_blocks, num_host_blocks, scratch)
             case Scratch(num_blocks=num_blocks):
                 self.pool = self.loaded.new_pool(num_blocks)
-                self._scratch_bytes = self.pool.nbytes
                 torch.cuda.reset_peak_memory_stats(self.loaded.device)
-            case Spare(device_memory_fraction=fraction):
+            case TryRecordings(sizes=sizes, width=width):
+                assert self.pool is not None
+                self._peak = self._measured_peak()
+                tried = [GraphSize(*size) for size in sizes]
+                self._recordings_bytes = recordings_bytes(self.loaded.model, self.pool, tried, width)
+            case Spare(device_memory_fraction=fraction, scratch=scratch):
+                peak = self._measured_peak() if self._peak is None else self._peak
                 self.pool = None
-                spare = spare_device_memory(self.loaded.device, self._scratch_bytes, fraction)
-                return checked_blocks(spare, self.loaded.block_bytes)
+                spare = spare_device_memory(self.loaded.device, peak, fraction)
+                return checked_blocks(spare - self._recordings_bytes, self.loaded.block_bytes, scratch)
+            case Record(sizes=sizes, width=width):
+                assert self._whole is not None
+                recorder = recorder_of(self.loaded.device)
+                recorded = [GraphSize(*size) for size in sizes]
+                self._model = GraphedModel(self.loaded.model, self._whole, recorded, width, recorder)
             case ServeLinks():
                 self._serve_links()
             case _:
                 raise AssertionError(message)
         return 0
+
+    def _measured_peak(self) -> int:
+        """The peak since ``Scratch``, without the pool that was made for it."""
+        assert self.loaded is not None and self.pool is not None
+        return torch.cuda.max_memory_allocated(self.loaded.device) - self.pool.nbytes
 
     def _load(self, part: Start) -> int:
         logs.configure(logging.getLevelName(part.log_level))
@@ -143,13 +173,15 @@ class Rank:
             torch.set_num_threads(part.num_threads)
         clock = StartClock()
         self.loaded = load_rank(part, clock)
+        self._model = self.loaded.model
         log.info("rank %d loaded after %s", part.rank, clock.times())
         return self.loaded.block_bytes
 
-    def _take_pool(self, num_blocks: int, num_host_blocks: int) -> None:
-        """The pool that is served from."""
+    def _take_pool(self, num_blocks: int, num_host_blocks: int, scratch: int) -> None:
+        """Allocates the pool to serve from, with ``scratch`` blocks behind it, and its host tier."""
         assert self.loaded is not None
-        self.pool = self.loaded.new_pool(num_blocks)
+        self._whole = self.loaded.new_pool(num_blocks + scratch)
+        self.pool = self._whole[:num_blocks]
         if num_host_blocks:
             self._host = HostMemory(self.pool, num_host_blocks, BreakEven(self.loaded.block_size))
 
@@ -157,13 +189,17 @@ class Rank:
         """Lets the connectors of this rank, which get a thread of their own, have the pool."""
         assert self.loaded is not None and self.pool is not None
         shard = self.loaded.model.shard
-        server.start(self._links, self.pool, Share(shard.kv_heads, shard.layers), lambda: _end(EXIT_FAILED))
+        share = KVShard(shard.kv_heads, shard.layers)
+        memory = PoolMemory(self.pool) if self._host is None else PoolMemory(self.pool, self._host.settle)
+        server.start(self._links, memory, share, lambda: _end(EXIT_FAILED))
 
     @torch.inference_mode()
     def _step(self, layout: StepLayout, payload: bytearray) -> None:
-        """The leader's ``ModelRunner``, without what is done with the logits."""
-        assert self.loaded is not None and self.pool is not None
-        model, device = self.loaded.model, self.loaded.device
+        """Computes the leader's step like its ``ModelRunner``, but leaves the logits to the leader."""
+        assert self.loaded is not None and self._model is not None and self.pool is not None
+        model, device = self._model, self.loaded.device
+        if self._host is not None:
+            self._host.join()
         step = StepTensors.of(layout, torch.frombuffer(payload, dtype=torch.int64).to(device))
         if step.copies is not None:
             sources, targets = step.copies
@@ -179,6 +215,6 @@ class Rank:
 
 
 def _end(status: int) -> NoReturn:
-    """At once: threads of torch may be waiting for ranks that are gone."""
+    """Ends the process at once: threads of torch may be waiting for ranks that are gone."""
     logging.shutdown()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""What a request asks, checked: the same ranges, limits and messages for every way in.
+"""The checks of a request: the same ranges, limits and messages for every protocol.
 
-The router's protocols and the offline `LLM` resolve here. Imports no torch.
+The router's protocols and the offline `LLM` resolve their requests here. Imports no torch.
 """

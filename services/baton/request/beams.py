@@ -1,29 +1,21 @@
-"""The fields of a beam search, checked: what it is, and what cannot go with it."""
+"""The checks of a beam search's fields, and of the fields that exclude one."""
 
 from __future__ import annotations
 
-import math
-from typing import Protocol
+from dataclasses import replace
 
-from baton.beam_search import BeamParams, EarlyStopping
+from baton.core.beam_search import BEAM_WIDTHS, LENGTH_PENALTIES, BeamParams, EarlyStopping
+from baton.core.sampling_params import PARAMETERS, ResolvedSampling, SamplingFields
 from baton.request.errors import invalid, shown
-from baton.request.limits import MAX_BEAMS, MAX_LENGTH_PENALTY
+
+_EXCLUDED = tuple(row for row in PARAMETERS.values() if not row.with_beams)
 
 
-class BeamFields(Protocol):
-    """Those of a request's fields that concern a beam search; None is "not given"."""
+def beam_params(fields: SamplingFields, n: int) -> BeamParams | None:
+    """Return the beam search that a request for ``n`` answers asks for; None: none.
 
-    use_beam_search: bool | None
-    best_of: int | None
-    length_penalty: float | None
-    early_stopping: bool | str | None
-
-
-def beam_params(fields: BeamFields, n: int) -> BeamParams | None:
-    """The search that a request for ``n`` answers asks for; None: none.
-
-    Raises RequestError for a value that is not allowed, and for a field of the search without one, unless it
-    asks for what happens anyway.
+    Raises RequestError for a value that is not allowed, and for a field of the search without a search,
+    unless its value changes nothing.
     """
     if not fields.use_beam_search:
         _check_unused(fields, n)
@@ -36,8 +28,9 @@ def beam_params(fields: BeamFields, n: int) -> BeamParams | None:
 
 
 def check_alone(given: dict[str, object]) -> None:
-    """Raise RequestError for the first field of ``given`` that has a value other than None: those that a
-    search could not heed, since it takes the model's own distribution and tells nothing before its end."""
+    """Raise RequestError for the first field of ``given`` with a value other than None. The fields are those
+    that a beam search cannot heed, since it takes the model's own distribution and sends nothing before its
+    end."""
     for param, value in given.items():
         if value is not None:
             raise invalid(
@@ -47,12 +40,20 @@ def check_alone(given: dict[str, object]) -> None:
             )
 
 
+def check_beams(params: ResolvedSampling) -> None:
+    """Raise RequestError for the first parameter that a beam search cannot heed."""
+    if params.greedy:  # Greedy decoding draws nothing, as a beam search does.
+        params = replace(params, temperature=PARAMETERS["temperature"].neutral)
+    for row in _EXCLUDED:
+        value = getattr(params, row.name)
+        if value != row.neutral:
+            check_alone({row.api_name or row.name: value if row.show is None else row.show(value)})
+
+
 def _width(best_of: int | None, n: int) -> int:
     param, width = ("n", n) if best_of is None else ("best_of", best_of)
-    if not 1 <= width <= MAX_BEAMS:
-        raise invalid(
-            param, f"{param} must be between 1 and {MAX_BEAMS} with use_beam_search, not {shown(width)}."
-        )
+    if width not in BEAM_WIDTHS:
+        raise invalid(param, f"{param} must be {BEAM_WIDTHS} with use_beam_search, not {shown(width)}.")
     if n > width:
         raise invalid("best_of", f"best_of must be at least n ({shown(n)}), not {shown(width)}.")
     return width
@@ -61,12 +62,8 @@ def _width(best_of: int | None, n: int) -> int:
 def _length_penalty(value: float | None) -> float:
     if value is None:
         return 1.0
-    if math.isnan(value) or abs(value) > MAX_LENGTH_PENALTY:
-        raise invalid(
-            "length_penalty",
-            f"length_penalty must be between {-MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}, "
-            f"not {value!r}.",
-        )
+    if value not in LENGTH_PENALTIES:
+        raise invalid("length_penalty", f"length_penalty must be {LENGTH_PENALTIES}, not {value!r}.")
     return value
 
 
@@ -81,7 +78,7 @@ def _early_stopping(value: bool | str | None) -> EarlyStopping:
     raise invalid("early_stopping", f'early_stopping must be true, false or "never", not {shown(value)}.')
 
 
-def _check_unused(fields: BeamFields, n: int) -> None:
+def _check_unused(fields: SamplingFields, n: int) -> None:
     for param, value, neutral in (
         ("best_of", fields.best_of, n),
         ("length_penalty", fields.length_penalty, 1.0),

@@ -1,4 +1,4 @@
-"""What is wrong with a request."""
+"""The errors of a request."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ class RequestError(ValueError):
 
 
 def invalid(param: str | None, message: str, code: str = "invalid_value") -> RequestError:
-    """The error of one field."""
+    """Return the error of one field."""
     return RequestError(message, param=param, code=code)
 
 
 def in_short(text: str, limit: int = 500) -> str:
-    """What somebody else says of a client's value, which may be quoted whole in it, cut where it is long."""
+    """Return another library's message about a client's value, which it may quote whole, cut where it is
+    long."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A client's value as JSON for an error message, cut where it is long."""
+    """Return a client's value as JSON for an error message, cut where it is long."""
     try:
         text = orjson.dumps(value).decode()
-    except (TypeError, ValueError):  # integers over 64 bits, for one
+    except (TypeError, ValueError):  # such as integers over 64 bits
         text = str(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"

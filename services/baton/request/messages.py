@@ -1,4 +1,4 @@
-"""The messages of a chat, as its template gets them."""
+"""The messages of a chat, in the form that its template takes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ToolCall(msgspec.Struct):
     type: str = "function"
 
 
-class Message(msgspec.Struct):
+class ChatMessage(msgspec.Struct):
     """One message of a chat."""
 
     role: str
@@ -49,7 +49,7 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-def check_messages(messages: Sequence[Message], limits: ConversationLimits) -> None:
+def check_messages(messages: Sequence[ChatMessage], limits: ConversationLimits) -> None:
     """Raise RequestError for more messages, or parts in all, than one request may have."""
     check_at_most("messages", "entries", len(messages), limits.max_messages)
     parts = sum(
@@ -59,8 +59,9 @@ def check_messages(messages: Sequence[Message], limits: ConversationLimits) -> N
     check_at_most("messages", "parts and calls in all", parts, limits.max_parts)
 
 
-def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
-    """``messages`` for the chat template. Raises RequestError for what it cannot hold, such as images."""
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Json]]:
+    """Return ``messages`` for the chat template. Raises RequestError for content that it cannot take, such as
+    images."""
     if not messages:
         raise invalid("messages", "messages is empty; it must hold at least one message.", "empty_array")
     rendered = [_template_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
@@ -68,26 +69,27 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Json]]:
         call.id: call.function.name for message in messages for call in message.tool_calls or [] if call.id
     }
     for message in rendered:
-        # Some templates want to know which function returned; OpenAI's clients only tell which call.
+        # Some templates need the name of the function that returned; OpenAI's clients only give the call's
+        # id.
         name = called.get(str(message.get("tool_call_id")))
         if message["role"] == "tool" and name is not None:
             message.setdefault("name", name)
     return rendered
 
 
-def _template_message(message: Message, at: str) -> dict[str, Json]:
+def _template_message(message: ChatMessage, at: str) -> dict[str, Json]:
     if message.role not in ROLES:
         raise invalid(
             f"{at}.role", f"{at}.role must be one of {', '.join(ROLES)}, not {shown(message.role)}."
         )
-    # The assistant's may have said nothing but reasoning: clients send back what they were told.
+    # An assistant's message may hold nothing but reasoning: clients send back what they received.
     if message.content is None and message.role != "assistant":
         raise invalid(f"{at}.content", f"{at}.content is required.", "missing_required_parameter")
     if message.tool_calls and message.role != "assistant":
         raise invalid(
             f"{at}.tool_calls", f"{at}.tool_calls is only allowed for the role assistant, not {message.role}."
         )
-    # Templates add contents to texts: that of a message of calls alone is empty, not null.
+    # Templates concatenate contents: the content of a message with only calls is empty, not null.
     content = message.refusal if message.content is None else message.content
     rendered: dict[str, Json] = {"role": message.role, "content": _text(content, f"{at}.content")}
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
@@ -106,7 +108,8 @@ def _template_message(message: Message, at: str) -> dict[str, Json]:
 
 
 def _template_call(call: ToolCall, at: str) -> Json:
-    """A call as Hugging Face templates take it: its arguments are an object, which they write their way."""
+    """Return a call as Hugging Face templates take it: with its arguments as an object, which the template
+    writes."""
     where = f"{at}.function.arguments"
     if call.type != "function":
         raise invalid(f"{at}.type", f'{at}.type must be "function", not {shown(call.type)}.')

@@ -1,4 +1,4 @@
-"""Prompts that fit the model."""
+"""The checks of prompts against the model's limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_text(text: str, tokenizer: Tokenizer, model: ModelInfo, param: str) ->
 
 
 def check_length(ids: list[int], model: ModelInfo, param: str) -> list[int]:
-    """``ids``. Raises RequestError when there are none, or too many to leave room for an answer."""
+    """Return ``ids``. Raises RequestError when there are none, or too many to leave room for an answer."""
     check_count(len(ids), model, param)
     return ids
 
@@ -48,7 +48,8 @@ def render_chat(
     tools: Sequence[Mapping[str, Json]] | None = None,
     arguments: Mapping[str, Json] | None = None,
 ) -> str:
-    """The chat template's text for ``messages``. Raises RequestError without a template, or if it refuses."""
+    """Return the chat template's text for ``messages``. Raises RequestError without a template, or if the
+    template refuses."""
     template = tokenizer.chat_template
     if template is None:
         raise invalid(
@@ -65,7 +66,7 @@ def render_chat(
 
 
 def too_long(tokens: str, model: ModelInfo, param: str) -> RequestError:
-    """The error of a prompt that has so many ``tokens``."""
+    """Return the error of a prompt that has ``tokens`` tokens."""
     return invalid(
         param,
         f"This model's context is {model.max_model_len} tokens, but the prompt has {tokens}, which leaves "

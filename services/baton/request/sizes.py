@@ -1,4 +1,4 @@
-"""How much a part of a request is."""
+"""Checks the size of a part of a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from baton.request.errors import invalid
 
 
 def check_json_bytes(param: str, value: object, most: int) -> None:
-    """Raise RequestError if the field ``param`` has more than ``most`` bytes as JSON, or cannot be told."""
+    """Raise RequestError if the field ``param`` has more than ``most`` bytes as JSON, or cannot be written as
+    JSON."""
     try:
         size = len(orjson.dumps(value))
     except TypeError:

@@ -1,4 +1,4 @@
-"""The form that an answer is to have, as people write it: vLLM's ``structured_outputs``."""
+"""The form required of an answer, as clients write it: vLLM's ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import TypeAlias
 
 import msgspec
 
+from baton.core.structured_output import StructuredOutput, choice_text
 from baton.request.errors import invalid
-from baton.structured_output import StructuredOutput, choice_text
 
 Schema: TypeAlias = dict[str, object] | str | bool
-"""A JSON schema, as it is or as JSON text."""
+"""A JSON schema, as an object or as JSON text."""
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one of these."""
+    """The form required of an answer, in exactly one of the fields."""
 
     json: Schema | None = None
     json_object: bool | None = None
@@ -24,7 +24,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 def form_of(asked: StructuredOutputs) -> StructuredOutput:
-    """The one that is given. RequestError if there is not exactly one."""
+    """Return the form that is given. Raises RequestError unless there is exactly one."""
     given = forms(asked)
     if len(given) != 1:
         named = " and ".join(given) or "none of them"
@@ -37,7 +37,7 @@ def form_of(asked: StructuredOutputs) -> StructuredOutput:
 
 
 def forms(asked: StructuredOutputs) -> dict[str, StructuredOutput]:
-    """What is given, by its field."""
+    """Return the forms that are given, by their fields."""
     found = {}
     if asked.json is not None:
         found["json"] = StructuredOutput("json_schema", schema_text(asked.json))
@@ -53,7 +53,7 @@ def forms(asked: StructuredOutputs) -> dict[str, StructuredOutput]:
 
 
 def schema_text(schema: Schema) -> str:
-    """As JSON. RequestError if it cannot be."""
+    """Return the schema as JSON text. Raises RequestError if it is nested too deeply."""
     if isinstance(schema, str):
         return schema
     try:

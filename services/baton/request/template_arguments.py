@@ -1,4 +1,4 @@
-"""A chat's own variables for the template, checked."""
+"""The checks of a chat's own template variables."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from baton.text.config import Json
 
 PARAM = "chat_template_kwargs"
 MAX_BYTES = 256 * 1024
-"""Of all of them, as JSON: as much as tools may have, which documents are like."""
+"""Most bytes of all variables together, as JSON: as many as for tools, which documents resemble."""
 
 _FIELDS = ("messages", "tools", "add_generation_prompt")
-"""Variables that have fields of their own, whose limits hold for them."""
+"""Variables that are fields of the request, which have limits of their own."""
 _SPECIAL = frozenset(
     {f"{name}_token" for name in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")}
     | {"additional_special_tokens"}
 )
-"""Variables that are the model's."""
+"""Variables that only the model's tokenizer sets."""
 
 
 def template_arguments(given: dict[str, object] | None) -> dict[str, Json] | None:
-    """The variables that a request gives the template. Raises RequestError for those that are not a client's
-    to give, and for too many bytes of them."""
+    """Return the variables that a request gives the template. Raises RequestError for variables that clients
+    may not give, and for too many bytes."""
     if given is None:
         return None
     for name in _FIELDS:

@@ -1,4 +1,4 @@
-"""The tools of a chat: checked, and as its template gets them."""
+"""The tools of a chat: their checks, and their form for the chat template."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from baton.text.config import Json
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 NAME_CHARS = 64
-"""Of a function's name, at most, in OpenAI's API."""
+"""Most characters of a function's name in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolLimits:
-    """Each bounds memory or work of one request."""
+    """Limits of tools. Each bounds memory or work of one request."""
 
     max_tools: int = 128
     max_tools_bytes: int = 256 * 1024
-    """Of all definitions together, as JSON."""
+    """Most bytes of all definitions together, as JSON."""
 
 
 class Function(msgspec.Struct):
@@ -59,12 +59,12 @@ class NamedTool(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What a chat may call, and whether it must."""
+    """The functions that a chat may call, and whether it must."""
 
     definitions: Sequence[dict[str, Json]]
-    """As chat templates get them; all that were given, whichever is chosen."""
+    """Definitions of all tools given, whichever is chosen, as chat templates take them."""
     names: frozenset[str]
-    """That may be called."""
+    """Names of the functions that may be called."""
     mode: Literal["auto", "required", "named"]
     parallel: bool
     """Whether an answer may hold several calls."""
@@ -77,7 +77,8 @@ def tool_use(
     limits: ToolLimits,
     name_chars: int = NAME_CHARS,
 ) -> ToolUse | None:
-    """Check the fields of a request; None if nothing may be called. ``name_chars``: of a name, at most.
+    """Check the fields of a request; return None if nothing may be called. ``name_chars``: most characters of
+    a name.
 
     Raises RequestError that names the field, its value and what is allowed.
     """
@@ -145,7 +146,7 @@ def _definitions(tools: Sequence[Tool], limits: ToolLimits, name_chars: int) -> 
 
 def _definition(function: Function, at: str) -> dict[str, Json]:
     where = f"{at}.function.parameters"
-    # Decoded from JSON, which msgspec's types cannot say.
+    # The parameters are decoded from JSON, which msgspec's types cannot say.
     parameters: dict[str, Json] = function.parameters or {}  # type: ignore[assignment]
     kind = parameters.get("type", "object")
     if kind != "object":

@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
-from baton import options
-from baton.cluster_key import check_cluster_key
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
+from baton.greeting.cluster_key import check_cluster_key
+from baton.net.certificates import ClientAuth, TlsFiles
+from baton.process import options
+from baton.process.common_options import (
+    DISCOVERY,
+    LIMITS,
+    MODEL,
+    NETWORK,
+    PLACEMENT,
+    PROCESS,
+    SECURITY,
+    TARGETS,
+    TRACES,
+    ClusterKey,
+    Host,
+    LogLevel,
+    ModelName,
+    VllmMetricNames,
+    WorkerTlsCaCerts,
+    WorkerTlsCertfile,
+    WorkerTlsKeyfile,
+    WorkerTlsServerName,
+)
+from baton.process.fields import Option, check_options
+from baton.process.options import ConfigError, check_filled, parse_size
 from baton.request.defaults import GENERATION_CONFIGS
 from baton.request.limits import MAX_ANSWERS
-from baton.router.discovery.slices import ROLE_LABEL
-from baton.router.placement import (
-    DISAGGREGATIONS,
-    NO_DECODE,
-    NO_PREFILL,
-    Disaggregation,
-    NoDecode,
-    NoPrefill,
-    PlacementOptions,
+from baton.router.discovery.kubernetes_options import (
+    Kubeconfig,
+    KubernetesContext,
+    KubernetesNamespace,
+    KubernetesPort,
+    KubernetesSelector,
 )
+from baton.router.discovery.slices import ROLE_LABEL
+from baton.router.placement import Disaggregation, NoDecode, NoPrefill, PlacementOptions
 from baton.router.shared.limits import Limits
 from baton.router.shared.redis_store import check_url
-from baton.telemetry.goodput import Targets
-from baton.tls.files import CLIENT_AUTHS, ClientAuth, TlsFiles
 from baton.tools.formats import REASONING_PARSERS, TOOL_PARSERS
 
+if TYPE_CHECKING:
+    from baton.telemetry.goodput import GoodputTargets
+
 DISCOVERIES = ("static", "kubernetes")
-MOST_PROCESSES = 64
+MAX_PROCESSES = 64
+MAX_OF_A_LIMIT = 10**12
+
+
+def _check_otlp_endpoint(option: str, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+        raise ConfigError(option, "write it like http://127.0.0.1:4317, for OTLP over gRPC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,114 +67,404 @@ class RouterConfig:
     A port of 0 is picked by the system and told in the ready line; a gRPC port of -1 serves no gRPC.
     """
 
-    workers: tuple[str, ...] = ()  # host:port of each worker's gRPC server
-    discovery: str = "static"
-    kubernetes_namespace: str | None = None  # None: that of this pod, else "default"
-    kubernetes_selector: str = ROLE_LABEL
-    kubernetes_port: str = "grpc"  # name of the workers' gRPC port in their Service
-    kubeconfig: str | None = None  # None: the service account of this pod, else the usual file
-    kubernetes_context: str | None = None
-    discovery_max_staleness: float = 300.0  # seconds; 0: no bound
-    model: str = "demo"  # whose tokenizer and chat template to use
-    served_model_name: tuple[str, ...] = ()
-    """The first is the model's name, the others are aliases; none: that of the directory, or ``model``."""
-    models: str | None = None
-    """A file that names several models; each has a configuration of its own: `baton.router.models`."""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    grpc_port: int = 8001
-    processes: int = 1  # that share the ports
-    redis_url: str | None = field(default=None, repr=False)  # may hold a password
-    redis_password_file: str | None = None
-    redis_timeout_ms: float = 30.0
-    limit_requests_per_minute: int | None = None
-    limit_tokens_per_minute: int | None = None
-    limit_concurrent_requests: int | None = None
-    limit_tokens_per_day: int | None = None
-    api_keys: str | None = None  # the file
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    ssl_ca_certs: str | None = None
-    ssl_client_auth: ClientAuth = "none"
-    worker_tls_certfile: str | None = None
-    worker_tls_keyfile: str | None = None
-    worker_tls_ca_certs: str | None = None
-    worker_tls_server_name: str | None = None
-    audit_log: str | None = None  # "-": standard error
-    audit_log_required: bool = False  # refuse what would have no line
-    log_prompts: bool = False
-    ui: bool = True  # the live page
-    trace_requests: int = 1000  # that have ended, and can be explained
-    trace_memory: int = 16 << 20  # bytes
-    otlp_endpoint: str | None = None  # of an OpenTelemetry collector; None: nothing is exported
-    trace_sample: float = 0.05  # of the requests whose clients do not say
-    max_inflight: int | None = None  # answers; None: by what workers say
-    queue_size: int = 1024  # requests
-    queue_tokens: int = 4_000_000
-    max_queue_wait: float = 60.0  # seconds
-    max_stream_backlog: int = 1024 * 1024  # bytes
-    slow_client_timeout: float = 30.0  # seconds
-    cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
-    allowed_origins: tuple[str, ...] = ()
-    allow_credentials: bool = False
-    allowed_methods: tuple[str, ...] = ("*",)
-    allowed_headers: tuple[str, ...] = ("*",)
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_n: int = MAX_ANSWERS
-    max_stop_strings: int = 16
-    max_attempts: int = 5  # of a request, that may fail in a row before it is given up on
-    queue_timeout: float = 10.0  # seconds that a request waits for a worker
-    slo_ttft: float | None = None  # seconds
-    slo_itl: float | None = None  # seconds
-    vllm_metric_names: bool = False
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    generation_config: str = "auto"
-    disaggregation: Disaggregation = "conditional"
-    itl_target_ms: float | None = None
-    no_prefill: NoPrefill = "local"
-    no_decode: NoDecode = "queue"
-    drain_timeout: int = 2  # seconds that a router told to stop lets open answers end in
-    log_level: str = "info"
+    workers: Annotated[
+        tuple[str, ...],
+        Option(
+            "A worker's gRPC address; give the option once for each worker.",
+            NETWORK,
+            flags="--worker",
+            metavar="HOST:PORT",
+        ),
+    ] = ()
+    discovery: Annotated[
+        str,
+        Option(
+            "How the router knows the workers: static (--worker), or kubernetes (EndpointSlices).",
+            DISCOVERY,
+            choices=DISCOVERIES,
+        ),
+    ] = "static"
+    kubernetes_namespace: KubernetesNamespace = None
+    kubernetes_selector: KubernetesSelector = ROLE_LABEL
+    kubernetes_port: KubernetesPort = "grpc"
+    kubeconfig: Kubeconfig = None
+    kubernetes_context: KubernetesContext = None
+    discovery_max_staleness: Annotated[
+        float,
+        Option(
+            "The router is not ready when the set of workers was not confirmed for longer; 0: no bound.",
+            DISCOVERY,
+            metavar="SECONDS",
+            least=0,
+        ),
+    ] = 300.0
+    redis_url: Annotated[
+        str | None,
+        Option(
+            "Where routers keep limits together: redis://HOST:PORT/DB, or rediss:// for TLS. "
+            "Default: each router by itself.",
+            LIMITS,
+            env="BATON_REDIS_URL",
+            show_default=False,
+            metavar="URL",
+        ),
+    ] = field(default=None, repr=False)
+    """The URL of Redis. It may hold a password."""
+    redis_password_file: Annotated[
+        str | None,
+        Option(
+            "Redis's password. Default: that in $BATON_REDIS_PASSWORD, else of the URL.",
+            LIMITS,
+            metavar="PATH",
+        ),
+    ] = None
+    redis_timeout_ms: Annotated[
+        float,
+        Option("How long a request waits for Redis, up to 45 ms.", LIMITS, metavar="MS", least=1, most=45),
+    ] = 30.0
+    """A request is to wait for 50 ms at most; the rest is for what the router itself does."""
+    limit_requests_per_minute: Annotated[
+        int | None,
+        Option(
+            "Requests in any minute, of all clients together; with --api-keys, of each tenant that the file "
+            "says nothing else of.",
+            LIMITS,
+            least=1,
+            most=MAX_OF_A_LIMIT,
+        ),
+    ] = None
+    limit_tokens_per_minute: Annotated[
+        int | None, Option("Tokens in any minute, read and written.", LIMITS, least=1, most=MAX_OF_A_LIMIT)
+    ] = None
+    limit_concurrent_requests: Annotated[
+        int | None, Option("Requests under way at once.", LIMITS, least=1, most=MAX_OF_A_LIMIT)
+    ] = None
+    limit_tokens_per_day: Annotated[
+        int | None, Option("Tokens in a UTC day.", LIMITS, least=1, most=MAX_OF_A_LIMIT)
+    ] = None
+    api_keys: Annotated[
+        str | None,
+        Option(
+            "API keys (YAML or JSON; see `baton keys create`), read again when they change. "
+            "Default: everybody may ask.",
+            SECURITY,
+            metavar="FILE",
+        ),
+    ] = None
+    ssl_certfile: Annotated[
+        str | None,
+        Option(
+            "Certificate chain (PEM) for TLS on HTTP and gRPC, read again when it changes.",
+            SECURITY,
+            metavar="FILE",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[str | None, Option("Its private key (PEM).", SECURITY, metavar="FILE")] = None
+    ssl_ca_certs: Annotated[
+        str | None, Option("Who signs clients' certificates (PEM).", SECURITY, metavar="FILE")
+    ] = None
+    ssl_client_auth: Annotated[
+        ClientAuth,
+        Option(
+            "none, or required: only clients with a certificate of --ssl-ca-certs connect (mTLS).", SECURITY
+        ),
+    ] = "none"
+    worker_tls_certfile: WorkerTlsCertfile = None
+    worker_tls_keyfile: WorkerTlsKeyfile = None
+    worker_tls_ca_certs: WorkerTlsCaCerts = None
+    worker_tls_server_name: WorkerTlsServerName = None
+    audit_log: Annotated[
+        str | None,
+        Option(
+            "One line of JSON for each request, without its words; - for standard error.",
+            SECURITY,
+            metavar="FILE|-",
+        ),
+    ] = None
+    audit_log_required: Annotated[
+        bool, Option("Refuse requests with 503 while the audit log cannot be written.", SECURITY)
+    ] = False
+    log_prompts: Annotated[
+        bool, Option("Write prompts to the audit log too, up to 4096 characters each.", SECURITY)
+    ] = False
+    ui: Annotated[bool, Option("Serve a live page at /ui.", TRACES)] = True
+    trace_requests: Annotated[
+        int,
+        Option(
+            "Requests that have ended and are kept for `baton explain`, the latest.",
+            TRACES,
+            least=0,
+            most=10**6,
+        ),
+    ] = 1000
+    trace_memory: Annotated[
+        int,
+        Option(
+            "Memory for them; those that ended first go.",
+            TRACES,
+            parse=parse_size,
+            metavar="SIZE",
+            least=0,
+            most=1 << 34,
+        ),
+    ] = 16 << 20
+    otlp_endpoint: Annotated[
+        str | None,
+        Option(
+            "Send spans of requests to this OpenTelemetry collector: http://HOST:4317, OTLP over gRPC.",
+            TRACES,
+            metavar="URL",
+            check=_check_otlp_endpoint,
+        ),
+    ] = None
+    trace_sample: Annotated[
+        float,
+        Option(
+            "Of the requests whose traceparent does not say, those to send spans of: 0 to 1.",
+            TRACES,
+            metavar="SHARE",
+            least=0,
+            most=1,
+        ),
+    ] = 0.05
+    max_inflight: Annotated[
+        int | None,
+        Option(
+            "Answers that may be under way at once; others wait their turn, in fair shares of the tenants. "
+            "Default: what the workers say they run at once and a quarter more, and four for each prefill "
+            "worker.",
+            LIMITS,
+            least=1,
+            most=10**6,
+        ),
+    ] = None
+    queue_size: Annotated[
+        int,
+        Option("Requests that may wait their turn; those beyond are refused.", LIMITS, least=1, most=10**6),
+    ] = 1024
+    queue_tokens: Annotated[
+        int,
+        Option("Prompt tokens of all requests that wait their turn.", LIMITS, least=1, most=10**9),
+    ] = 4_000_000
+    max_queue_wait: Annotated[
+        float,
+        Option(
+            "A request that should wait its turn for more than 0.7 of this is refused at once; one that has "
+            "waited for three times as long, after all.",
+            LIMITS,
+            metavar="SECONDS",
+            least=0,
+            most=3600,
+        ),
+    ] = 60.0
+    max_stream_backlog: Annotated[
+        int,
+        Option(
+            "What a client may leave unread of a stream; beyond it the stream is cut.",
+            LIMITS,
+            parse=parse_size,
+            metavar="SIZE",
+            least=64 * 1024,
+        ),
+    ] = 1024 * 1024
+    slow_client_timeout: Annotated[
+        float,
+        Option(
+            "A client that reads nothing for so long while something is there for it is cut off.",
+            LIMITS,
+            metavar="SECONDS",
+            least=0.1,
+            most=3600,
+        ),
+    ] = 30.0
+    model: ModelName = "demo"
+    served_model_name: Annotated[
+        tuple[str, ...],
+        Option(
+            "The name clients ask for; give the option again for each other name. Default: the directory's "
+            "own name, or what --model says.",
+            MODEL,
+            metavar="NAME",
+        ),
+    ] = ()
+    """The first is the model's name, the others are aliases."""
+    models: Annotated[
+        str | None,
+        Option(
+            "Serve several models: a YAML or JSON list of {name, aliases, model, workers or "
+            "kubernetes_selector}. The first is meant where a request names none.",
+            MODEL,
+            metavar="FILE",
+        ),
+    ] = None
+    """Each model has a configuration of its own: `baton.router.models_file`."""
+    host: Host = "127.0.0.1"
+    port: Annotated[int, Option("Port of the HTTP API; 0 picks one.", NETWORK, least=0, most=65535)] = 8000
+    grpc_port: Annotated[
+        int, Option("Port of the gRPC API; 0 picks one, -1 serves none.", NETWORK, least=-1, most=65535)
+    ] = 8001
+    processes: Annotated[
+        int,
+        Option(
+            "Router processes that share the ports; one uses one core. Limits that Redis does not keep are "
+            "shared out between them.",
+            NETWORK,
+            least=1,
+            most=MAX_PROCESSES,
+        ),
+    ] = 1
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Option(
+            "Let pages of this origin use the API from a browser; * is any. Give it once for each.",
+            NETWORK,
+            metavar="ORIGIN",
+        ),
+    ] = ()
+    allow_credentials: Annotated[
+        bool,
+        Option(
+            "Let those pages send credentials.",
+            NETWORK,
+            flags="--allow-credentials/--no-allow-credentials",
+        ),
+    ] = False
+    allowed_methods: Annotated[
+        tuple[str, ...], Option("That those pages may use. Default: any.", NETWORK, metavar="METHOD")
+    ] = ("*",)
+    allowed_headers: Annotated[
+        tuple[str, ...], Option("That those pages may send. Default: any.", NETWORK, metavar="HEADER")
+    ] = ("*",)
+    cluster_key: ClusterKey = field(default="", repr=False)
+    """Signs handles; never in a log."""
+    max_body_bytes: Annotated[
+        int, Option("Largest request body.", LIMITS, parse=parse_size, metavar="SIZE", least=1024)
+    ] = 8 * 1024 * 1024
+    max_n: Annotated[int, Option("Most answers (n) to one request.", LIMITS, least=1, most=MAX_ANSWERS)] = (
+        MAX_ANSWERS
+    )
+    max_stop_strings: Annotated[int, Option("Most stop strings in one request.", LIMITS, least=0)] = 16
+    max_attempts: Annotated[
+        int,
+        Option(
+            "So many attempts of a request may fail, as workers die or handoffs break; then it is given up "
+            "on.",
+            LIMITS,
+            least=1,
+            most=100,
+        ),
+    ] = 5
+    queue_timeout: Annotated[
+        float,
+        Option(
+            "Longest time that a request waits for a worker that can take it; 0: not at all.",
+            LIMITS,
+            metavar="SECONDS",
+            least=0,
+            most=3600,
+        ),
+    ] = 10.0
+    slo_ttft: Annotated[
+        float | None,
+        Option(
+            "Count requests whose answers begin later than this as misses (baton_slo_requests_total), with "
+            "the reason.",
+            TARGETS,
+            metavar="SECONDS",
+            least=0.001,
+            most=3600,
+        ),
+    ] = None
+    slo_itl: Annotated[
+        float | None,
+        Option(
+            "Likewise those of which more than one token in a hundred comes later than this after the one "
+            "before.",
+            TARGETS,
+            metavar="SECONDS",
+            least=0.001,
+            most=3600,
+        ),
+    ] = None
+    vllm_metric_names: VllmMetricNames = False
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            "How the model writes tool calls: hermes, llama3_json, none, or auto: as its template shows.",
+            MODEL,
+            choices=TOOL_PARSERS,
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            "How the model marks its reasoning: think, deepseek_r1 (answers always begin inside), none, or "
+            "auto: as its template shows.",
+            MODEL,
+            choices=REASONING_PARSERS,
+        ),
+    ] = "auto"
+    generation_config: Annotated[
+        str,
+        Option(
+            "Sampling fields that requests do not give: auto, as the model's generation_config.json says, "
+            "or none, OpenAI's defaults.",
+            MODEL,
+            choices=GENERATION_CONFIGS,
+        ),
+    ] = "auto"
+    disaggregation: Annotated[
+        Disaggregation,
+        Option(
+            "Where prompts are computed. conditional: on a prefill worker, or on the decode worker where "
+            "that is estimated to cost less; always: on a prefill worker while one is ready; never: where "
+            "they are answered.",
+            PLACEMENT,
+        ),
+    ] = "conditional"
+    itl_target_ms: Annotated[
+        float | None,
+        Option(
+            "Longest step of a decode worker that a prompt may be computed in beside running answers. "
+            "Default: their delay counts like that of the prompt's own first token.",
+            PLACEMENT,
+            metavar="MS",
+            least=1,
+        ),
+    ] = None
+    no_prefill: Annotated[
+        NoPrefill,
+        Option(
+            "While no prefill worker is ready: fail requests, queue them, or compute prompts where they are "
+            "answered (local).",
+            PLACEMENT,
+        ),
+    ] = "local"
+    no_decode: Annotated[
+        NoDecode,
+        Option("While no worker is ready that could answer: fail requests, or queue them.", PLACEMENT),
+    ] = "queue"
+    drain_timeout: Annotated[
+        int,
+        Option(
+            "Longest time that a router told to stop lets answers under way end in; it takes nothing new "
+            "meanwhile. A second signal ends it at once.",
+            PROCESS,
+            metavar="SECONDS",
+            least=1,
+            most=86400,
+        ),
+    ] = 2
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ConfigError("model", "must not be empty")
+        check_options(self)
         self._check_names()
         self._check_discovery()
-        for worker in self.workers:
-            try:
-                options.parse_address(worker)
-            except ValueError as error:
-                raise ConfigError("worker", str(error)) from None
-        if len(set(self.workers)) < len(self.workers):
-            raise ConfigError("worker", "the same address is given twice")
         self._check_shared_state()
         self._check_security()
-        self._check_admission()
-        self._check_targets()
-        self._check_traces()
-        check_host("host", self.host)
-        check_range("port", self.port, 0, 65535)
-        check_range("grpc_port", self.grpc_port, -1, 65535)
-        check_range("processes", self.processes, 1, MOST_PROCESSES)
         if self.port and self.port == self.grpc_port:
             raise ConfigError("grpc_port", f"{self.port} is already the HTTP port")
-        check_range("max_body_bytes", self.max_body_bytes, 1024)
-        check_range("max_n", self.max_n, 1, MAX_ANSWERS)
-        check_range("max_stop_strings", self.max_stop_strings, 0)
-        check_range("max_attempts", self.max_attempts, 1, 100)
-        check_range("queue_timeout", self.queue_timeout, 0, 3600)
-        check_choice("tool_call_parser", self.tool_call_parser, TOOL_PARSERS)
-        check_choice("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
-        check_choice("generation_config", self.generation_config, GENERATION_CONFIGS)
-        check_choice("disaggregation", self.disaggregation, DISAGGREGATIONS)
-        check_choice("no_prefill", self.no_prefill, NO_PREFILL)
-        check_choice("no_decode", self.no_decode, NO_DECODE)
-        if self.itl_target_ms is not None:
-            check_range("itl_target_ms", self.itl_target_ms, 1)
-        check_range("drain_timeout", self.drain_timeout, 1, 86400)
-        check_choice("log_level", self.log_level, LOG_LEVELS)
         self._check_cluster_key()
 
     def _check_names(self) -> None:
@@ -164,30 +484,27 @@ class RouterConfig:
             raise ConfigError("allow_credentials", "needs --allowed-origins")
 
     def _check_discovery(self) -> None:
-        check_choice("discovery", self.discovery, DISCOVERIES)
         if self.discovery == "static" and not self.workers and self.models is None:
             raise ConfigError("worker", "name at least one, as host:port")
         if self.discovery != "static" and self.workers:
             raise ConfigError("worker", f"cannot be given together with --discovery {self.discovery}")
+        for worker in self.workers:
+            try:
+                options.parse_address(worker)
+            except ValueError as error:
+                raise ConfigError("worker", str(error)) from None
+        if len(set(self.workers)) < len(self.workers):
+            raise ConfigError("worker", "the same address is given twice")
         for option in ("kubernetes_selector", "kubernetes_port"):
-            if not getattr(self, option):
-                raise ConfigError(option, "must not be empty")
-        check_range("discovery_max_staleness", self.discovery_max_staleness, 0)
+            check_filled(option, getattr(self, option))
 
     def _check_shared_state(self) -> None:
         if self.redis_url is not None:
             check_url(self.redis_url)
         elif self.redis_password_file is not None:
             raise ConfigError("redis_password_file", "needs --redis-url")
-        # A request is to wait for 50 ms at most; the rest is for what the router itself does.
-        check_range("redis_timeout_ms", self.redis_timeout_ms, 1, 45)
-        for name in ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "tokens_per_day"):
-            limit = getattr(self, f"limit_{name}")
-            if limit is not None:
-                check_range(f"limit_{name}", limit, 1, 10**12)
 
     def _check_security(self) -> None:
-        check_choice("ssl_client_auth", self.ssl_client_auth, CLIENT_AUTHS)
         _ = self.client_tls, self.worker_tls
         for option in ("log_prompts", "audit_log_required"):
             if getattr(self, option) and self.audit_log is None:
@@ -200,34 +517,10 @@ class RouterConfig:
             reached.append((f"--discovery {self.discovery}", self.discovery))
         check_cluster_key(self.cluster_key, reached)
 
-    def _check_traces(self) -> None:
-        check_range("trace_requests", self.trace_requests, 0, 10**6)
-        check_range("trace_memory", self.trace_memory, 0, 1 << 34)
-        check_range("trace_sample", self.trace_sample, 0, 1)
-        if self.otlp_endpoint is not None:
-            parts = urlsplit(self.otlp_endpoint)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-                raise ConfigError("otlp_endpoint", "write it like http://127.0.0.1:4317, for OTLP over gRPC")
-
-    def _check_admission(self) -> None:
-        if self.max_inflight is not None:
-            check_range("max_inflight", self.max_inflight, 1, 10**6)
-        check_range("queue_size", self.queue_size, 1, 10**6)
-        check_range("max_queue_wait", self.max_queue_wait, 0, 3600)
-        check_range("queue_tokens", self.queue_tokens, 1, 10**9)
-        check_range("max_stream_backlog", self.max_stream_backlog, 64 * 1024)
-        check_range("slow_client_timeout", self.slow_client_timeout, 0.1, 3600)
-
-    def _check_targets(self) -> None:
-        for name in ("slo_ttft", "slo_itl"):
-            target = getattr(self, name)
-            if target is not None:
-                check_range(name, target, 0.001, 3600)
-
     @property
     def client_tls(self) -> TlsFiles | None:
-        """For HTTP and gRPC; None: they are plain."""
-        return TlsFiles.given(
+        """The certificates of HTTP and gRPC; None: they are plain."""
+        return TlsFiles.from_options(
             "ssl",
             self.ssl_certfile,
             self.ssl_keyfile,
@@ -237,8 +530,8 @@ class RouterConfig:
 
     @property
     def worker_tls(self) -> TlsFiles | None:
-        """Between the services; None: it is plain."""
-        return TlsFiles.given(
+        """The certificates between the services; None: that traffic is plain."""
+        return TlsFiles.from_options(
             "worker_tls",
             self.worker_tls_certfile,
             self.worker_tls_keyfile,
@@ -249,7 +542,7 @@ class RouterConfig:
 
     @property
     def limits(self) -> Limits:
-        """Of whoever asks where there are no keys, and of tenants that have no others."""
+        """The limits of everybody where there are no keys, and of tenants that have no others."""
         return Limits(
             requests_per_minute=self.limit_requests_per_minute,
             tokens_per_minute=self.limit_tokens_per_minute,
@@ -258,8 +551,11 @@ class RouterConfig:
         )
 
     @property
-    def targets(self) -> Targets:
-        return Targets(self.slo_ttft, self.slo_itl)
+    def targets(self) -> GoodputTargets:
+        # It brings the client of Prometheus, which the command line can do without.
+        from baton.telemetry.goodput import GoodputTargets
+
+        return GoodputTargets(self.slo_ttft, self.slo_itl)
 
     @property
     def placement(self) -> PlacementOptions:

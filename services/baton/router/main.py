@@ -1,4 +1,4 @@
-"""The router program: HTTP and gRPC in front, a ring of workers behind."""
+"""The router program: HTTP and gRPC servers in front of one ring of workers per model."""
 
 from __future__ import annotations
 
@@ -19,43 +19,50 @@ import uvloop
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.applications import Starlette
 
-from baton import descriptors, hub, logs, options, sockets, wakeups
-from baton.cluster_key import LEAST_BYTES, OPEN_WARNING, suffices
-from baton.ending import LONGEST_END_S, end_process_after
-from baton.errors import ModelError
-from baton.options import StartError
-from baton.ready import RouterReady, announce
+from baton import hub
+from baton.grammar.compiler import GrammarStats
+from baton.greeting.cluster_key import MIN_BYTES, OPEN_WARNING, suffices
+from baton.net import grpc_wakeups, sockets
+from baton.net.channels import Dialer, add_port
+from baton.net.https import FollowingContext
+from baton.process import descriptors, logs, options
+from baton.process.ending import MAX_END_S, end_process_after
+from baton.process.options import ModelError, StartError
+from baton.process.ready import RouterReady, announce
 from baton.request.defaults import SamplingDefaults
 from baton.router.admission.capacity import Capacity, capacity_of
 from baton.router.admission.gate import Gate
-from baton.router.admission.queue import Bounds
+from baton.router.admission.queue import QueueBounds
+from baton.router.api.audit import AuditLog
 from baton.router.api.authentication import Authentication
+from baton.router.api.grpc.front import interceptors_for
+from baton.router.api.grpc.service import add_services, server_options
 from baton.router.api.http.app import app_for
-from baton.router.api.http.cors import Cors
-from baton.router.api.http.cut_streams import CutStreams
-from baton.router.api.http.draining import draining_app
-from baton.router.api.http.local import is_loopback
-from baton.router.api.http.server import HttpServer
-from baton.router.api.http.slots import ConnectionSlots, SlotLimits
+from baton.router.api.http.ops.draining import draining_app
+from baton.router.api.http.server.cors import Cors
+from baton.router.api.http.server.cut_streams import CutStreams
+from baton.router.api.http.server.http_server import HttpServer
+from baton.router.api.http.server.local_pages import is_loopback
+from baton.router.api.http.server.slots import ConnectionSlots, SlotLimits
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
-from baton.router.audit import AuditLog
 from baton.router.config import RouterConfig
-from baton.router.discovery.choice import discovery_for
-from baton.router.expected import ExpectedModel
-from baton.router.garbage import collect
-from baton.router.grpc_api import add_services, server_options
-from baton.router.grpc_front import interceptors_for
-from baton.router.models import each_model
+from baton.router.discovery.api_server import ApiServer, checked, own_namespace
+from baton.router.discovery.endpoint import Discovery
+from baton.router.discovery.kubernetes import KubernetesDiscovery
+from baton.router.discovery.static import StaticDiscovery
+from baton.router.dispatch.retries import Retries, RetryPolicy
+from baton.router.dispatch.ring import WorkerRing
+from baton.router.fleet.expected import ExpectedModel
+from baton.router.models_file import each_model
+from baton.router.parent import Parent
 from baton.router.preparation.frames import ModelSetup
 from baton.router.preparation.pool import PreparationPool
-from baton.router.processes.parent import Parent
-from baton.router.processes.place import Place
+from baton.router.processes.gc import collect
 from baton.router.processes.siblings import Siblings
+from baton.router.processes.slot import ProcessSlot
 from baton.router.pulse.turns import Turns
 from baton.router.pulse.watch import LoopWatch
-from baton.router.retries import Retries, RetryPolicy
-from baton.router.ring import WorkerRing
 from baton.router.security.keys import KeyFile
 from baton.router.security.salts import CacheSalts
 from baton.router.shared.limits import Tenant
@@ -63,11 +70,9 @@ from baton.router.shared.redis_store import RedisStore, connect
 from baton.router.shared.state import SharedState
 from baton.router.traces.store import Traces
 from baton.router.ui.history import History
-from baton.supervision import Supervision
 from baton.telemetry.admission import AdmissionMetrics
 from baton.telemetry.audit import AuditMetrics
 from baton.telemetry.discovery import DiscoveryCollector, DiscoveryCounts, DiscoverySource
-from baton.telemetry.grammar import GrammarCollector, GrammarStats
 from baton.telemetry.identity import Identity, export_identity
 from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.preparation import PreparationMetrics
@@ -75,21 +80,21 @@ from baton.telemetry.resumes import ResumeMetrics
 from baton.telemetry.ring import RingCollector, RingSource
 from baton.telemetry.roles import CountedByRole
 from baton.telemetry.shared import SharedStateMetrics
+from baton.telemetry.stats_collector import StatsCollector
+from baton.telemetry.supervision import Supervision
 from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.turns import TurnMetrics
 from baton.text.digest import tokenizer_digest
 from baton.text.tokenizer import Tokenizer
-from baton.tls.channels import Dialer, add_port
-from baton.tls.http import FollowingContext
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 LAST_ANSWERS_S = 1
-"""For answers under way when the drain is over, which are pages of metrics."""
+"""The time that open answers, pages of metrics, are given once the drain is over, in seconds."""
 KEEP_ALIVE_S = 75
-"""Longer than clients and load balancers keep idle connections (60 s mostly): they should close first, or a
-request can meet our close on the way."""
+"""The time that idle connections are kept, in seconds. Longer than clients and load balancers keep them
+(mostly 60 s): if we closed first, our close could cross a request."""
 FORCED_LOOK_S = 0.1
 WORKERS_LOOK_S = 0.02
 BEAT_S = 1.0
@@ -98,11 +103,12 @@ BEAT_S = 1.0
 def run(config: RouterConfig) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit status.
 
-    Raises StartError, with one line for a person, when the tokenizer or a port cannot be had.
+    Raises StartError, with one line for a person, when the tokenizer cannot be loaded or a port cannot be
+    bound.
     """
     logs.configure(config.log_level)
     if not suffices(config.cluster_key):
-        log.warning(OPEN_WARNING, LEAST_BYTES)
+        log.warning(OPEN_WARNING, MIN_BYTES)
     logging.getLogger("uvicorn.error").addFilter(CutStreams())
     descriptors.raise_limit()
     if config.processes > 1:
@@ -110,14 +116,14 @@ def run(config: RouterConfig) -> int:
     return _serve_place(config, None)
 
 
-def _serve_place(config: RouterConfig, place: Place | None) -> int:
-    """``place``: among several processes."""
+def _serve_place(config: RouterConfig, place: ProcessSlot | None) -> int:
+    """Serve as one process. ``place``: the process's slot; None if it is the only one."""
     models = [_load(each) for each in each_model(config)]
     return uvloop.run(_serve(config, models, place))
 
 
 class _Model(NamedTuple):
-    """What the router itself has of a model."""
+    """The router's own part of a model: no weights."""
 
     config: RouterConfig
     tokenizer: Tokenizer
@@ -134,14 +140,14 @@ def _load(config: RouterConfig) -> _Model:
     if defaults != SamplingDefaults():
         log.info("%s: requests are taken to ask for %s", config.model_names[0], defaults)
     tokenizer = Tokenizer.from_dir(path)
-    # A worker that was given no name calls its model as a router without one would.
+    # A worker without a configured name names its model as a router without a configured name does.
     names = frozenset((*config.model_names, options.served_name(config.model, None)))
     expected = ExpectedModel(names, tokenizer_digest(path), tokenizer.vocab_size)
     return _Model(config, tokenizer, defaults, expected)
 
 
-async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | None) -> int:
-    wakeups.take_all()
+async def _serve(config: RouterConfig, models: Sequence[_Model], place: ProcessSlot | None) -> int:
+    grpc_wakeups.take_all()
     siblings = Siblings(place)
     metrics = RouterMetrics(CollectorRegistry(), config.targets, vllm_names=config.vllm_metric_names)
     tasks = Supervision(TaskMetrics(metrics.registry))
@@ -173,7 +179,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
         )
         for ring, model in zip(rings, models, strict=True)
     ]
-    metrics.registry.register(GrammarCollector(CountedByRole("router"), lambda: _grammar_stats(services)))
+    metrics.registry.register(StatsCollector(CountedByRole("router"), lambda: _grammar_stats(services)))
     export_identity(metrics.registry, lambda: [_identity(service) for service in services])
     async with contextlib.AsyncExitStack() as stack:
         _watch_loop(metrics.registry, rings, stack)
@@ -240,7 +246,7 @@ async def _serve(config: RouterConfig, models: Sequence[_Model], place: Place | 
 def _watch_loop(
     registry: CollectorRegistry, rings: Sequence[WorkerRing], stack: contextlib.AsyncExitStack
 ) -> None:
-    """Measure the turns of the event loop, and let workers hear of the router during those that are long."""
+    """Measure the turns of the event loop, and send beats to workers during long turns."""
     turns = Turns(TurnMetrics(registry), lambda: all(ring.idle for ring in rings))
     watch = LoopWatch(turns, [ring.beats for ring in rings])
     turns.start()
@@ -249,15 +255,15 @@ def _watch_loop(
     stack.callback(watch.stop)
 
 
-async def _keep_beating(place: Place) -> NoReturn:
+async def _keep_beating(place: ProcessSlot) -> NoReturn:
     while True:
         place.beat()
         await asyncio.sleep(BEAT_S)
 
 
 async def _until_workers(rings: Sequence[WorkerRing], timeout_s: float) -> None:
-    """What waits for the process that this one stands in for is not to be refused, only because it has met no
-    workers yet. It would not wait longer for one either."""
+    """Wait until workers are connected, for at most ``timeout_s`` seconds. Connections that wait for the
+    process which this one replaces must not be refused only because no worker is connected yet."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             for ring in rings:
@@ -268,21 +274,22 @@ async def _until_workers(rings: Sequence[WorkerRing], timeout_s: float) -> None:
 
 
 async def _serve_last(server: uvicorn.Server, listener: socket.socket, stopping: asyncio.Event) -> None:
-    """Those that come while the router drains. uvicorn closes its listener first, so that nobody would hear
-    of the last figures, and probes of liveness would fail."""
+    """Serve connections that come while the router drains. The main server closes its listener first: without
+    this one, the last metrics could not be scraped, and liveness probes would fail."""
     with contextlib.closing(listener):
         await stopping.wait()
         await server.serve(sockets=[listener])
 
 
 async def _unless_forced(draining: asyncio.Task[None], server: uvicorn.Server) -> None:
-    """Until gRPC's calls have ended, or a second signal has come."""
+    """Wait until gRPC's calls have ended, or a second signal has come."""
     while not (draining.done() or server.force_exit):
         await asyncio.wait((draining,), timeout=FORCED_LOOK_S)
 
 
 async def _drain_grpc(server: grpc.aio.Server | None, stopping: asyncio.Event, timeout_s: float) -> None:
-    """Together with HTTP, not after it: a channel that is not told would go on to send its calls here."""
+    """Drain gRPC when the process is told to stop, together with HTTP and not after it: a channel that is not
+    closed would go on to send calls here."""
     await stopping.wait()
     if server is not None:
         await server.stop(timeout_s)
@@ -301,7 +308,7 @@ def _audit_log(config: RouterConfig, registry: CollectorRegistry) -> AuditLog | 
 
 
 def _traces(config: RouterConfig) -> tuple[Traces, Callable[[], None]]:
-    """Where traces are kept, and what is to be called at the end. Raises StartError."""
+    """Return the store of traces, and the function that closes its exporter. Raises StartError."""
     kept = config.trace_requests, config.trace_memory
     if config.otlp_endpoint is None:
         return Traces(*kept), lambda: None
@@ -314,13 +321,13 @@ def _traces(config: RouterConfig) -> tuple[Traces, Callable[[], None]]:
 
 
 def _count_tasks(registry: CollectorRegistry) -> None:
-    """What grows if something is never ended."""
+    """Export the number of tasks, which grows if tasks never end."""
     tasks = Gauge("baton_router_tasks", "Tasks of the router's event loop.", registry=registry)
     loop = asyncio.get_running_loop()
     tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
 
 
-def _count_restarts(registry: CollectorRegistry, place: Place | None) -> None:
+def _count_restarts(registry: CollectorRegistry, place: ProcessSlot | None) -> None:
     restarts = Counter(
         "baton_router_process_restarts",
         "Times that this process took the place of one that died.",
@@ -332,7 +339,7 @@ def _count_restarts(registry: CollectorRegistry, place: Place | None) -> None:
 async def _rings(
     models: Sequence[_Model], registry: CollectorRegistry, tasks: Supervision
 ) -> list[WorkerRing]:
-    """A ring for each model. What is counted, is of all of them; what workers are like, of each."""
+    """Return a ring for each model. Counts are of all rings together; gauges of workers are of each ring."""
     counts, resumes = DiscoveryCounts(registry), ResumeMetrics(registry)
     rings = [
         WorkerRing(
@@ -358,7 +365,7 @@ async def _rings(
 
 
 def _ring_source(name: str, ring: WorkerRing) -> RingSource:
-    return RingSource(name, ring.loads, lambda: ring.fleet.members.ejections)
+    return RingSource(name, ring.fleet.loads, lambda: ring.fleet.members.ejections)
 
 
 def _discovery_source(name: str, ring: WorkerRing) -> DiscoverySource:
@@ -392,7 +399,7 @@ def _settings(model: _Model) -> ApiSettings:
 def _preparation_pool(
     config: RouterConfig, models: Sequence[_Model], registry: CollectorRegistry
 ) -> PreparationPool:
-    """Where large bodies are read. The processes of one router share the machine's cores."""
+    """Return the pool that reads large bodies. The processes of one router share the machine's cores."""
     setups = [ModelSetup(str(model.tokenizer.directory), _settings(model)) for model in models]
     return PreparationPool(
         setups,
@@ -436,17 +443,17 @@ def _shared_state(
 
 
 def _gate(config: RouterConfig, ring: WorkerRing, shared: SharedState, metrics: AdmissionMetrics) -> Gate:
-    bounds = Bounds(
+    bounds = QueueBounds(
         requests=config.queue_size,
         prompt_tokens=config.queue_tokens,
-        longest_wait_s=config.max_queue_wait,
+        max_wait_s=config.max_queue_wait,
         shared=config.api_keys is not None,
     )
 
     def capacity() -> Capacity | None:
         if config.max_inflight is not None:
             return Capacity(config.max_inflight)
-        return capacity_of(ring.workers, shared.replicas)
+        return capacity_of(ring.fleet.workers, shared.replicas)
 
     return Gate(bounds, capacity, metrics)
 
@@ -468,20 +475,21 @@ def _http_config(config: RouterConfig, app: Starlette, drain_timeout: int) -> uv
     )
     settings.load()
     if config.client_tls is not None:
-        settings.ssl = FollowingContext(config.client_tls)  # the server's own would keep what it read first
+        settings.ssl = FollowingContext(config.client_tls)  # uvicorn's context would not follow the files
     return settings
 
 
 def _listen(config: RouterConfig, together: bool = False) -> socket.socket:
-    """``together``: with others, between which the system shares out the connections."""
+    """Open the HTTP listener. ``together``: share the port with other listeners, between which the system
+    distributes connections."""
     try:
         listener = sockets.listen(config.host, config.port, backlog=BACKLOG, reuse_port=together)
     except OSError as error:
         where = options.join_address(config.host, config.port)
         raise StartError(f"cannot listen on {where}: {error.strerror or error}") from error
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Of each connection: what is sent and not taken for so long ends it, a whole document too, which is
-        # the kernel's by then.
+        # Bytes that the peer does not acknowledge for so long end a connection, even if all of a document is
+        # in the kernel's buffer by then.
         patience_ms = round(config.slow_client_timeout * 1e3)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)
     return listener
@@ -493,11 +501,11 @@ async def _serve_grpc(
     stack: contextlib.AsyncExitStack,
     stopping: asyncio.Event,
 ) -> tuple[grpc.aio.Server | None, str | None]:
-    """The server and its address, if there is to be one."""
+    """Start the gRPC server, if configured. Returns the server and its address, or None twice."""
     if config.grpc_port < 0:
         return None, None
-    # A second router on a port in use must fail to start, not share it. With several processes, their parent
-    # has seen to that.
+    # A second router on a port in use must fail to start, not share the port. With several processes, their
+    # parent ensures that.
     server = grpc.aio.server(
         interceptors=interceptors_for(*services),
         options=[*server_options(services[0].settings), ("grpc.so_reuseport", config.processes > 1)],
@@ -514,7 +522,8 @@ async def _serve_grpc(
 
 
 def _stop_on_signals(server: HttpServer, drain_timeout_s: float) -> asyncio.Event:
-    """Set at the first one. From then on the process ends in its time, whatever hangs."""
+    """Stop at SIGTERM or SIGINT. Returns an event that is set at the first signal. From then on the process
+    ends within its drain timeout, even if something hangs."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -522,9 +531,23 @@ def _stop_on_signals(server: HttpServer, drain_timeout_s: float) -> asyncio.Even
         # A second signal ends streams that are still open.
         server.force_exit = server.should_exit
         server.should_exit = True
-        end_process_after(LONGEST_END_S if server.force_exit else drain_timeout_s + LONGEST_END_S)
+        end_process_after(MAX_END_S if server.force_exit else drain_timeout_s + MAX_END_S)
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     return stopping
+
+
+async def discovery_for(config: RouterConfig, counts: DiscoveryCounts) -> Discovery:
+    """Return the discovery that ``--discovery`` names. ``counts``: the metrics that it updates.
+
+    Raises StartError when there are no credentials. The API server is not called yet: a router that starts
+    while it is down must serve when it is back.
+    """
+    if config.discovery == "static":
+        return StaticDiscovery(config.workers)
+    connect = await checked(config.kubeconfig, config.kubernetes_context)
+    namespace = config.kubernetes_namespace or own_namespace() or "default"
+    api = ApiServer(connect, namespace, config.kubernetes_selector)
+    return KubernetesDiscovery(api, config.kubernetes_port, counts)

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated worker, at random and as often as it is told."""
+"""The faults of a simulated worker, at random and as often as asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import time
 from dataclasses import dataclass, fields
 
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -18,19 +18,20 @@ DEATH = 137
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultOptions:
-    """Means are of exponentially distributed times; 0: never. Raises ConfigError for what cannot be."""
+    """Each mean is that of an exponentially distributed time in seconds; 0: never. Raises ConfigError for
+    values out of range."""
 
     die_mean_s: float = 0.0
-    """Between its start and its sudden end."""
+    """The mean time from the worker's start to its sudden end."""
     hang_mean_s: float = 0.0
-    """Between times in which no step ends."""
+    """The mean time between hangs, in which no step ends."""
     hang_s: float = 3.0
     slow_mean_s: float = 0.0
-    """Between times in which steps take ``slow_factor`` as long."""
+    """The mean time between slow phases, in which steps take ``slow_factor`` as long."""
     slow_s: float = 10.0
     slow_factor: float = 5.0
     error_rate: float = 0.0
-    """The share of tokens in whose place an error comes, which ends the request."""
+    """The share of tokens that are replaced by an error, which ends the request."""
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class FaultOptions:
 
 
 def parse_faults(given: list[str]) -> FaultOptions:
-    """From ``name=figure`` each. Raises ConfigError, naming what is allowed."""
+    """Parse ``name=figure`` options. Raises ConfigError that names the options allowed."""
     known = {field.name for field in fields(FaultOptions)}
     figures: dict[str, float] = {}
     for one in given:
@@ -60,7 +61,7 @@ def parse_faults(given: list[str]) -> FaultOptions:
 
 
 class Faults:
-    """Asked by the thread that runs the steps."""
+    """Draws the faults, for the thread that runs the steps."""
 
     def __init__(self, options: FaultOptions | None = None) -> None:
         self._options = options or FaultOptions()
@@ -74,12 +75,13 @@ class Faults:
         return now + self._rng.expovariate(1 / mean_s) if mean_s else float("inf")
 
     def error(self) -> str | None:
-        """In place of a token."""
+        """Return the error that replaces the next token, or None."""
         rate = self._options.error_rate
         return "an error was simulated" if rate and self._rng.random() < rate else None
 
     def stretched(self, seconds: float) -> float:
-        """What a step takes that should take ``seconds``. Ends the process when its time has come."""
+        """Return how long a step takes that should take ``seconds``. Ends the process when its time has
+        come."""
         now, options = time.monotonic(), self._options
         if now >= self._dies_at:
             log.warning("a death is simulated")

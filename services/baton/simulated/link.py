@@ -1,4 +1,4 @@
-"""KV that is moved for real, in small, and takes as long as what it stands for."""
+"""KV transfers of small stand-ins, which take as long as the KV that they stand for."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
 
-from baton.connector.ranks.end import Cut, DataLink, LocalEnd
-from baton.connector.ranks.share import Share
-from baton.connector.transport import DeviceView, PageMemory
 from baton.simulated.runner import Words
+from baton.transport.base import DeviceView, PageMemory
+from baton.transport.ranks.endpoint import ChannelShape, DataLink, LocalEndpoint
+from baton.transport.ranks.shard import KVShard
 
 
 class WordMemory:
-    """``baton.connector.transport.KVMemory`` over a pool of words, [num_blocks, block_size]."""
+    """``baton.transport.base.KVMemory`` over a pool of words, [num_blocks, block_size]."""
 
     def __init__(self, pool: Words) -> None:
         self._pool = pool
 
     def part(self, block_size: int, heads: range | None = None, layers: range | None = None) -> PageMemory:
-        """The pool as wire blocks of ``block_size`` tokens. Raises ValueError for what it cannot be divided
-        into: it has one head of one layer."""
+        """Return the pool as wire blocks of ``block_size`` tokens. Raises ValueError for a size that does not
+        divide the pool's, and for heads or layers other than the pool's only ones."""
         page = self._pool.shape[1]
         if block_size < 1 or page % block_size:
             raise ValueError(f"block_size {block_size} does not divide the pool's block size, {page}")
@@ -44,12 +44,17 @@ class _Part:
     def on_device(self, blocks: Sequence[int]) -> list[DeviceView]:
         return []
 
-    def gather(self, blocks: Sequence[int], into: memoryview) -> None:
+    def whole(self) -> memoryview:
+        return self._blocks.data.cast("B")
+
+    def gather(self, blocks: Sequence[int], into: memoryview | DeviceView) -> None:
         self._check(blocks)
+        assert isinstance(into, memoryview)
         into[:] = self._blocks[list(blocks)].data.cast("B")
 
-    def scatter(self, blocks: Sequence[int], piece: memoryview) -> None:
+    def scatter(self, blocks: Sequence[int], piece: memoryview | DeviceView) -> None:
         self._check(blocks)
+        assert isinstance(piece, memoryview)
         words = np.frombuffer(piece, np.uint64).reshape(len(blocks), -1)
         self._blocks[list(blocks)] = words
 
@@ -58,35 +63,37 @@ class _Part:
             raise ValueError(f"wire blocks {list(blocks)}: ids of 0 to {len(self._blocks) - 1} are allowed")
 
 
-class PacedEnd(LocalEnd):
-    """The end of a worker whose links carry ``bytes_per_s`` together, of KV that would weigh
+class PacedEnd(LocalEndpoint):
+    """The endpoint of a worker whose links share ``bytes_per_s``, for KV that would weigh
     ``bytes_per_token``."""
 
-    def __init__(self, end: LocalEnd, bytes_per_token: int, bytes_per_s: float) -> None:
+    def __init__(self, end: LocalEndpoint, bytes_per_token: int, bytes_per_s: float) -> None:
         self._end = end
         self._bytes_per_token = bytes_per_token
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
-        self.share: Share = end.share
+        self.share: KVShard = end.share
         self.connectors = end.connectors
         self.drained_is_proof = end.drained_is_proof
 
     async def listen(self, host: str, port: int) -> Mapping[str, str]:
         return await self._end.listen(host, port)
 
-    def expect(self, connector: str, token: bytes, cut: Cut, on_lost: Callable[[], None]) -> DataLink:
+    def expect(
+        self, connector: str, token: bytes, cut: ChannelShape, on_lost: Callable[[], None]
+    ) -> DataLink:
         return self._paced(self._end.expect(connector, token, cut, on_lost), cut)
 
     async def connect(
-        self, connector: str, address: str, token: bytes, cut: Cut, on_lost: Callable[[], None]
+        self, connector: str, address: str, token: bytes, cut: ChannelShape, on_lost: Callable[[], None]
     ) -> DataLink:
         return self._paced(await self._end.connect(connector, address, token, cut, on_lost), cut)
 
-    def _paced(self, link: DataLink, cut: Cut) -> DataLink:
+    def _paced(self, link: DataLink, cut: ChannelShape) -> DataLink:
         return PacedLink(link, cut.block_size * self._bytes_per_token, self.reserve)
 
     def reserve(self, size: int) -> float:
-        """Seconds until so many bytes have left, behind those that were sent before."""
+        """Queue ``size`` bytes behind those sent before; return the seconds until they have left."""
         now = time.monotonic()
         self._free_at = max(now, self._free_at) + size / self._bytes_per_s
         return self._free_at - now
@@ -96,7 +103,7 @@ class PacedEnd(LocalEnd):
 
 
 class PacedLink:
-    """``DataLink`` that sends when what it sends would have arrived."""
+    """A ``DataLink`` that delays each send by the time that the KV's transfer would take."""
 
     def __init__(self, link: DataLink, block_bytes: int, reserve: Callable[[int], float]) -> None:
         self._link = link

@@ -1,7 +1,7 @@
 """A plain OpenAI API on a simulated worker, so that other routers can be put before the same workers.
 
-As much of it as routers pass through: completions and chats of one answer, streamed or whole. Texts are taken
-for four characters a token, and a token is told as its id.
+The API is as much as routers pass through: completions and chats of one answer, streamed or whole. Texts
+count as four characters a token, and a token is written as its id.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import msgspec
 import orjson
 import uvicorn
 
-from baton import sockets
+from baton.core.sampling_params import ResolvedSampling
 from baton.engine.engine import Engine
 from baton.engine.sequence import Sequence
-from baton.options import StartError, join_address
-from baton.sampling_params import SamplingParams
-from baton.supervision import Supervision
+from baton.net import sockets
+from baton.process.options import StartError, join_address
+from baton.telemetry.supervision import Supervision
 from baton.v1 import inference_pb2, worker_pb2
 from baton.worker.routers import Routers, RouterStream
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 OWNER = "http"
 CHARS = 4
-MOST_BODY_BYTES = 8 << 20
+MAX_BODY_BYTES = 8 << 20
 BEAT_S = 0.2
 _REASONS = {
     inference_pb2.FINISH_REASON_STOP: "stop",
@@ -46,8 +46,8 @@ _REASONS = {
 }
 
 
-class Ask(msgspec.Struct):
-    """The fields it heeds; others are ignored."""
+class SimulatedRequest(msgspec.Struct):
+    """The fields that are used; others are ignored."""
 
     prompt: str | list[int] | None = None
     messages: list[dict[str, object]] | None = None
@@ -74,7 +74,7 @@ class Front:
         self._supervision = Supervision()
 
     async def listen(self, host: str, port: int) -> None:
-        """Raises StartError when the port cannot be had."""
+        """Listen, and serve in the background. Raises StartError when the port cannot be had."""
         config = uvicorn.Config(
             self._app,
             log_config=None,
@@ -89,13 +89,13 @@ class Front:
         server = uvicorn.Server(config)
 
         self._tasks = [
-            asyncio.create_task(server._serve([sock])),  # without the signals, which are the worker's
+            asyncio.create_task(server._serve([sock])),  # without signal handlers: the worker has its own
             self._supervision.start("answers", self._deal_out),
             self._supervision.start("beat", self._beat),
         ]
 
     async def _deal_out(self) -> None:
-        """Each frame's tokens to the requests that wait for them."""
+        """Pass the tokens of each frame to their requests."""
         while (message := await self._stream.frames.get()) is not None:
             for delta in message.frame.deltas:
                 queue = self._open.get(delta.request_id)
@@ -121,7 +121,7 @@ class Front:
 
     async def _complete(self, receive: Receive, send: Send, chat: bool) -> None:
         try:
-            ask = msgspec.json.decode(await _body(receive), type=Ask)
+            ask = msgspec.json.decode(await _body(receive), type=SimulatedRequest)
             sequence = self._sequence(ask)
             queue = self._open[sequence.request_id] = asyncio.Queue()
             gone = asyncio.create_task(_gone(receive))
@@ -139,10 +139,10 @@ class Front:
         except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             await _reply(send, 400, _error(str(error)))
 
-    def _sequence(self, ask: Ask) -> Sequence:
+    def _sequence(self, ask: SimulatedRequest) -> Sequence:
         most = ask.max_completion_tokens or ask.max_tokens or 16
         seed = secrets.randbits(32) if ask.seed is None else ask.seed
-        params = SamplingParams(
+        params = ResolvedSampling(
             max_tokens=most, temperature=ask.temperature, seed=seed, ignore_eos=ask.ignore_eos
         )
         given = ask.prompt if ask.prompt is not None else orjson.dumps(ask.messages).decode()
@@ -156,7 +156,8 @@ class Front:
     async def _chunks(
         self, sequence: Sequence, queue: asyncio.Queue[worker_pb2.TokenDelta], gone: asyncio.Task[None]
     ) -> AsyncIterator[tuple[str, str | None]]:
-        """What comes at a time, and behind the last of it why it ended; less if the client has ``gone``."""
+        """Yield each text with None, and the last one with its finish reason, which is left out if the client
+        has ``gone``."""
         reason: str | None = None
         while reason is None and not gone.done():
             delta = await queue.get()
@@ -179,7 +180,7 @@ class Front:
                 choice = orjson.dumps({"index": 0, **said, "finish_reason": reason})
                 event = b"data: " + before + created + choice + b"]}\n\n"
                 await send({"type": "http.response.body", "body": event, "more_body": True})
-        except ValueError as error:  # the status is sent
+        except ValueError as error:  # the status is already sent
             event = b"data: " + _error(str(error)) + b"\n\n"
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
@@ -188,7 +189,7 @@ class Front:
         self, sequence: Sequence, chunks: AsyncIterator[tuple[str, str | None]], send: Send, chat: bool
     ) -> None:
         text, reason = "", None
-        async for piece, reason in chunks:  # noqa: B007 - the last one is told
+        async for piece, reason in chunks:  # noqa: B007 - the last reason is used
             text += piece
         said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         counts = {"prompt_tokens": sequence.num_prompt, "completion_tokens": sequence.num_outputs}
@@ -204,7 +205,7 @@ class Front:
 
 
 async def _gone(receive: Receive) -> None:
-    """Returns when the client has left."""
+    """Return when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -224,8 +225,8 @@ async def _body(receive: Receive) -> bytes:
         part = event.get("body", b"")
         assert isinstance(part, bytes)
         body += part
-        if len(body) > MOST_BODY_BYTES:
-            raise ValueError(f"the body has more than {MOST_BODY_BYTES} bytes")
+        if len(body) > MAX_BODY_BYTES:
+            raise ValueError(f"the body has more than {MAX_BODY_BYTES} bytes")
         more = bool(event.get("more_body"))
     return bytes(body)
 

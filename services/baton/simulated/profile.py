@@ -1,4 +1,4 @@
-"""What a simulated worker is like: how long its steps take, what its KV weighs, how it answers."""
+"""The properties of a simulated worker: how long its steps take, what its KV weighs, how it answers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 
-MOST_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 1 << 20
 _MAY_BE_ZERO = frozenset(
     {"step_base_ms", "step_row_ms", "prefill_ms_per_1k", "context_ms_per_1k", "load_s", "mean_output_tokens"}
 )
@@ -22,7 +22,7 @@ class Profile:
     """A step that decodes n sequences over c tokens of context, and computes p prompt tokens, takes
     ``step_base_ms + n * step_row_ms + c / 1000 * context_ms_per_1k + p / 1000 * prefill_ms_per_1k``.
 
-    Raises ConfigError for a figure that cannot be.
+    Raises ConfigError for a figure out of range.
     """
 
     step_base_ms: float = 8.0
@@ -30,13 +30,14 @@ class Profile:
     context_ms_per_1k: float = 0.04
     prefill_ms_per_1k: float = 40.0
     kv_bytes_per_token: int = 131_072
-    """What a token's KV would weigh. Its block, as it lies here, is 8 bytes for each token."""
+    """The bytes that a token's KV would have. In the pool it takes 8 bytes."""
     link_bytes_per_s: float = 10e9
-    """How fast one worker sends KV."""
+    """The bandwidth at which one worker sends KV."""
     mean_output_tokens: float = 0.0
-    """Each token is the last one with a chance of 1 to this. 0: answers end by their own limits alone."""
+    """The mean length of answers: each token is the last one with probability 1 / this. 0: answers end by
+    their own limits alone."""
     load_s: float = 0.0
-    """From its start until it is ready."""
+    """The time from the worker's start until it is ready, in seconds."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -46,15 +47,16 @@ class Profile:
                 raise ConfigError("profile", f"{field.name} must be {least}, not {value:g}")
 
     def step_s(self, rows: int, context: int, prompt_tokens: int) -> float:
-        """Seconds of a step that decodes ``rows`` sequences over ``context`` tokens of all of them."""
+        """Return the seconds of a step that decodes ``rows`` sequences over ``context`` tokens of all of
+        them."""
         beyond = context * self.context_ms_per_1k + prompt_tokens * self.prefill_ms_per_1k
         return (self.step_base_ms + rows * self.step_row_ms + beyond / 1e3) / 1e3
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
-        # By bytes over bandwidth and operations over rate, halved for what is lost on the way: 16 GB of
-        # weights and 128 KiB a token over 3.35 TB/s, 16 GFLOP a token over 990 TFLOP/s. Not measured.
+        # Computed from bytes over bandwidth and operations over rate, halved for losses: 16 GB of weights and
+        # 128 KiB a token over 3.35 TB/s, 16 GFLOP a token over 990 TFLOP/s. Not measured.
         "8b-h100": Profile(),
         "8b-l4": Profile(
             step_base_ms=110.0,
@@ -63,22 +65,22 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             prefill_ms_per_1k=270.0,
             link_bytes_per_s=2e9,
         ),
-        # Steps that cost nothing: what is left is what surrounds them.
+        # Steps that take no time, to measure what surrounds them.
         "instant": Profile(step_base_ms=0.0, step_row_ms=0.0, context_ms_per_1k=0.0, prefill_ms_per_1k=0.0),
     }
 )
 
 
 def profile_of(name: str) -> Profile:
-    """A profile by its name, or from a JSON file of some of its fields. Raises ConfigError."""
+    """Return a profile by its name, or from a JSON file of some of its fields. Raises ConfigError."""
     known = PROFILES.get(name)
     if known is not None:
         return known
     file = Path(name).expanduser()
     try:
         size = file.stat().st_size
-        if size > MOST_FILE_BYTES:
-            raise ConfigError("profile", f"{name} has {size} bytes; at most {MOST_FILE_BYTES} are allowed")
+        if size > MAX_FILE_BYTES:
+            raise ConfigError("profile", f"{name} has {size} bytes; at most {MAX_FILE_BYTES} are allowed")
         return msgspec.json.decode(file.read_bytes(), type=Profile)
     except OSError as error:
         names = ", ".join(PROFILES)

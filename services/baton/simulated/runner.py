@@ -1,7 +1,7 @@
-"""Steps of a model that is a hash: what it says next follows from every token before it, read from the pool.
+"""Steps of a model that is a hash: its next token follows from every token before it, read from the pool.
 
-The KV of a token is one 64-bit word, a digest of all tokens up to it, made from the word before it as that
-lies in the pool. A block that was given away too early, sent wrongly or bound in the wrong order changes all
+The KV of a token is one 64-bit word, a digest of all tokens up to it, made from the previous token's word as
+the pool holds it. A block that was given away too early, sent wrongly or bound in the wrong order changes all
 tokens after it, as it would with a real model.
 """
 
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.engine.execution import Sampled, StepResult
+from baton.core.sampling_params import ResolvedSampling
+from baton.engine.execution import Launcher, Sampled, StepResult
 from baton.engine.scheduler import Scheduled, ScheduledBatch
 from baton.engine.sequence import Sequence
-from baton.grammar.compiler import Grammar
-from baton.sampling_params import SamplingParams
+from baton.grammar.table import Grammar
 from baton.simulated.faults import Faults
 from baton.simulated.profile import Profile
-from baton.simulated.record import Record
+from baton.simulated.record import TokenLog
 
 if TYPE_CHECKING:
-    from baton.engine.guidance import Guide
+    from baton.engine.sampling.guidance import Guide
     from baton.parallel.ranks import Ranks
 
 Words = NDArray[np.uint64]
@@ -46,12 +46,13 @@ class SimulatedRunner:
         vocabulary: range,
         eos_token_ids: frozenset[int],
         faults: Faults | None = None,
-        record: Record | None = None,
+        record: TokenLog | None = None,
         revision: str | None = None,
     ) -> None:
-        """``vocabulary``: the ids that answers are made of. ``record`` hears of every token. ``revision``: of
-        weights that are not the files' own; None: they are."""
+        """``vocabulary``: the ids that answers are made of. ``record`` gets every token. ``revision``: the
+        revision of weights other than the model files'; None: the files' own."""
         self.ranks: Ranks | None = None
+        self.launcher: Launcher | None = None
         self.keeps_hidden = False
         self.pool: Words = np.zeros((num_blocks, block_size), np.uint64)
         self._profile = profile
@@ -70,7 +71,7 @@ class SimulatedRunner:
         for item in batch.items:
             self._compute(item)
             seq = item.sequence
-            if seq.num_computed + item.num_new < seq.num_tokens:
+            if not item.chooses:
                 continue
             error = self._faults.error()
             if error is not None:
@@ -85,14 +86,14 @@ class SimulatedRunner:
         return result
 
     def _seconds(self, batch: ScheduledBatch) -> float:
-        context = sum(seq.num_computed for seq, _ in batch.items[: batch.num_single])
+        context = sum(item.start for item in batch.items[: batch.num_single])
         prompt_tokens = sum(item.num_new for item in batch.items[batch.num_single :])
         return self._faults.stretched(self._profile.step_s(batch.num_single, context, prompt_tokens))
 
     def _compute(self, item: Scheduled) -> None:
-        """The words of the tokens that are new: each is that of the one before, times FACTOR, plus the id."""
-        seq, num_new = item
-        start, size, pool = seq.num_computed, self._block_size, self.pool
+        """Write the words of the new tokens: each is the previous word times FACTOR, plus the token's id."""
+        seq, num_new, start, _ = item
+        size, pool = self._block_size, self.pool
         word = word_before_all(self._salt)
         if start:
             word = int(pool[seq.block_ids[(start - 1) // size], (start - 1) % size])
@@ -105,7 +106,7 @@ class SimulatedRunner:
         pool[blocks, places % size] = chained(word, seq.token_ids[start : start + num_new])
 
     def _sample(self, seq: Sequence) -> Iterator[Sampled]:
-        """The next token; with the first one, those of its forks."""
+        """Yield the next token; with the first one, also the first tokens of the forks."""
         last = seq.num_tokens - 1
         word = int(self.pool[seq.block_ids[last // self._block_size], last % self._block_size])
         if seq.output_ids or not seq.forks:
@@ -115,25 +116,26 @@ class SimulatedRunner:
         for params, given in answers:
             yield Sampled(self._token(word, params) if given is None else given, None)
 
-    def _token(self, word: int, params: SamplingParams) -> int:
+    def _token(self, word: int, params: ResolvedSampling) -> int:
         drawn = mixed(word ^ mixed(params.seed if params.temperature else 0) ^ self._salt)
         mean = self._profile.mean_output_tokens
         if mean and self._eos and not params.ignore_eos and (drawn >> 32) % 2**20 < 2**20 / mean:
             return self._eos[0]
         return self._vocabulary[drawn % len(self._vocabulary)]
 
-    # --- what it is not
+    # --- what it does not support
 
     @staticmethod
-    def rules(params: SamplingParams, prompt_ids: Items[int], eos_token_ids: frozenset[int]) -> None:
-        """It has no logits that rules could change. ValueError for what needs some."""
+    def rules(params: ResolvedSampling, prompt_ids: Items[int], eos_token_ids: frozenset[int]) -> None:
+        """Check that ``params`` need no logits, which a simulated worker does not have. Raises ValueError for
+        parameters that do."""
         wanted = ("logprobs", "prompt_logprobs", "beam_search")
         for name in wanted:
             if getattr(params, name) is not None:
                 raise ValueError(f"{name}: a simulated worker has no log-probabilities")
 
     @staticmethod
-    def guide(grammar: Grammar, params: SamplingParams, eos_token_ids: frozenset[int]) -> Guide:
+    def guide(grammar: Grammar, params: ResolvedSampling, eos_token_ids: frozenset[int]) -> Guide:
         return _no_grammars()
 
     @staticmethod
@@ -148,19 +150,19 @@ def _no_grammars() -> NoReturn:
 
 
 def salt_of(revision: str | None) -> int:
-    """What makes the KV of one revision, and what follows from it, another's than that of the next."""
+    """Return the salt that makes the KV and the tokens of one revision differ from another's."""
     if revision is None:
         return 0
     return int.from_bytes(hashlib.blake2b(revision.encode(), digest_size=8).digest(), "little")
 
 
 def word_before_all(salt: int) -> int:
-    """The word before the first token."""
+    """Return the word before the first token."""
     return salt ^ 1
 
 
 def chained(word: int, token_ids: Items[int]) -> Words:
-    """The words of tokens that follow the one whose word is given, all at once.
+    """Return the words of the tokens that follow the token of ``word``, all at once.
 
     With w(i) = w(i - 1) * F + t(i) modulo 2 ** 64 and F odd, w(i) / F ** i is a running sum.
     """
@@ -173,12 +175,13 @@ def chained(word: int, token_ids: Items[int]) -> Words:
 
 
 def _powers(factor: int, count: int) -> Words:
-    """The first ``count`` powers, from 1 on, modulo 2 ** 64."""
+    """Return the first ``count`` powers of ``factor``, from 1 on, modulo 2 ** 64."""
     return np.cumprod(np.full(count, factor, np.uint64), dtype=np.uint64)
 
 
 def mixed(word: int) -> int:
-    """The finalizer of SplitMix64 (https://doi.org/10.1145/2660193.2660195): every bit hangs on every bit."""
+    """Apply the finalizer of SplitMix64 (https://doi.org/10.1145/2660193.2660195): every bit of the result
+    depends on every bit of ``word``."""
     word = (word + 0x9E3779B97F4A7C15) & _MASK
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -1,1 +1,1 @@
-"""Guessing the tokens that come next, so that one step can settle several of them."""
+"""Speculative decoding: drafts of the tokens that come next, so that one step can settle several of them."""

@@ -1,4 +1,4 @@
-"""From a method's name to its drafter. A new method gets a line in ``_METHODS``."""
+"""The choice of a drafter by its method's name. A new method gets a line in ``_METHODS``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from types import MappingProxyType
 import torch
 
 from baton import hub
-from baton.errors import ModelError
 from baton.models.base import CausalLM
-from baton.models.loader import LoadFormat, kv_block_bytes, load_model
+from baton.models.config import LoadFormat
+from baton.models.loader import kv_block_bytes, load_model
+from baton.process.options import ModelError
 from baton.speculation.config import Method, SpeculationConfig
-from baton.speculation.draft_model import DraftModelDrafter
+from baton.speculation.draft_model import DraftModelDrafter, Replay
 from baton.speculation.drafter import Drafter
 from baton.speculation.eagle import EagleDrafter, load_eagle
 from baton.speculation.medusa import MedusaDrafter, load_medusa
@@ -29,12 +30,14 @@ class Target:
 
     model: CausalLM
     path: Path
-    """Its directory."""
+    """The model's directory."""
     device: torch.device
     block_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
     load_format: LoadFormat
+    replay: Replay | None
+    """Records the passes of a draft model; None: they are not replayed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,15 @@ class DraftPlan:
     """A drafter whose weights are on the device, and that needs to know how much KV it may keep."""
 
     block_bytes: int
-    """What the drafter keeps for each KV block of the target; 0: nothing."""
+    """The memory of the drafter for each KV block of the target, in bytes; 0: none."""
     build: Callable[[int], Drafter]
-    """The drafter, with room for the tokens of so many blocks."""
+    """Builds the drafter, with room for the tokens of a number of blocks."""
+    model: CausalLM | None = None
+    """The draft model, whose passes ``Target.replay`` records; None: there is none."""
 
 
 def plan_drafter(config: SpeculationConfig, target: Target) -> DraftPlan | None:
-    """Loads what the method needs. None for ``none``; ValueError or ModelError if it cannot be had."""
+    """Loads what the method needs. None for ``none``; ValueError or ModelError if it cannot be loaded."""
     if config.method == "none":
         return None
     return _METHODS[config.method](config, target)
@@ -62,12 +67,18 @@ def _draft(config: SpeculationConfig, target: Target) -> DraftPlan:
     path = _weights_of(config, target)
     _check_tokens(path, target.path)
     dtype = str(target.model.dtype).removeprefix("torch.")
-    model = load_model(path, dtype, target.device, target.load_format, quantization=target.model.quantization)
+    model = load_model(path, dtype, target.device, target.load_format, quantization=target.model.scheme.name)
     return DraftPlan(
         kv_block_bytes(model.config, target.block_size, model.dtype),
         lambda num_blocks: DraftModelDrafter(
-            model, num_blocks, target.block_size, target.device, target.max_num_batched_tokens
+            model,
+            num_blocks,
+            target.block_size,
+            target.device,
+            target.max_num_batched_tokens,
+            target.replay,
         ),
+        model,
     )
 
 
@@ -79,13 +90,14 @@ def _medusa(config: SpeculationConfig, target: Target) -> DraftPlan:
 
 def _eagle(config: SpeculationConfig, target: Target) -> DraftPlan:
     layer, layer_config = load_eagle(_weights_of(config, target), target.model, target.device)
-    # Its KV is of a fixed size and taken at once, so that what is left for the pool is measured without it.
+    # EAGLE's KV is of a fixed size and allocated at once, so that the rest for the pool is measured without
+    # it.
     drafter = EagleDrafter(layer, layer_config, target.model, target.max_num_seqs)
     return DraftPlan(0, lambda num_blocks: drafter)
 
 
 def _weights_of(config: SpeculationConfig, target: Target) -> Path:
-    """The directory of what drafts: the one that is named or, as the demo model has them, the one of the
+    """The directory of the draft weights: the named one or, as the demo model has them, the directory of the
     method's name inside the model's own."""
     if config.model is not None:
         return hub.resolve_model(config.model)
@@ -98,8 +110,8 @@ def _weights_of(config: SpeculationConfig, target: Target) -> Path:
 
 
 def _check_tokens(draft: Path, target: Path) -> None:
-    """Token ids go from one model to the other, so they must mean the same. (The size of the embedding may
-    differ: models of one family pad it differently.)"""
+    """Checks that token ids mean the same in both models, as they go from one to the other. ModelError if
+    not. (The size of the embedding may differ: models of one family pad it differently.)"""
     try:
         ours, theirs = Tokenizer.from_dir(target), Tokenizer.from_dir(draft)
     except TokenizerError as error:

@@ -1,9 +1,9 @@
-"""A small model of the same tokenizer writes ahead, and the large one verifies what it wrote
-(https://arxiv.org/abs/2211.17192)."""
+"""Speculation with a draft model: a small model of the same tokenizer writes ahead, and the large one
+verifies its tokens (https://arxiv.org/abs/2211.17192)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,20 +15,27 @@ from baton.models.loader import new_kv_pool
 from baton.speculation.drafter import TokenSequence
 from baton_kernels.paged import Chunk, PagedBatch
 
-MOST_ROWS = 4
-"""Up to so many tokens of a sequence are computed as rows of their own, batched with those of others; more go
-as a chunk."""
+MAX_ROWS = 4
+"""Most tokens of a sequence that are computed as rows of their own, batched with other sequences' rows; more
+tokens go as a chunk."""
+
+Forward = Callable[[Tensor, PagedBatch, Tensor], Tensor]
+"""``CausalLM.forward``, or what takes its place."""
+Replay = Callable[[CausalLM, Tensor], Forward]
+"""A function that records passes of a model over a pool, whose last block belongs to nobody, and returns the
+forward pass that replays them."""
 
 
 @dataclass(slots=True)
 class _Cache:
-    """What the pool holds of one sequence."""
+    """One sequence's part of the pool."""
 
     blocks: list[int] = field(default_factory=list)
     tokens: int = 0
-    """Leading tokens of the sequence whose KV is there."""
+    """Leading tokens of the sequence whose KV is in the blocks."""
     drafts: list[int] = field(default_factory=list)
-    """Those behind them whose KV is there too: tokens of the sequence as far as they were accepted."""
+    """Drafts behind these tokens whose KV is in the blocks too: tokens of the sequence as far as they were
+    accepted."""
 
     def settle(self, token_ids: Sequence[int]) -> None:
         """Counts the drafts that have become tokens, and leaves the last token to be computed."""
@@ -47,7 +54,7 @@ class _Run:
     sequence: TokenSequence
     cache: _Cache
     start: int
-    """The place of the first of them."""
+    """The place of the first of these tokens in the sequence."""
     token_ids: list[int]
     limit: int
     """Drafts wanted in the end; 0: this pass does not reach the sequence's last token."""
@@ -57,29 +64,38 @@ class _Run:
 class DraftModelDrafter:
     """Greedy drafts: k passes of the model over all sequences at once.
 
-    It has a KV pool of its own. What it has not seen of a sequence (the prompt, after a handoff; what came
-    while the sequence paused) it computes first, at most ``budget`` tokens in a call for all together; those
-    that are not there yet get no drafts. Nor do those for whom there is no room, when the blocks of all that
-    do not draft now are taken.
+    The drafter has a KV pool of its own. Tokens of a sequence that it has not seen (the prompt, after a
+    handoff; tokens that came while the sequence paused) it computes first, at most ``budget`` tokens in a
+    call for all sequences together; a sequence that has not caught up gets no drafts. Nor does a sequence
+    without room, when the blocks of all sequences that do not draft now are taken. With ``replay``, passes
+    over a few tokens of each sequence are replayed.
     """
 
     wants_hidden = False
 
     def __init__(
-        self, model: CausalLM, num_blocks: int, block_size: int, device: torch.device, budget: int
+        self,
+        model: CausalLM,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        budget: int,
+        replay: Replay | None = None,
     ) -> None:
         self._model = model
         self._block_size = block_size
         self._device = device
         self._budget = budget
-        self._pool = new_kv_pool(model.config, num_blocks, block_size, model.dtype, device)
+        nobodys = 0 if replay is None else 1
+        self._pool = new_kv_pool(model.config, num_blocks + nobodys, block_size, model.dtype, device)
+        self._forward: Forward = model.forward if replay is None else replay(model, self._pool)
         self._free = list(reversed(range(num_blocks)))
         self._caches: dict[TokenSequence, _Cache] = {}
         self._with_lengths = model.config.rope.kind == "dynamic"
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
+        """The number of free blocks."""
         return len(self._free)
 
     def draft(self, sequences: Sequence[TokenSequence], limits: Sequence[int]) -> list[list[int]]:
@@ -104,7 +120,7 @@ class DraftModelDrafter:
     # -- what to compute ---------------------------------------------------------------------------------
 
     def _plan(self, sequences: Sequence[TokenSequence], limits: Sequence[int]) -> list[_Run]:
-        """The first pass: what is missing of each sequence, as far as budget and blocks go."""
+        """The first pass: the missing tokens of each sequence, as far as budget and blocks go."""
         runs: list[_Run] = []
         budget = self._budget
         drafting = set(sequences)
@@ -119,7 +135,7 @@ class DraftModelDrafter:
             if limit < 1 or not missing or not self._grow(cache, stop + (limit - 1) * whole, drafting):
                 continue
             token_ids = sequence.token_ids[cache.tokens : stop].tolist()
-            if max(token_ids) >= self._model.config.vocab_size:  # one of the target's padding
+            if max(token_ids) >= self._model.config.vocab_size:  # an id of the target's padding
                 continue
             runs.append(_Run(sequence, cache, cache.tokens, token_ids, limit if whole else 0))
             budget -= missing
@@ -132,7 +148,7 @@ class DraftModelDrafter:
         return _Run(run.sequence, run.cache, run.start + len(run.token_ids), [last], run.limit, run.drafts)
 
     def _grow(self, cache: _Cache, num_tokens: int, drafting: Collection[TokenSequence]) -> bool:
-        """Gives a cache blocks for so many tokens; False if there are not as many."""
+        """Gives a cache blocks for ``num_tokens`` tokens; False if there are not enough."""
         missing = -(-num_tokens // self._block_size) - len(cache.blocks)
         if missing > len(self._free):
             for idle in [sequence for sequence in self._caches if sequence not in drafting]:
@@ -145,12 +161,12 @@ class DraftModelDrafter:
     # -- computing it ------------------------------------------------------------------------------------
 
     def _pass(self, runs: list[_Run]) -> None:
-        """Computes the tokens of ``runs``, and adds a draft to those that reach their sequence's end."""
-        rows = [run for run in runs if len(run.token_ids) <= MOST_ROWS]
-        chunks = [run for run in runs if len(run.token_ids) > MOST_ROWS]
+        """Computes the tokens of ``runs``, and adds a draft to each run that reaches its sequence's end."""
+        rows = [run for run in runs if len(run.token_ids) <= MAX_ROWS]
+        chunks = [run for run in runs if len(run.token_ids) > MAX_ROWS]
         runs = rows + chunks
         token_ids = torch.tensor([token for run in runs for token in run.token_ids], device=self._device)
-        hidden = self._model.forward(token_ids, self._batch(rows, chunks), self._pool)
+        hidden = self._forward(token_ids, self._batch(rows, chunks), self._pool)
         ends = np.cumsum([len(run.token_ids) for run in runs])
         drafting = [at for at, run in enumerate(runs) if run.limit]
         if drafting:
@@ -187,7 +203,8 @@ class DraftModelDrafter:
         )
 
     def _tables(self, rows: list[_Run]) -> Tensor:
-        """[rows, blocks]: each token of a run has the table of its sequence, and sees what is before it."""
+        """Block tables [rows, blocks]: each token of a run has the table of its sequence, and sees the tokens
+        before it."""
         width = max((len(run.cache.blocks) for run in rows), default=0)
         tables = np.zeros((len(rows), width), np.int64)
         for table, run in zip(tables, rows, strict=True):

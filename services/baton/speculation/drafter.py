@@ -1,4 +1,4 @@
-"""What guesses the next tokens of sequences, and what it sees of them.
+"""The interface of drafters, which guess the next tokens of sequences.
 
 A draft changes how fast tokens come, never which: the engine computes the drafts together with the last token
 and keeps those that it would have chosen anyway (``baton.engine.verification``).
@@ -29,9 +29,9 @@ class TokenSequence(Hashable, Protocol):
 
 
 class Drafter(Protocol):
-    """Whatever state it keeps is derived from the tokens and hidden states that it has seen here. So it may
-    meet a sequence in the middle (a handoff, a resume, a fork), and one that it was not asked about for some
-    steps: of what it has not seen it makes what it can, or drafts nothing.
+    """A source of drafts. Any state that a drafter keeps is derived from the tokens and hidden states that it
+    has seen here. So it may get a sequence in the middle (a handoff, a resume, a fork), or one that it was
+    not asked about for some steps: it drafts what it can from what it has seen, or nothing.
 
     All calls come from the thread that steps the engine, without the engine's lock.
     """
@@ -40,15 +40,16 @@ class Drafter(Protocol):
     """Whether :meth:`observe` is to be called."""
 
     def draft(self, sequences: Sequence[TokenSequence], limits: Sequence[int]) -> list[list[int]]:
-        """Up to ``limits[i]`` tokens (at least 1) that may follow the last token of each sequence. Called
-        before a step is scheduled. Fewer, or none, is always right."""
+        """Drafts up to ``limits[i]`` tokens (at least 1) that may follow the last token of each sequence.
+        Called before a step is scheduled. Fewer, or none, is always right."""
         ...
 
     def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None:
-        """After a step, with ``wants_hidden``: ``hidden`` [n, H] are the final hidden states (what the LM
-        head gets) of the sequence's tokens ``first`` to ``first + n - 1``, which were computed and kept."""
+        """Takes the hidden states of a step; called after it, with ``wants_hidden``. ``hidden`` [n, H] are
+        the final hidden states (the input of the LM head) of the sequence's tokens ``first`` to ``first + n -
+        1``, which were computed and kept."""
         ...
 
     def forget(self, sequence: TokenSequence) -> None:
-        """The sequence is over. Also for those it never saw."""
+        """Forgets a sequence that is over. Also called for sequences that the drafter never saw."""
         ...

@@ -17,24 +17,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.errors import ModelError
 from baton.models.base import CausalLM
-from baton.models.config import Fields, ModelConfig, read_object
-from baton.models.layers import FusedLinear, Linear, RMSNorm, SwiGLU
+from baton.models.config import ModelConfig
+from baton.models.json_fields import Fields, read_object
+from baton.models.layers import Linear, RMSNorm, SwiGLU
 from baton.models.loader import fill_all
+from baton.models.quantization.plain import PLAIN
 from baton.models.rope import cos_and_signed_sin, inverse_frequencies
 from baton.parallel.collectives import Parallel
+from baton.process.options import ModelError
 from baton.speculation.drafter import TokenSequence
 from baton.speculation.fit import check_fit
 from baton.speculation.kv_ring import KvRing
 from baton_kernels.rotary import rotate
 
 WINDOW = 256
-"""Positions of each sequence that a row sees, its own included. Drafts need what is near, and with a bound a
+"""Positions of each sequence that a row sees, its own included. Drafts need nearby tokens, and with a bound a
 sequence takes the same memory however long it grows."""
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Queries [B, heads, n, dim], keys and values [B, kv_heads, n, dim] of the new rows -> [B, heads, n, dim]."""
+"""A function of queries [B, heads, n, dim], keys and values [B, kv_heads, n, dim] of the new rows -> [B,
+heads, n, dim]."""
 
 
 class EagleLayer(nn.Module):
@@ -49,16 +52,16 @@ class EagleLayer(nn.Module):
         size, eps = config.hidden_size, config.rms_norm_eps
         frequencies, _ = inverse_frequencies(config.rope, config.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
-        # A token's embedding may be a twentieth of a hidden state in size: unless both are brought to one,
-        # the layer hardly sees which token it goes on with.
+        # A token's embedding may be a twentieth of a hidden state in size: unless both are brought to one
+        # size, the layer hardly sees which token it goes on with.
         self.embedding_norm = RMSNorm(size, eps, dtype)
         self.hidden_norm = RMSNorm(size, eps, dtype)
         self.fuse = Linear(2 * size, size, dtype)
         self.input_layernorm = RMSNorm(size, eps, dtype)
-        self.qkv_proj = FusedLinear(size, {"q_proj": query, "k_proj": key, "v_proj": key}, dtype)
+        self.qkv_proj = Linear(size, {"q_proj": query, "k_proj": key, "v_proj": key}, dtype)
         self.o_proj = Linear(query, size, dtype)
         self.post_attention_layernorm = RMSNorm(size, eps, dtype)
-        self.mlp = SwiGLU(config, dtype, Parallel.alone(config))
+        self.mlp = SwiGLU(config, dtype, Parallel.alone(config), PLAIN)
         self.norm = RMSNorm(size, eps, dtype)
 
     def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -81,7 +84,7 @@ class EagleLayer(nn.Module):
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention among the new rows alone, each to those before it: how the layer is trained."""
+    """Attention among the new rows alone, each to the rows before it: how the layer is trained."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
@@ -97,7 +100,7 @@ def load_eagle(path: Path, target: CausalLM, device: torch.device) -> tuple[Eagl
 
 
 def eagle_config(path: Path) -> ModelConfig:
-    """config.json is that of a Llama of one layer, with ``speculative_method`` "eagle"."""
+    """The config of the layer: config.json of a Llama of one layer, with ``speculative_method`` "eagle"."""
     file = path / "config.json"
     fields = Fields(read_object(file), str(file))
     if fields.text("speculative_method") != "eagle":
@@ -114,15 +117,15 @@ def eagle_config(path: Path) -> ModelConfig:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is kept of a sequence."""
+    """The state that is kept of a sequence."""
 
     slot: int
-    """In the ring."""
+    """The sequence's slot in the ring."""
     first: int
-    """Position of the first of ``rows``. All before it that were seen are in the ring."""
+    """Position of the first of ``rows``. All rows seen before it are in the ring."""
     rows: Tensor
-    """[n, hidden_size]: final hidden states to be computed with the next draft. The last one stays here
-    then, as the next draft may come before another token."""
+    """[n, hidden_size]: final hidden states to be computed with the next draft. The last one stays here then,
+    as the next draft may come before another token."""
 
     @property
     def stop(self) -> int:
@@ -132,9 +135,9 @@ class _Seen:
 class EagleDrafter:
     """Drafts from the hidden states that it has seen of a sequence, with KV of its own.
 
-    It keeps the last ``window`` positions of the ``capacity`` sequences that were computed last. Of what it
-    has not seen (the prompt of a sequence that came by handoff, or what the prefix cache gave) it has no
-    rows: it drafts with those from then on.
+    The drafter keeps the last ``window`` positions of the ``capacity`` sequences that were computed last. Of
+    tokens that it has not seen (the prompt of a sequence that came by handoff, or of the prefix cache) it has
+    no rows: it drafts with the rows from then on.
     """
 
     wants_hidden = True
@@ -145,7 +148,7 @@ class EagleDrafter:
         self.layer = layer
         self.target = target
         self.window = window
-        device = layer.fuse.weight.device
+        device = layer.norm.weight.device
         self.ring = KvRing(capacity, config.num_kv_heads, window, config.head_dim, target.dtype, device)
         self._seen: OrderedDict[TokenSequence, _Seen] = OrderedDict()
         self._free = list(range(capacity))
@@ -165,10 +168,10 @@ class EagleDrafter:
     def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None:
         seen = self._seen.get(sequence) or self._enter(sequence, first, hidden[:0])
         self._seen.move_to_end(sequence)
-        if first > seen.stop:  # something in between was not seen here; what waits goes with it
+        if first > seen.stop:  # something in between was not seen here; the waiting rows go with it
             self.ring.drop_from(seen.slot, seen.first)
             seen.first, seen.rows = first, hidden[:0]
-        # What a preempted sequence computes again is known.
+        # Rows that a preempted sequence computes again are known.
         rows = torch.cat((seen.rows, hidden[seen.stop - first :]))[-self.window :]
         seen.first, seen.rows = max(seen.stop, first + len(hidden)) - len(rows), rows
 
@@ -179,7 +182,7 @@ class EagleDrafter:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that something is kept of."""
+        """The number of sequences with state."""
         return len(self._seen)
 
     def _enter(self, sequence: TokenSequence, first: int, none: Tensor) -> _Seen:
@@ -215,7 +218,7 @@ class EagleDrafter:
             positions = positions[:, -1:] + 1
 
     def _rows(self, sequences: list[TokenSequence]) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens after [B, n], hidden states [B, n, hidden_size] and positions [B, n] of the rows that wait.
+        """Tokens after [B, n], hidden states [B, n, hidden_size] and positions [B, n] of the waiting rows.
         Where a sequence has fewer than others, its last row is repeated, which writes the same again."""
         seen = [self._seen[seq] for seq in sequences]
         lengths = np.array([len(each.rows) for each in seen])
@@ -232,6 +235,6 @@ class EagleDrafter:
         rows = torch.from_numpy(local + starts[:, None]).to(device)
         hidden = torch.cat([each.rows for each in seen])[rows]
         for each in seen:
-            # A copy: a view would keep all of them.
+            # A copy: a view would keep all rows.
             each.first, each.rows = each.stop - 1, each.rows[-1:].clone()
         return torch.from_numpy(tokens).to(device), hidden, torch.from_numpy(positions).to(device)

@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NONE = -1
-"""Position of a place that holds nothing."""
+"""The position of an empty place."""
 
 
 class KvRing:
     """A ring of ``window`` places for each of ``slots`` sequences: position p lies in place p % window.
 
-    What is written last is what counts, so drafts that were refused need no clean-up: rows before their
-    position do not see them, and the kept token at their position overwrites them.
+    The last write counts, so drafts that were refused need no clean-up: rows before their position do not see
+    them, and the kept token at their position overwrites them.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class KvRing:
         return self.keys.nbytes + self.values.nbytes + self.positions.nbytes
 
     def write(self, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
-        """slots [B]; positions [B, n], rising, no more than ``window`` different ones; k and v
-        [B, kv_heads, n, head_dim]."""
+        """Writes keys and values. slots [B]; positions [B, n], rising, no more than ``window`` different
+        ones; k and v [B, kv_heads, n, head_dim]."""
         at = (slots.unsqueeze(1), positions % self.window)
         self.keys[at] = k.transpose(1, 2)
         self.values[at] = v.transpose(1, 2)
@@ -48,8 +48,8 @@ class KvRing:
     def attend(self, slots: Tensor, positions: Tensor, q: Tensor) -> Tensor:
         """q [B, heads, n, head_dim] of rows at ``positions`` [B, n], written before -> the same shape.
 
-        A row sees what is there of the positions up to its own. In a long run of rows, the first ones miss
-        what the last ones have overwritten.
+        A row sees the stored positions up to its own. In a long run of rows, the first ones miss what the
+        last ones have overwritten.
         """
         there = self.positions[slots].unsqueeze(1)
         seen = (there != NONE) & (there <= positions.unsqueeze(2))

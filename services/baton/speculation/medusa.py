@@ -1,7 +1,7 @@
 """Medusa (https://arxiv.org/abs/2401.10774): heads that look further ahead from one hidden state.
 
-The LM head reads the next token from the final hidden state of a token. Head i = 1, 2, ... reads the i-th one
-after that from the same state. As drafts that is a chain: the likeliest token of each head. Unlike the
+The LM head reads the next token from the final hidden state of a token. Head i = 1, 2, ... reads the i-th
+token after that from the same state. As drafts that is a chain: the likeliest token of each head. Unlike the
 paper's, the heads share the model's LM head, so that a head is a few small matrices and no vocabulary.
 """
 
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.base import CausalLM
-from baton.models.config import Fields, read_object
+from baton.models.json_fields import Fields, read_object
 from baton.models.layers import Linear
 from baton.models.loader import fill_all
 from baton.speculation.drafter import TokenSequence
@@ -27,7 +27,7 @@ from baton.speculation.fit import check_fit
 
 @dataclass(frozen=True, slots=True)
 class MedusaConfig:
-    """What the config.json of a set of heads says."""
+    """The config.json of a set of heads."""
 
     hidden_size: int
     vocab_size: int
@@ -37,7 +37,7 @@ class MedusaConfig:
 
     @classmethod
     def from_dir(cls, path: Path) -> MedusaConfig:
-        """ModelError names the file, the field, its value and what is allowed."""
+        """Reads config.json. ModelError names the file, the field, its value and what is allowed."""
         file = path / "config.json"
         fields = Fields(read_object(file), str(file))
         if fields.text("speculative_method") != "medusa":
@@ -51,7 +51,7 @@ class MedusaConfig:
 
 
 class ResidualBlock(nn.Module):
-    """x + silu(W x + b)."""
+    """A block that computes x + silu(W x + b)."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -78,15 +78,15 @@ class MedusaHead(nn.Module):
 
 
 class MedusaHeads(nn.Module):
-    """Final hidden states [R, hidden_size] -> what the LM head gets for each token ahead,
-    [R, heads, hidden_size]."""
+    """Final hidden states [R, hidden_size] -> the LM head's input for each token ahead, [R, heads,
+    hidden_size]."""
 
     def __init__(self, config: MedusaConfig, dtype: torch.dtype) -> None:
         super().__init__()
         self.heads = nn.ModuleList(MedusaHead(config, dtype) for _ in range(config.num_heads))
 
     def forward(self, hidden: Tensor, count: int | None = None) -> Tensor:
-        """``count``: only the first so many heads."""
+        """``count``: the number of leading heads to compute; None: all."""
         return torch.stack([head(hidden) for head in self.heads[:count]], dim=1)
 
 
@@ -111,8 +111,8 @@ class _Seen(NamedTuple):
 class MedusaDrafter:
     """Drafts from the final hidden state of the last token that was computed and kept.
 
-    It keeps that state of the ``capacity`` sequences that were computed last, and needs nothing else: a
-    sequence that it has not seen (it just came by handoff) gets drafts from its next step on.
+    The drafter keeps that state of the ``capacity`` sequences that were computed last, and needs nothing
+    else: a sequence that it has not seen (it just came by handoff) gets drafts from its next step on.
     """
 
     wants_hidden = True
@@ -148,7 +148,7 @@ class MedusaDrafter:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that something is kept of."""
+        """The number of sequences with state."""
         return len(self._seen)
 
     def _is_ready(self, seq: TokenSequence) -> bool:

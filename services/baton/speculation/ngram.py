@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens the last time they were there
+"""Prompt lookup: drafts what followed the last few tokens at their previous occurrence
 (https://github.com/apoorvumang/prompt-lookup-decoding). It costs no model, and pays where answers repeat
 their prompt or themselves: summaries, edits, extraction, code."""
 
@@ -16,8 +16,8 @@ WINDOW = 32768
 
 
 class NgramDrafter:
-    """Keeps nothing. One draft is a scan of at most ``WINDOW`` int64 for the last token, then of the places
-    where that is; measured in docs/speculation.md."""
+    """A drafter without state. One draft is a scan of at most ``WINDOW`` int64 for the last token, then of
+    the places where that is; measured in docs/speculation.md."""
 
     wants_hidden = False
 
@@ -49,7 +49,7 @@ class NgramDrafter:
         return found
 
     def _find(self, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int | None:
-        """Where the longest run that ends the tokens ends the last time before, or None."""
+        """The end of the previous occurrence of the longest run that ends the tokens, or None."""
         ends = np.flatnonzero(tokens[:-1] == tokens[-1])
         found = None
         for length in range(1, self._max + 1):

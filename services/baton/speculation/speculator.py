@@ -1,4 +1,4 @@
-"""Which sequences get drafts, how many, and what became of them."""
+"""The policy of speculation: which sequences get drafts, how many, and how many were accepted."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import TypeVar
 from torch import Tensor
 
 from baton.speculation.drafter import Drafter, TokenSequence
-from baton.telemetry.worker import SpeculationStats
+from baton.speculation.stats import NO_DRAFTS, SpeculationStats
 
 PATIENCE = 3
 """Verifications in a row that accept nothing before a sequence pauses."""
-LONGEST_PAUSE = 32
-"""Steps."""
+MAX_PAUSE = 32
+"""The longest pause of a sequence, in steps."""
 
 _Sequence = TypeVar("_Sequence", bound=TokenSequence)
 
 
 @dataclass(slots=True)
 class _Record:
-    """What drafts have been worth to one sequence lately."""
+    """The recent worth of drafts to one sequence."""
 
     refusals: int = 0
     """Verifications in a row that accepted nothing."""
@@ -32,9 +32,9 @@ class _Record:
 
 
 class Speculator:
-    """A drafter with its manners: drafts are cut to what can be verified, and a sequence whose drafts are
-    useless is left in peace. After ``PATIENCE`` verifications in a row without an accepted token it pauses
-    for 1 step, then for 2, 4, and up to ``LONGEST_PAUSE``, until one is accepted.
+    """A drafter and its limits: drafts are shortened to what can be verified, and a sequence whose drafts are
+    useless pauses. After ``PATIENCE`` verifications in a row without an accepted token it pauses for 1 step,
+    then for 2, 4, and up to ``MAX_PAUSE``, until one is accepted.
 
     For the engine's thread, but for :meth:`ended`.
     """
@@ -46,23 +46,24 @@ class Speculator:
         self._vocab_size = vocab_size
         self._records: dict[TokenSequence, _Record] = {}
         self._ended: deque[TokenSequence] = deque()
-        self.stats = SpeculationStats()
-        """Replaced, never changed: any thread may read it."""
+        self.stats = NO_DRAFTS
+        """The figures so far. Replaced, never changed: any thread may read them."""
 
     def ended(self, sequence: TokenSequence) -> None:
-        """A sequence is over. Any thread."""
+        """Notes that a sequence is over. Any thread."""
         self._ended.append(sequence)
 
     def forget_ended(self) -> None:
-        """Forgets those that have ended. To be called before the sequences to draft for are looked up: who
-        ends after that is forgotten next time, when nothing more is done for him."""
+        """Forgets the sequences that have ended. To be called before the sequences to draft for are looked
+        up: a sequence that ends after that is forgotten by the next call, when nothing more is done for
+        it."""
         while self._ended:
             sequence = self._ended.popleft()
             self._records.pop(sequence, None)
             self.drafter.forget(sequence)
 
     def draft(self, sequences: Iterable[_Sequence]) -> dict[_Sequence, list[int]]:
-        """The drafts of those for whom there are any. None reaches a sequence's greatest length: the token
+        """The drafts of each sequence that gets any. No draft reaches a sequence's greatest length: the token
         behind the last accepted one must have room too."""
         wanted: list[_Sequence] = []
         limits: list[int] = []
@@ -84,17 +85,17 @@ class Speculator:
         return {seq: tokens for seq, tokens in valid.items() if tokens}
 
     def verified(self, sequence: TokenSequence, drafted: int, accepted: int) -> None:
-        """A step has told how many of a sequence's drafts were right."""
+        """Records how many of a sequence's drafts a step accepted."""
         self.stats = self.stats.plus(
             SpeculationStats(verifications=1, drafted_tokens=drafted, accepted_tokens=accepted)
         )
         record = self._records.setdefault(sequence, _Record())
         record.refusals = 0 if accepted else record.refusals + 1
         if record.refusals >= PATIENCE:
-            record.pause = min(2 ** (record.refusals - PATIENCE), LONGEST_PAUSE)
+            record.pause = min(2 ** (record.refusals - PATIENCE), MAX_PAUSE)
 
     def observe(self, sequence: TokenSequence, first: int, hidden: Tensor) -> None:
-        """As ``Drafter.observe``."""
+        """Passes the hidden states on to ``Drafter.observe``."""
         self.drafter.observe(sequence, first, hidden)
 
     def _pauses(self, sequence: TokenSequence) -> bool:
@@ -105,7 +106,7 @@ class Speculator:
         return True
 
     def _valid(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens before the first that is none: one bad id would fail the whole step."""
+        """The tokens before the first invalid one: one bad id would fail the whole step."""
         valid: list[int] = []
         for token in tokens:
             if not 0 <= token < self._vocab_size:

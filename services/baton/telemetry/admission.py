@@ -1,4 +1,4 @@
-"""Metrics of the queue in front of the ring, read when they are asked for."""
+"""Metrics of the queue in front of the ring, collected at each scrape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAIT_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60
 
 @dataclass(frozen=True, slots=True)
 class AdmissionView:
-    """As it is now."""
+    """The queue in front of the ring at one moment."""
 
     waiting: int
     waiting_prompt_tokens: int
@@ -24,7 +24,7 @@ class AdmissionView:
 
 
 class AdmissionMetrics:
-    """What happens to requests before they reach the ring."""
+    """Metrics of requests before they reach the ring."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._views: list[Callable[[], AdmissionView]] = []
@@ -50,11 +50,11 @@ class AdmissionMetrics:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for their turn."""
+        """The number of requests that wait for their turn."""
         return sum(view().waiting for view in self._views)
 
     def watch(self, view: Callable[[], AdmissionView]) -> None:
-        """Tell from now on how a queue is; several are added up."""
+        """Export the state of a queue from now on; the figures of several queues are added up."""
         self._views.append(view)
 
 

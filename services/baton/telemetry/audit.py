@@ -1,4 +1,4 @@
-"""What a router exports of its audit log."""
+"""Metrics of a router's audit log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class AuditMetrics:
-    """Of one router."""
+    """Metrics of one router's audit log."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.up = Gauge(

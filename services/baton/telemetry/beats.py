@@ -1,4 +1,4 @@
-"""What a worker counts of the routers that beat to it while their event loops are busy."""
+"""Metrics of the beats that a worker gets from routers while their event loops are busy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 
 class BeatMetrics:
-    """Belongs to the registry it is given."""
+    """Counts of beats. Each instance belongs to the registry it is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         beats = Counter(

@@ -1,4 +1,4 @@
-"""What a router exports of how it finds its workers."""
+"""Metrics of how a router finds its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 
 class DiscoveryCounts:
-    """What a router counts of its conversation with the API server. The labels' values are few and fixed."""
+    """Counts of a router's requests to the API server. The labels' values are few and fixed."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.lists = Counter(
@@ -40,9 +40,9 @@ class EndpointView:
     """One worker as discovery describes it."""
 
     role: str
-    """``unknown`` where nobody has said."""
+    """The worker's role; ``unknown`` until it is known."""
     state: str
-    """ready, not_ready or terminating."""
+    """One of ready, not_ready and terminating."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class DiscoverySource:
 
 
 class DiscoveryCollector(Collector):
-    """Told when it is asked for."""
+    """Exports what discovery knows at each scrape."""
 
     def __init__(self, sources: Sequence[DiscoverySource]) -> None:
         self._sources = sources

@@ -1,8 +1,8 @@
-"""A port that tells metrics over HTTP, on the event loop of the process that it tells of.
+"""An HTTP port for the metrics of a process, on the event loop of that process.
 
-Whoever reaches the port asks here, and must not harm the process by it. There are a few connections at most,
-each for one answer and for some seconds, and a new one takes the place of the oldest that has asked for
-nothing yet: who does ask is answered, however many are silent.
+Any client that reaches the port may ask, and no client can harm the process by it. There are a few
+connections at most, each for one answer and for some seconds, and a new connection takes the place of the
+oldest one that has sent no request yet: a client that sends a request is answered, however many are silent.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from urllib.parse import parse_qs
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from baton import sockets
+from baton.net import sockets
 
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 HEAD_S = 10.0
-"""For the head of a request to be whole."""
+"""The time within which the head of a request must be whole, in seconds."""
 ANSWER_S = 10.0
-"""For an answer to be taken, from the moment that it is written."""
-MOST_HEAD = 8 << 10
-"""Bytes of a request's head."""
-MOST_LATE = 16
-"""Pieces of what a client sends beyond its request that are taken and thrown away."""
+"""The time within which a client must take an answer, from the moment that it is written, in seconds."""
+MAX_HEAD = 8 << 10
+"""The most bytes of a request's head."""
+MAX_LATE = 16
+"""The most pieces of what a client sends beyond its request that are read and discarded."""
 BACKLOG = 128
 
 
 class _RefusedError(Exception):
-    """What was asked cannot be answered."""
+    """A request that cannot be answered."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class _RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a head says, as far as it matters."""
+    """The parts of a request's head that matter here."""
 
     method: str
     names: tuple[str, ...]
-    """Of metrics; none: all."""
+    """The metrics that are asked for; empty: all."""
     accept: str
     zipped: bool
 
@@ -58,16 +58,16 @@ class MetricsPort:
         self._registry = registry
         self._server: asyncio.Server | None = None
         self._silent: dict[asyncio.WriteTransport, None] = {}
-        """Connections that have asked for nothing yet, the oldest first."""
+        """Connections that have sent no request yet, the oldest first."""
         self._asked: dict[asyncio.WriteTransport, None] = {}
-        """The others, likewise."""
+        """Connections that have sent a request, the oldest first."""
         self._pages = ThreadPoolExecutor(1, thread_name_prefix="metrics")
-        """Writes out pages, one after the other: each takes milliseconds, in which the loop goes on."""
+        """Renders pages one after the other: each takes milliseconds, in which the event loop goes on."""
 
     async def open(self, host: str, port: int) -> int:
-        """Listen, and return the port, which is any where 0 is asked for. Raises OSError."""
+        """Listen, and return the port: a free one if ``port`` is 0. Raises OSError."""
         listener = sockets.listen(host, port, backlog=BACKLOG)
-        self._server = await asyncio.start_server(self._serve, sock=listener, limit=MOST_HEAD)
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=MAX_HEAD)
         bound: int = listener.getsockname()[1]
         return bound
 
@@ -79,11 +79,11 @@ class MetricsPort:
         self._pages.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._silent) + len(self._asked) >= MOST_CONNECTIONS:
+        if len(self._silent) + len(self._asked) >= MAX_CONNECTIONS:
             self._make_room()
         self._silent[writer.transport] = None
         try:
-            # Whoever left, was too slow, or had to make room is told nothing.
+            # A client that left, was too slow, or had to make room gets no answer.
             with contextlib.suppress(OSError, TimeoutError, EOFError):
                 await self._answer(reader, writer)
         finally:
@@ -91,7 +91,7 @@ class MetricsPort:
             writer.transport.abort()
 
     def _make_room(self) -> None:
-        """End the oldest connection, of those that have asked for nothing if there is one."""
+        """Close the oldest connection: one that has sent no request if there is any."""
         oldest = next(iter(self._silent or self._asked))
         self._forget(oldest)
         oldest.abort()
@@ -113,8 +113,8 @@ class MetricsPort:
             writer.write(answer)
             writer.write_eof()
             await writer.drain()
-            for _ in range(MOST_LATE):  # closed with something unread, the connection would lose the answer
-                if not await reader.read(MOST_HEAD):
+            for _ in range(MAX_LATE):  # a close with input unread would lose the answer
+                if not await reader.read(MAX_HEAD):
                     break
 
     def _page(self, asked: _Asked) -> bytes:
@@ -129,13 +129,13 @@ class MetricsPort:
 
 
 async def _heard(reader: asyncio.StreamReader) -> _Asked:
-    """Raises _RefusedError, TimeoutError, EOFError, OSError."""
+    """Read the head of a request. Raises _RefusedError, TimeoutError, EOFError and OSError."""
     try:
         async with asyncio.timeout(HEAD_S):
             head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError:
         raise _RefusedError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a head may have {MOST_HEAD} bytes"
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a head may have {MAX_HEAD} bytes"
         ) from None
     first, *rest = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")

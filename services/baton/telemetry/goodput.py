@@ -1,4 +1,4 @@
-"""How many requests kept to their targets, and why the others did not."""
+"""Metrics of how many requests met their targets, and why the others did not."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 Missed = Literal["none", "ttft", "itl", "error"]
-"""What a request missed; that which came first."""
+"""The target that a request missed first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """Upper limits in seconds; None: no limit."""
+class GoodputTargets:
+    """Upper limits, in seconds; None: no limit."""
 
     ttft: float | None = None
-    """Of each choice's time to first token."""
+    """The limit on the time to first token of each choice."""
     itl: float | None = None
-    """Of all inter-token latencies of a choice but one in a hundred."""
+    """The limit on all inter-token latencies of a choice but one in a hundred."""
 
     def __bool__(self) -> bool:
         return self.ttft is not None or self.itl is not None
 
 
-NO_TARGETS = Targets()
+NO_TARGETS = GoodputTargets()
 
 
 class GoodputMetrics:
-    """Belongs to the registry it is given."""
+    """Counts of requests by target missed. Each instance belongs to the registry it is given."""
 
-    def __init__(self, registry: CollectorRegistry, targets: Targets) -> None:
+    def __init__(self, registry: CollectorRegistry, targets: GoodputTargets) -> None:
         self.targets = targets
         self._requests = Counter(
             "baton_slo_requests",
@@ -51,6 +51,6 @@ class GoodputMetrics:
                 limits.labels(name).set(limit)
 
     def ended(self, model: str, missed: Missed, cause: str) -> None:
-        """A request is over. ``cause`` is one of few words; empty if it missed nothing."""
-        self._requests.labels(model, "none", "")  # there from the first request on, be it 0
+        """Count a request that is over. ``cause`` is one of few words, and empty if no target was missed."""
+        self._requests.labels(model, "none", "")  # the series exists from the first request on, be it 0
         self._requests.labels(model, missed, cause).inc()

@@ -1,4 +1,4 @@
-"""What a worker measures of its handoffs, per peer and connector."""
+"""Metrics of a worker's handoffs, per peer and connector."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 STAGE_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Seconds of one stage of a handoff."""
+"""Bounds for the duration of one stage of a handoff, in seconds."""
 KEEP = 0.9
-"""Of what was measured before, each time a link was busy."""
-MOST_PEERS = 1024
-"""Peers with series of their own; those heard of longest ago lose theirs."""
+"""The weight that earlier measurements keep each time a link was busy."""
+MAX_PEERS = 1024
+"""The most peers with series of their own; the peers that were seen longest ago lose theirs."""
 
 
 class Pair(NamedTuple):
-    """Who is at the other end of a link, and what carries the blocks."""
+    """The other end of a link, and the connector that carries the blocks."""
 
     peer: str
     """The address at which the peer's process serves."""
@@ -30,16 +30,17 @@ class Holds(NamedTuple):
 
     blocks: int
     since: float | None
-    """When the oldest hold began, on the monotonic clock."""
+    """The time at which the oldest hold began, on the monotonic clock; None: no hold."""
 
 
 class HandoffMetrics:
-    """Written by the event loop's thread, read by scrapes. Belongs to the registry it is given."""
+    """Measurements of handoffs, written by the event loop's thread and read by scrapes. Each instance belongs
+    to the registry it is given."""
 
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
         self.role = role
         self._peers: OrderedDict[tuple[str, Pair], None] = OrderedDict()
-        """With the role in which they were heard of."""
+        """Peers, each with this worker's role at the time, the one seen longest ago first."""
         self._late_bytes = self._late_seconds = 0.0
         labels = ("role", "peer", "connector")
         self._sent = Counter(
@@ -81,7 +82,7 @@ class HandoffMetrics:
         )
 
     def linked(self, pair: Pair) -> None:
-        """A link was made."""
+        """Count a link that was made."""
         labels = (self.role, *pair)
         again = any(known.peer == pair.peer for _, known in self._peers)
         self._touch(pair)
@@ -90,7 +91,8 @@ class HandoffMetrics:
 
     @property
     def bytes_per_s(self) -> float:
-        """Goodput of a link, over the last ten or so times that one was busy; 0.0 before the first."""
+        """The goodput of a link, in bytes per second, over about the last ten times that a link was busy; 0.0
+        before the first."""
         return self._late_bytes / self._late_seconds if self._late_seconds else 0.0
 
     def sent(self, pair: Pair, num_bytes: int) -> None:
@@ -106,14 +108,14 @@ class HandoffMetrics:
         self._received.labels(self.role, *pair).inc(num_bytes)
 
     def stage(self, connector: str, stage: str, seconds: float | None) -> None:
-        """None: the handoff did not come that far."""
+        """Observe one stage of a handoff. ``seconds``: None if the handoff did not get to the stage."""
         if seconds is not None:
             self._stages.labels(self.role, connector, stage).observe(seconds)
 
     def _touch(self, pair: Pair) -> None:
         self._peers[self.role, pair] = None
         self._peers.move_to_end((self.role, pair))
-        if len(self._peers) > MOST_PEERS:
+        if len(self._peers) > MAX_PEERS:
             (role, oldest), _ = self._peers.popitem(last=False)
             per_pair: tuple[MetricWrapperBase, ...] = (
                 self._sent,
@@ -127,7 +129,7 @@ class HandoffMetrics:
 
 
 class BusyTime:
-    """Time in which anything is under way, however many things overlap."""
+    """Measures the time in which anything is under way, however many things overlap."""
 
     def __init__(self, add: Callable[[float], None]) -> None:
         self._add = add

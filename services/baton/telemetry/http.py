@@ -1,4 +1,4 @@
-"""What a router exports of its HTTP port: connections, bodies under way, and what is turned away."""
+"""Metrics of a router's HTTP port: connections, bodies under way, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
 class HttpMetrics:
-    """Counts of one router process. Reasons are words of the code."""
+    """Counts of one router process. Reasons are words from the code, never a client's."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.connections = Gauge(

@@ -1,4 +1,4 @@
-"""Who a process is, and what it takes of its machine."""
+"""The identity of a process, and the resources that it takes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Identity:
     role: str
     model: str
     revision: str
-    """Of the model; empty while nobody has told the router."""
+    """The model's revision; empty while the router does not know it."""
 
 
 class IdentityCollector(Collector):
-    """``baton_info``, to be joined with other metrics."""
+    """Exports ``baton_info``, to be joined with other metrics."""
 
     def __init__(self, identities: Callable[[], Sequence[Identity]]) -> None:
         self._identities = identities
@@ -40,8 +40,11 @@ class IdentityCollector(Collector):
 
 
 def export_identity(registry: CollectorRegistry, identities: Callable[[], Sequence[Identity]]) -> None:
-    """``baton_info``, and the usual ``process_*`` metrics (CPU, memory, file descriptors; Linux only). For a
-    whole process: it ends the client's habit to export when each series was made, as a series of its own."""
+    """Export ``baton_info``, and the usual ``process_*`` metrics (CPU, memory, file descriptors; Linux only).
+
+    Affects the whole process: prometheus_client no longer exports the time at which each series was made as a
+    series of its own.
+    """
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry.register(IdentityCollector(identities))
     ProcessCollector(registry=registry)

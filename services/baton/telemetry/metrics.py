@@ -1,10 +1,10 @@
-"""What a router counts and times of the requests that it answers."""
+"""Counts and durations of the requests that a router answers."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from baton.telemetry.goodput import NO_TARGETS, GoodputMetrics, Targets
+from baton.telemetry.goodput import NO_TARGETS, GoodputMetrics, GoodputTargets
 from baton.telemetry.http import HttpMetrics
 from baton.telemetry.stages import StageMetrics
 from baton.telemetry.tally import TallyCounter, TallyHistogram
@@ -14,30 +14,31 @@ LATENCY_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5),
     *(5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0),
 )
-"""Seconds for whole requests and first tokens."""
+"""Bounds for whole requests and first tokens, in seconds."""
 
 TOKEN_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04),
     *(0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5),
 )
-"""Seconds for single tokens."""
+"""Bounds for single tokens, in seconds."""
 
 LENGTH_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-"""Tokens."""
+"""Bounds for the lengths of prompts and answers, in tokens."""
 
 
 class RouterMetrics:
-    """What a router counts. Each instance belongs to the registry it is given; nothing is global.
+    """The metrics of a router's requests. Each instance belongs to the registry it is given; nothing is
+    global.
 
     The label ``model`` is the name that the router's configuration gives a model, never what a client wrote.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, targets: Targets = NO_TARGETS, *, vllm_names: bool = False
+        self, registry: CollectorRegistry, targets: GoodputTargets = NO_TARGETS, *, vllm_names: bool = False
     ) -> None:
         self.registry = registry
         self.exported = with_vllm_names(registry, None) if vllm_names else registry
-        """What a scrape is answered with."""
+        """The registry that scrapes are answered from."""
         self.stages = StageMetrics(registry)
         self.goodput = GoodputMetrics(registry, targets)
         self.http = HttpMetrics(registry)
@@ -120,7 +121,8 @@ class RouterMetrics:
 
 
 class ModelMetrics:
-    """The same of one model. Found once: looking labels up costs more than what is done for a token."""
+    """The metrics of a router's requests for one model. Labels are looked up once: a lookup costs more than
+    the work per token."""
 
     def __init__(self, metrics: RouterMetrics, model: str) -> None:
         self.model = model
@@ -144,5 +146,5 @@ class ModelMetrics:
         return gauge
 
     def ended(self, endpoint: str, reason: str, choices: int = 1) -> None:
-        """So many choices ended for this reason."""
+        """Count ``choices`` choices that ended for ``reason``."""
         self._metrics.choices.labels(endpoint, self.model, reason).inc(choices)

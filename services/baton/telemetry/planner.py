@@ -1,4 +1,4 @@
-"""What the planner exports: what it saw, what it decided, what became of it."""
+"""Metrics of the planner: its measurements, its decisions and their results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ HELD_BY = ("measurements", "prometheus", "kubernetes")
 
 
 class PlannerMetrics:
-    """Belongs to the registry it is given. ``role`` is prefill or decode."""
+    """Metrics of one planner. Each instance belongs to the registry it is given. ``role`` is prefill or
+    decode."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

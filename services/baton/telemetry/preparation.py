@@ -10,7 +10,7 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 
 class PreparationMetrics:
-    """What becomes of bodies that are too large for the event loop."""
+    """Metrics of bodies that are too large for the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.seconds = Histogram(
@@ -36,5 +36,5 @@ class PreparationMetrics:
         )
 
     def watch(self, processes: Callable[[], int]) -> None:
-        """Tell from now on how many there are."""
+        """Export the number of processes, which ``processes`` returns at each scrape."""
         self._processes.set_function(processes)

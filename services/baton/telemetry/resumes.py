@@ -1,4 +1,4 @@
-"""What a router measures of the attempts that its requests take."""
+"""Metrics of the attempts that a router's requests take."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 Cause = Literal["worker_lost", "handoff", "refused", "drain"]
-"""Why an attempt ended before its request did: the worker died or was silent, the handoff broke, nothing was
-begun (no room, or no link), or the worker drains."""
+"""Why an attempt ended before its request did: the worker died or was silent, the handoff broke, the worker
+refused to begin (no room, or no link), or the worker drains."""
 Placement = Literal["handoff", "local"]
 Reason = Literal["poison_request", "worker_lost", "worker_error", "retry_budget", "no_worker", "queue_full"]
-"""Why a request was given up on; but for ``retry_budget`` and ``queue_full``, what its client is told."""
+"""Why a request was given up on. Except for ``retry_budget`` and ``queue_full``, the client is told the same
+word."""
 
 PAUSE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds."""
+"""Bounds for the pause between two attempts, in seconds."""
 
 
 class ResumeMetrics:
-    """Each instance belongs to the registry it is given."""
+    """Counts of attempts. Each instance belongs to the registry it is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.attempts = Counter(
@@ -59,7 +60,7 @@ class ResumeMetrics:
             (self._resumes, Cause),
             (self._given_up, Reason),
         ):
-            for value in get_args(values):  # what has not happened is 0, or its first time goes unseen
+            for value in get_args(values):  # exported as 0 from the start, or the first one goes unseen
                 family.labels(value)
         self._counts: list[Callable[[], int]] = []
         self._waiting = Gauge(
@@ -67,7 +68,7 @@ class ResumeMetrics:
         )
 
     def placed(self, placement: Placement) -> None:
-        """An attempt begins, with its prompt computed there."""
+        """Count an attempt that begins, with its prompt computed at ``placement``."""
         self._placed[placement].inc()
 
     def resumed(self, cause: Cause) -> None:
@@ -77,6 +78,7 @@ class ResumeMetrics:
         self._given_up.labels(reason).inc()
 
     def watch_waiting(self, count: Callable[[], int]) -> None:
-        """``count`` says how many wait; it is asked at each scrape. Several are added up."""
+        """Export the number of requests that wait, which ``count`` returns at each scrape; several are added
+        up."""
         self._counts.append(count)
         self._waiting.set_function(lambda: sum(each() for each in self._counts))

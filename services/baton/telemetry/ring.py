@@ -1,4 +1,4 @@
-"""What a router exports of the workers it is connected to, from their last load reports."""
+"""Metrics of the workers that a router is connected to, from their last load reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker as its router sees it."""
+    """One worker as the router sees it."""
 
     address: str
     role: str
@@ -25,7 +25,7 @@ class WorkerView:
     open_handoffs: int
     ejected: bool = False
     refused: bool = False
-    """It serves something else than its router does."""
+    """Whether the worker serves something else than the router does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class RingSource:
     model: str
     views: Callable[[], list[WorkerView]]
     ejections: Callable[[], Mapping[str, int]]
-    """How many there were so far, by reason."""
+    """The number of ejections so far, by reason."""
 
 
 class RingCollector(Collector):
-    """One series per worker that discovery knows, or that still finishes what it has."""
+    """Exports one series per worker that discovery knows, or that still finishes its requests."""
 
     def __init__(self, sources: Sequence[RingSource]) -> None:
         self._sources = sources

@@ -1,4 +1,4 @@
-"""The role that a process has now, and what it counted in each that it had."""
+"""The role that a process has now, and its counts in each role that it had."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import threading
 from collections.abc import Mapping
 
 Series = tuple[str, ...]
-"""A counter's name, and its labels but for the role."""
+"""A counter's name and its labels without the role."""
 
 
 class CountedByRole:
-    """Splits what a process has counted since its start by the role in which it did.
+    """Splits the counts of a process since its start by the role in which they were made.
 
-    A worker's engine counts on when the role changes. Were all of it shown under the role of the day, a rate
-    over a change there and back would have the work of both. Any thread.
+    A worker's engine counts on when its role changes. If the whole count were exported under the current
+    role, a rate across two changes would have the work of both roles. Any thread may call.
     """
 
     def __init__(self, role: str) -> None:
         self._role = role
         self._lock = threading.Lock()
         self._totals: dict[Series, float] = {}
-        """As they were last asked for."""
+        """The counts at the last scrape."""
         self._before: dict[Series, dict[str, float]] = {}
-        """By the roles that it had, up to the last change."""
+        """The counts up to the last change of role, by role."""
 
     @property
     def role(self) -> str:
-        """The one that it has."""
+        """The current role."""
         return self._role
 
     def split(self, series: Series, total: float) -> Mapping[str, float]:
-        """``total`` by role: those that it had, as far as they counted any of it, and the one that it has."""
+        """Split ``total`` by role: the current role, and each earlier role that has a part of it."""
         with self._lock:
             self._totals[series] = total
             return self._split(series, total)
@@ -41,7 +41,7 @@ class CountedByRole:
         return before | {self._role: before.get(self._role, 0.0) + lately}
 
     def change(self, role: str) -> None:
-        """Another role from now on: to be called right after everything was collected."""
+        """Change the role. Must be called right after all metrics were collected."""
         with self._lock:
             self._before = {series: self._split(series, total) for series, total in self._totals.items()}
             self._role = role

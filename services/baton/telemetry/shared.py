@@ -1,4 +1,4 @@
-"""What a router exports of the state it shares with its replicas, and of the limits it keeps."""
+"""Metrics of the state that a router shares with its replicas, and of the limits it enforces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DELAY_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 
 
 class SharedStateMetrics:
-    """Counts of one router. The tenants are those of its configuration."""
+    """Metrics of one router's shared state. The tenants are those of its configuration."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.shared = Gauge(

@@ -1,4 +1,4 @@
-"""What a registry exports at one moment."""
+"""A copy of a registry's metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 
 class Snapshot(Collector):
-    """The figures of now, for another thread to read."""
+    """The metrics of a registry at the moment of construction, for another thread to read."""
 
     def __init__(self, registry: Collector) -> None:
         self._families = list(registry.collect())

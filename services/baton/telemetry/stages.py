@@ -1,4 +1,4 @@
-"""What the stages of a request take, on the process where they are."""
+"""The durations of a request's stages in one process."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Histogram
 
 RequestStage = Literal["prepare", "admission", "placement", "prefill_queue", "prefill"]
-"""In the order in which they come.
+"""The stages of a request up to its first token, in order.
 
-At the router their sum is the time to first token, one observation of each per choice:
+At the router their sum is the time to first token, with one observation of each per choice:
 
 - prepare: from arrival until the request can be run (reading, template, tokenizing)
 - admission: limits of the tenant, and the queue in front of the ring
-- placement: until workers are chosen and told; much where it waits for a worker that can take it
+- placement: until workers are chosen and told; long if the request waits for a worker that can take it
 - prefill_queue: until a worker says that it begins to compute (link, room at decode, the worker's queue)
 - prefill: until the first token is at the router
 
-A worker that computes prompts knows two of them on its own clock, without the network and what is before its
-engine: prefill_queue from when its engine took the request, prefill until the first token was sampled.
+A worker that computes prompts measures two stages on its own clock, without the network and what comes before
+its engine: prefill_queue from when its engine took the request, prefill until the first token was sampled.
 """
 
 STAGE_BUCKETS = (
@@ -29,7 +29,7 @@ STAGE_BUCKETS = (
 
 
 class StageMetrics:
-    """The histogram of a process. Belongs to the registry it is given."""
+    """The histogram of a process. Each instance belongs to the registry it is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._histogram = Histogram(
@@ -43,22 +43,22 @@ class StageMetrics:
         )
 
     def of(self, role: str, model: str) -> Stages:
-        """The stages of one model's requests in a process of this role."""
+        """Return the stages of one model's requests in a process of this role."""
         return Stages(self._histogram, role, model)
 
 
 class Stages:
-    """Told what stages took."""
+    """Observes the durations of one model's stages in one role."""
 
     def __init__(self, histogram: Histogram, role: str, model: str) -> None:
         self._histogram = histogram
         self.role = role
         self._model = model
         self._stages: dict[RequestStage, Histogram] = {}
-        """Found once each: looking labels up costs more than observing."""
+        """Series by stage, looked up once each: a lookup costs more than an observation."""
 
-    def took(self, stages: Mapping[RequestStage, float]) -> None:
-        """Seconds of each."""
+    def observe(self, stages: Mapping[RequestStage, float]) -> None:
+        """Observe the duration of each stage, in seconds."""
         for stage, seconds in stages.items():
             child = self._stages.get(stage)
             if child is None:

@@ -1,4 +1,4 @@
-"""What a worker measures of the changes of its role."""
+"""Metrics of a worker's changes of role."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-Result = Literal["switched", "timeout", "interrupted"]
-"""It has the other role; something could not be ended, and it has the old one; it was told to end."""
+from baton.core.role import ROLES, Role
 
-ROLES = ("prefill", "decode", "both")
+Result = Literal["switched", "timeout", "interrupted"]
+"""How a change of role ended: the worker has the new role; it kept the old role, as some work could not be
+ended in time; or it was told to stop meanwhile."""
+
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class SwitchMetrics:
-    """Belongs to the registry it is given."""
+    """Metrics of one worker's changes of role. Each instance belongs to the registry it is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._switches = Counter(
@@ -33,10 +35,10 @@ class SwitchMetrics:
             buckets=SECONDS,
         )
         for was, wanted in permutations(ROLES, 2):
-            for result in get_args(Result):  # what has not happened is 0, or its first time goes unseen
+            for result in get_args(Result):  # exported as 0 from the start, or the first one goes unseen
                 self._switches.labels(was, wanted, result)
 
-    def ended(self, was: str, wanted: str, result: Result, seconds: float) -> None:
+    def ended(self, was: Role, wanted: Role, result: Result, seconds: float) -> None:
         self._switches.labels(was, wanted, result).inc()
         if result == "switched":
             self._seconds.labels(was, wanted).observe(seconds)

@@ -1,8 +1,8 @@
-"""Metrics that are told of every token: a counter and a histogram that cost little.
+"""A counter and a histogram that are cheap enough to be updated for every token.
 
-prometheus_client's are for any thread: each takes a lock for every number that it changes, and a histogram
-looks at one bound after the other. These belong to one thread; others may read them, and may then find an
-observation in a bucket that is not in the sum yet.
+prometheus_client's metrics are for any thread: each takes a lock for every number that it changes, and a
+histogram compares with one bound after the other. The metrics here belong to one thread; other threads may
+read them, and may then find an observation in a bucket that is not in the sum yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Count:
-    """What a ``TallyCounter`` counts for one model."""
+    """The value of a ``TallyCounter`` for one model."""
 
     __slots__ = ("value",)
 
@@ -40,11 +40,11 @@ class TallyCounter(Collector):
         registry.register(self)
 
     def labels(self, model: str) -> Count:
-        """That of ``model``, which is told from now on, be it 0."""
+        """Return the count of ``model``, which is exported from now on, be it 0."""
         return self._counts.setdefault(model, Count())
 
     def describe(self) -> Iterable[CounterMetricFamily]:
-        """Its names, for a registry that must know them before there is a model."""
+        """Yield the counter's name, for a registry that must know it before there is a model."""
         yield CounterMetricFamily(self._name, self._text, labels=("model",))
 
     def collect(self) -> Iterable[CounterMetricFamily]:
@@ -54,8 +54,8 @@ class TallyCounter(Collector):
             yield family
 
 
-class Spread:
-    """What a ``TallyHistogram`` has observed of one model. ``counts`` are those of each bucket alone."""
+class TallyCounts:
+    """The observations of a ``TallyHistogram`` for one model. ``counts`` are per bucket, not cumulative."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -70,23 +70,24 @@ class Spread:
 
 
 class TallyHistogram(Collector):
-    """A histogram with the label ``model``. A value that is equal to a bound is in its bucket."""
+    """A histogram with the label ``model``. A value that is equal to a bucket's upper bound is in that
+    bucket."""
 
     def __init__(self, name: str, text: str, bounds: Sequence[float], registry: CollectorRegistry) -> None:
         self._name = name
         self._text = text
         self._bounds = tuple(bounds)
-        # As prometheus_client writes bounds, so that none changes its name.
+        # Bounds are written as prometheus_client writes them, so that no series changes its name.
         self._names: list[str] = [floatToGoString(bound) for bound in (*bounds, math.inf)]  # type: ignore[no-untyped-call]
-        self._spreads: dict[str, Spread] = {}
+        self._spreads: dict[str, TallyCounts] = {}
         registry.register(self)
 
-    def labels(self, model: str) -> Spread:
-        """That of ``model``, which is told from now on, be it empty."""
-        return self._spreads.setdefault(model, Spread(self._bounds))
+    def labels(self, model: str) -> TallyCounts:
+        """Return the observations of ``model``, which are exported from now on, be they none."""
+        return self._spreads.setdefault(model, TallyCounts(self._bounds))
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """Its names, for a registry that must know them before there is a model."""
+        """Yield the histogram's name, for a registry that must know it before there is a model."""
         yield HistogramMetricFamily(self._name, self._text, labels=("model",))
 
     def collect(self) -> Iterable[HistogramMetricFamily]:

@@ -1,4 +1,4 @@
-"""What a process exports of its endless tasks."""
+"""Metrics of a process's endless tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 
 class TaskMetrics:
-    """Counts of one process. Tasks are named by what they do, never by whom they do it for."""
+    """Counts of one process. Tasks are named by what they do, never by what they do it for."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.failures = Counter(

@@ -1,4 +1,4 @@
-"""What a router exports of its event loop, which all requests share: how late its timers come."""
+"""Metrics of a router's event loop, which all requests share: how late its timers come."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from baton.telemetry.tally import Spread
+from baton.telemetry.tally import TallyCounts
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SLOT_S = 10.0
@@ -21,27 +21,27 @@ SLOTS = 6
 
 
 class TurnMetrics(Collector):
-    """Event loop's thread only; others may read."""
+    """Delays of the event loop's timers. Written by the event loop's thread; other threads may read."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._spread = Spread(BOUNDS)
+        self._spread = TallyCounts(BOUNDS)
         self._longest, self._own = _Longest(), _Longest()
         self._names: list[str] = [floatToGoString(bound) for bound in (*BOUNDS, math.inf)]  # type: ignore[no-untyped-call]
         registry.register(self)
 
-    def took(self, seconds: float, now: float, own_s: float | None = None) -> None:
-        """A timer of the loop came so late, at ``now``. ``own_s``: without what the thread waited for a
-        processor; None: it did not wait."""
+    def observe(self, seconds: float, now: float, own_s: float | None = None) -> None:
+        """Observe a timer that came ``seconds`` late, at ``now``. ``own_s``: the delay without the time that
+        the thread waited for a processor; None if it did not wait."""
         self._spread.observe(seconds)
         self._longest.saw(seconds, now)
         self._own.saw(seconds if own_s is None else own_s, now)
 
     def longest(self, now: float) -> float:
-        """The longest of the last minute, in seconds."""
+        """Return the longest delay of the last minute, in seconds."""
         return self._longest.by(now)
 
     def longest_own(self, now: float) -> float:
-        """Likewise, without waits for a processor."""
+        """Return the longest delay of the last minute without waits for a processor, in seconds."""
         return self._own.by(now)
 
     def collect(self) -> Iterable[Metric]:
@@ -68,14 +68,14 @@ class TurnMetrics(Collector):
 
 
 class _Longest:
-    """The longest of the last minute. Written by one thread; others may read."""
+    """The longest delay of the last minute. Written by one thread; other threads may read."""
 
     def __init__(self) -> None:
         self._slot = 0
         self._longest = 0.0
-        """In this slot."""
+        """The longest delay in the current slot, in seconds."""
         self._past: deque[tuple[int, float]] = deque(maxlen=SLOTS)
-        """The longest of the slots before, by their numbers."""
+        """The longest delay of each past slot, by the slot's number."""
 
     def saw(self, seconds: float, now: float) -> None:
         slot = int(now / SLOT_S)

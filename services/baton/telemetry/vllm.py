@@ -1,6 +1,6 @@
-"""Baton's metrics once more under the names that vLLM has for them, for dashboards that were made for it.
+"""Baton's metrics a second time under vLLM's names, for dashboards made for vLLM.
 
-Only what means the same is told; names and labels are those of vLLM 0.33.
+Only metrics that mean the same are exported; names and labels are those of vLLM 0.33.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 ENGINE = "0"
-"""vLLM's label for one of several engines in a process; here there is one."""
+"""vLLM's label for one of several engines in a process; a process of Baton has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A name of vLLM's, without the suffix of counters."""
+    """A metric's name in vLLM, without the suffix of counters."""
 
     name: str
     where: Mapping[str, str] = field(default_factory=dict)
-    """Only series with these labels, which are left out."""
+    """Labels that a series must have to be exported; the labels themselves are left out."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels to keep, and their names there. Series that do not differ otherwise are added up."""
+    """Labels to keep, mapped to vLLM's names for them. Series that differ only in other labels are added
+    up."""
     rename: Mapping[str, str] = field(default_factory=dict)
-    """Values of kept labels that are other words there."""
+    """Values of kept labels that vLLM words differently."""
 
 
 _FINISHED = {"cancelled": "abort", "deadline_exceeded": "abort"}
@@ -56,19 +57,20 @@ ALIASES: Mapping[str, Alias] = {
     "baton_speculation_drafted_tokens": Alias("vllm:spec_decode_num_draft_tokens"),
     "baton_speculation_accepted_tokens": Alias("vllm:spec_decode_num_accepted_tokens"),
 }
-"""Baton's name, without the suffix of counters → vLLM's."""
+"""vLLM's metrics by Baton's name, without the suffix of counters."""
 
 STAGE_ALIASES: Mapping[str, Alias] = {
     "prefill_queue": Alias("vllm:request_queue_time_seconds", where={"stage": "prefill_queue"}),
     "prefill": Alias("vllm:request_prefill_time_seconds", where={"stage": "prefill"}),
 }
-"""Of ``baton_request_stage_seconds``, by stage: a worker's."""
+"""vLLM's metrics from a worker's ``baton_request_stage_seconds``, by stage."""
 
 
 def with_vllm_names(registry: CollectorRegistry, model: str | None) -> CollectorRegistry:
-    """A registry with all of ``registry``, and what has a name in vLLM under that too.
+    """Return a registry with all of ``registry``, and a second time under vLLM's name each metric that has
+    one.
 
-    ``model`` is the label of series without one: a worker's; None: a router's, which have one.
+    ``model`` is the label for a worker's series, which have none; None for a router's series, which have one.
     """
     both = CollectorRegistry(auto_describe=False)
     both.register(_Both(registry, model))
@@ -81,7 +83,7 @@ class _Both(Collector):
         self._model = model
 
     def describe(self) -> list[Metric]:
-        """Nothing: names are known when they are asked for."""
+        """Return nothing: names are known only when metrics are collected."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -92,7 +94,7 @@ class _Both(Collector):
                 yield _renamed(family, alias, self._model)
 
     def _aliases(self, name: str) -> list[Alias]:
-        if name == "baton_request_stage_seconds":  # the router's include more than vLLM's do
+        if name == "baton_request_stage_seconds":  # the router's stages include more than vLLM's do
             return list(STAGE_ALIASES.values()) if self._model is not None else []
         return [ALIASES[name]] if name in ALIASES else []
 

@@ -1,1 +1,1 @@
-"""Text in, tokens out, and back: tokenizing, chat templates, incremental detokenizing, stop strings."""
+"""Conversion between text and tokens: tokenizing, chat templates, incremental detokenizing, stop strings."""

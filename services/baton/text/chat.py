@@ -1,4 +1,4 @@
-"""Chat templates: messages become one prompt text, in a sandbox."""
+"""Chat templates, which turn messages into one prompt text, in a sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ DEFAULT_MAX_PROMPT_CHARS = 16 * 1024 * 1024
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}``: marks the assistant's part for training. Serving only needs what is inside."""
+    """The tag ``{% generation %}``, which marks the assistant's part for training. Serving renders only its
+    content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance attribute
 
@@ -85,8 +86,9 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Json]] | None = None,
         arguments: Mapping[str, Json] | None = None,
     ) -> str:
-        """The prompt for ``messages``; ``tools`` are functions that the answer may call, ``arguments`` a
-        request's own template variables. The role developer is system to a template that does not know it.
+        """Render the prompt for ``messages``; ``tools`` are functions that the answer may call, ``arguments``
+        a request's own template variables. The role developer becomes system for a template that does not
+        know it.
 
         Raises ChatTemplateError when the template fails or refuses, TextTooLongError when it writes too much.
         """
@@ -124,12 +126,12 @@ class ChatTemplate:
 
 
 def _without_developer(messages: Sequence[Mapping[str, Json]]) -> list[Mapping[str, Json]]:
-    """``messages`` with OpenAI's newer name for system messages turned into the older one: a template that
-    has no branch for it would leave them out. Behind a system message they are a part of it, since many
-    templates take one, at the beginning."""
+    """Turn the role developer, OpenAI's newer name, into system: a template without a branch for it would
+    leave the messages out. A developer message after a system message is joined to it, since many templates
+    take one system message, at the beginning."""
     told: list[Mapping[str, Json]] = []
     contents: list[str] = []
-    """Of the system message that ``told`` ends with, when it does."""
+    """The contents of the system message at the end of ``told``; empty if another message is last."""
     for message in messages:
         if message["role"] == "developer" and contents:
             contents.append(str(message["content"]))
@@ -142,8 +144,8 @@ def _without_developer(messages: Sequence[Mapping[str, Json]]) -> list[Mapping[s
 
 
 def _join(told: list[Mapping[str, Json]], contents: Sequence[str]) -> None:
-    """Give the system message that ``told`` ends with all its ``contents``: at once, since text that grows by
-    one message after the other is copied as often."""
+    """Give the last message of ``told``, a system message, all its ``contents``. They are joined at once:
+    text that grows message by message is copied each time."""
     if len(contents) > 1:
         told[-1] = {**told[-1], "content": "\n\n".join(contents)}
 
@@ -170,7 +172,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter escapes for HTML, which a prompt must not be."""
+    """Write JSON without jinja2's escapes for HTML, which a prompt must not have."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,4 +1,4 @@
-"""One choice: its tokens become text, and a stop string ends it."""
+"""The text of one choice: its tokens become text, and a stop string ends it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from baton.logprobs import Logprobs, TokenDetails
-from baton.sampling_params import SamplingParams
+from baton.core.logprobs import Logprobs, TokenDetails
+from baton.core.sampling_params import ResolvedSampling
 from baton.text.detokenizer import Detokenizer
 from baton.text.stop import StopMatcher
 
@@ -17,8 +17,8 @@ FinishReason = Literal["stop", "length"]
 class TokenChunk(NamedTuple):
     """Tokens of one request, in order, exactly once. The last chunk has ``finish_reason`` set.
 
-    ``cached_tokens`` (prompt tokens found in a prefix cache) comes with the first chunk. ``details`` is what
-    the request asked to be told besides; None: nothing.
+    ``cached_tokens`` (prompt tokens found in a prefix cache) comes with the first chunk. ``details`` holds
+    the other data that the request asks for, such as log-probabilities; None: nothing.
     """
 
     token_ids: tuple[int, ...]
@@ -26,24 +26,24 @@ class TokenChunk(NamedTuple):
     cached_tokens: int = 0
     details: TokenDetails | None = None
     attempt: int = 0
-    """Which brought them."""
+    """The attempt that generated the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaDetails:
-    """What a client asked to be told of a delta besides."""
+    """The data that a client asks for besides a delta's text and tokens."""
 
     logprobs: Logprobs | None = None
-    """Of the delta's tokens."""
+    """Log-probabilities of the delta's tokens."""
     offsets: tuple[int, ...] = ()
-    """With ``logprobs``: the character of the choice's text in which each token begins."""
+    """The character of the choice's text in which each token begins; only with ``logprobs``."""
     prompt_logprobs: Logprobs | None = None
-    """With the first delta: of the prompt but its first token."""
+    """Log-probabilities of the prompt's tokens but the first one; only with the first delta."""
 
 
 class Delta(NamedTuple):
-    """What a chunk of tokens adds to a choice. ``text`` may be empty while a character or a stop string is
-    incomplete; ``stop_reason`` is the stop string or stop token that ended the choice."""
+    """The text and tokens that a chunk adds to a choice. ``text`` may be empty while a character or a stop
+    string is incomplete; ``stop_reason`` is the stop string or stop token that ended the choice."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -58,7 +58,7 @@ class ChoiceText:
 
     def __init__(
         self,
-        params: SamplingParams,
+        params: ResolvedSampling,
         detokenizer: Detokenizer,
         matcher: StopMatcher | None,
         *,
@@ -72,12 +72,13 @@ class ChoiceText:
         self._echo = echo
         self._only_echo = only_echo
         self._plain = matcher is None and not echo and not only_echo
-        # Of the text, stop strings included, and of the outputs; kept where tokens are taken one by one.
+        # Characters of the text, stop strings included, and output tokens; counted only where tokens are
+        # taken one by one.
         self._num_chars = len(echo)
         self._num_tokens = 0
 
     def add(self, chunk: TokenChunk) -> Delta:
-        """Take the next chunk. A delta with a finish reason ends the choice, whatever the chunk says."""
+        """Take the next chunk. A delta with a finish reason ends the choice, even if the chunk does not."""
         if self._plain and chunk.details is None and chunk.finish_reason is None:
             text = self._detokenizer.push(chunk.token_ids)
             return Delta(text, chunk.token_ids, None, None, chunk.cached_tokens)
@@ -90,8 +91,8 @@ class ChoiceText:
         return delta
 
     def _taken(self, chunk: TokenChunk) -> Delta:
-        """One token at a time, so that the choice ends with the token that completes a stop string however
-        many came at once, and it is known where each token begins."""
+        """Take the tokens one by one, so that the choice ends with the token that completes a stop string,
+        however many came at once, and each token's offset is known."""
         reason = chunk.finish_reason
         # The token that stops a sequence is part of its output, but not of its text.
         spoken = chunk.token_ids[:-1] if reason == "stop" else chunk.token_ids
@@ -120,7 +121,8 @@ class ChoiceText:
         return None if self._matcher is None else self._matcher.matched
 
     def _searched(self, text: str) -> str:
-        """What is safe to send once ``text`` has come: no stop string ends the first ``min_tokens``."""
+        """Return the text that is safe to send after ``text``: no stop string ends within the first
+        ``min_tokens``."""
         self._num_chars += len(text)
         if self._matcher is None:
             return text
@@ -135,7 +137,7 @@ class ChoiceText:
         reason: FinishReason | None,
         stop_reason: str | int | None = None,
     ) -> Delta:
-        """The delta of the first ``used`` tokens of ``chunk``."""
+        """Return the delta of the first ``used`` tokens of ``chunk``."""
         details: DeltaDetails | None = None
         if chunk.details is not None:
             logprobs = chunk.details.logprobs

@@ -29,7 +29,7 @@ class TokenizerFiles:
     add_bos: bool | None
     chat_template: str | None
     tool_template: str | None
-    """For chats with tools, where that is another one."""
+    """The template of chats with tools, where that is another one."""
 
 
 def read_tokenizer_files(directory: Path) -> TokenizerFiles:

@@ -1,4 +1,4 @@
-"""Tokens back to text, a few at a time, at a constant cost per token."""
+"""Turns tokens back into text, a few at a time, at a constant cost per token."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from baton.text.config import Json
 _REPLACEMENT = "\ufffd"
 
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
-"""What Python's ``surrogateescape`` makes of a byte that is not UTF-8."""
+"""The characters that Python's ``surrogateescape`` makes of bytes that are not UTF-8."""
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenPieces:
-    """What each token of a vocabulary adds to the text, as bytes where the tokenizer's decoder allows it.
+    """The text that each token of a vocabulary adds, as bytes where the tokenizer's decoder allows it.
 
-    Almost every model's decoder is one of two: byte-level (GPT-2 and its many followers) or SentencePiece
-    with byte fallback. For both a token's bytes do not depend on its neighbours, so text is the concatenation
-    of the bytes, decoded as it arrives. Other decoders go through the library with a few tokens of context.
+    Almost every model's decoder is either byte-level (GPT-2 and its many followers) or SentencePiece with
+    byte fallback. For both a token's bytes do not depend on its neighbours, so text is the concatenation of
+    the bytes, decoded as it arrives. Other decoders go through the library with a few tokens of context.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
@@ -43,7 +43,8 @@ class TokenPieces:
         self._cache: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        """The bytes of one token; none for an id outside the vocabulary. Kept: a vocabulary is small."""
+        """Return the bytes of one token; empty for an id outside the vocabulary. They are kept: a vocabulary
+        is small."""
         piece = self._cache.get(token_id)
         if piece is None:
             token = self.backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None
@@ -56,7 +57,7 @@ class TokenPieces:
         if self._byte_level:
             try:
                 return bytes(self._bytes_of_character[character] for character in token)
-            except KeyError:  # an added token, spelled as it reads
+            except KeyError:  # an added token, spelled as text
                 return token.encode()
         for pattern, content in self._replacements:
             token = token.replace(pattern, content)
@@ -65,7 +66,7 @@ class TokenPieces:
 
 
 class _Stream(Protocol):
-    """How the tokens of one stream become text."""
+    """A way to turn the tokens of one stream into text."""
 
     def push(self, token_ids: Sequence[int]) -> str: ...
 
@@ -75,14 +76,13 @@ class _Stream(Protocol):
 class Detokenizer:
     """Turns one stream of tokens into text, never splitting a character.
 
-    The pushes, however the tokens are cut, concatenate to the decoding of all the tokens at once. One thing
-    differs on purpose: when a run of byte-fallback tokens is malformed, the library replaces the whole run,
-    which one can only know at the run's end; here a complete character is sent at once and only
-    malformed bytes are replaced.
+    The pushes, however the tokens are cut, concatenate to the decoding of all the tokens at once. The
+    exception is a malformed run of byte-fallback tokens: the library replaces the whole run, which is known
+    only at the run's end; here a complete character is sent at once and only malformed bytes are replaced.
 
-    ``after`` are the tokens that come before the stream (a prompt). They are not repeated; but if they hold
-    text, a leading space of the stream is meant, while at the very start SentencePiece decoders drop it.
-    ``kept`` are special tokens that are not skipped with the others.
+    ``after`` are the tokens before the stream (a prompt). They are not repeated; but if they hold text, a
+    leading space of the stream is kept, while at the very start SentencePiece decoders drop it. ``kept`` are
+    special tokens that are not skipped with the others.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Detokenizer:
         return self._stream.push(token_ids)
 
     def finish(self) -> str:
-        """The rest, when no more tokens come: replacement characters for a character left incomplete."""
+        """Return the rest at the end of the tokens: replacement characters for an incomplete character."""
         return self._stream.finish()
 
 
@@ -145,7 +145,8 @@ class _WindowStream:
 
     _CONTEXT = 4
     _MAX_HELD = 16
-    """An incomplete character is at most four tokens; anything longer is malformed and sent as it is."""
+    """Tokens held back at most: an incomplete character is at most four tokens; anything longer is malformed
+    and sent as it is."""
 
     def __init__(self, pieces: TokenPieces, after: Sequence[int]) -> None:
         self._backend = pieces.backend
@@ -159,7 +160,7 @@ class _WindowStream:
         return self._take(self._new_text()) if self._held else ""
 
     def _push_one(self, token_id: int) -> str:
-        if self._backend.id_to_token(token_id) is None:  # no text, and no context for what follows
+        if self._backend.id_to_token(token_id) is None:  # no text, and no context for later tokens
             return ""
         self._held.append(token_id)
         text = self._new_text()
@@ -181,7 +182,8 @@ class _WindowStream:
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> list[dict[str, Json]]:
-    """The steps of the tokenizer's decoder, as ``tokenizer.json`` spells them; a sequence is flattened."""
+    """Return the steps of the tokenizer's decoder, as ``tokenizer.json`` spells them; a sequence is
+    flattened."""
     if backend.decoder is None:
         return []
     step: dict[str, Json] = msgspec.json.decode(backend.decoder.__getstate__())
@@ -203,7 +205,8 @@ def _is_byte_level(decoder: list[dict[str, Json]]) -> bool:
 
 
 def _byte_fallback_replacements(decoder: list[dict[str, Json]]) -> tuple[tuple[str, str], ...] | None:
-    """The texts to replace in a token, or None when this is not SentencePiece with byte fallback."""
+    """Return the texts to replace in a token, or None when the decoder is not SentencePiece with byte
+    fallback."""
     kinds = [step.get("type") for step in decoder]
     allowed = ["Replace"] * kinds.count("Replace") + ["ByteFallback", "Fuse"]
     if kinds not in (allowed, [*allowed, "Strip"]):
@@ -226,7 +229,7 @@ def _leading_spaces_stripped(decoder: list[dict[str, Json]]) -> int:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
+    """Return the byte that each character of a byte-level vocabulary stands for.
 
     Printable bytes stand for themselves; the others, in order, are written from U+0100 on.
     """

@@ -1,8 +1,8 @@
-"""What the token ids of a model mean, as one short name: workers and routers compare it.
+"""A digest of the meaning of a model's token ids, which workers and routers compare.
 
-Files that say the same differ in their bytes: the order of a vocabulary, the way merges are written, settings
-of padding. So it is the vocabulary that is digested, with what texts are cut by: merges, or scores. What only
-one side makes use of (templates, normalizers, decoders, which tokens are special) is left out: a new revision
+Files of equal meaning differ in their bytes: the order of a vocabulary, the way merges are written, settings
+of padding. So the digest covers the vocabulary and the rules that cut texts: merges, or scores. Parts that
+only one side uses (templates, normalizers, decoders, which tokens are special) are left out: a new revision
 of a model may change those.
 """
 
@@ -29,7 +29,7 @@ class _Model(msgspec.Struct):
     vocab: dict[str, int] | list[tuple[str, float]]
     """Ids by token, or tokens with their scores in the order of their ids."""
     merges: list[str | list[str]] = []
-    """The first is applied first; "a b" and ["a", "b"] are the same one."""
+    """Merges, the first applied first; "a b" and ["a", "b"] are the same one."""
 
 
 class _File(msgspec.Struct):
@@ -38,7 +38,8 @@ class _File(msgspec.Struct):
 
 
 def tokenizer_digest(directory: Path) -> str:
-    """16 hex digits. Raises TokenizerError, in one line, for a tokenizer.json that cannot be read."""
+    """Return 16 hex digits, or ``NO_TOKENIZER``. Raises TokenizerError, in one line, for a tokenizer.json
+    that cannot be read."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         return NO_TOKENIZER
@@ -51,7 +52,7 @@ def tokenizer_digest(directory: Path) -> str:
 
 
 def _ids(file: _File) -> list[tuple[int, str]]:
-    """Each id with its tokens, in order."""
+    """Return each id with its tokens, in order."""
     vocab = file.model.vocab
     if isinstance(vocab, dict):
         meant = {(at, token) for token, at in vocab.items()}
@@ -61,7 +62,7 @@ def _ids(file: _File) -> list[tuple[int, str]]:
 
 
 def _cuts(model: _Model) -> list[list[str]] | list[float]:
-    """How texts are cut into tokens: by merges or by scores."""
+    """Return the rules that cut texts into tokens: merges or scores."""
     if not isinstance(model.vocab, dict):
         return [score for _, score in model.vocab]
     return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.merges]

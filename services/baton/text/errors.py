@@ -1,4 +1,4 @@
-"""What can go wrong between text and tokens."""
+"""Errors between text and tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class TokenizerError(Exception):
 
 
 class TextTooLongError(ValueError):
-    """A text is over a size limit, found out before any work was spent on it."""
+    """A text exceeds a size limit, found before any work was spent on it."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"the text has {size} characters; at most {limit} are allowed")
@@ -17,10 +17,10 @@ class TextTooLongError(ValueError):
 
 
 class TooManyTokensError(ValueError):
-    """A text has more tokens than there is a use for."""
+    """A text has more tokens than allowed."""
 
     def __init__(self, limit: int, tokens: int | None = None) -> None:
-        """``tokens``: how many; None: they were not all counted."""
+        """``tokens``: the number of tokens; None: not all were counted."""
         told = f"more than {limit}" if tokens is None else str(tokens)
         super().__init__(f"the text has {told} tokens; at most {limit} are allowed")
         self.limit = limit

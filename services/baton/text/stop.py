@@ -1,4 +1,4 @@
-"""Stop strings over a stream of text."""
+"""Finds stop strings in a stream of text."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """A set of stop strings, compiled once per request and shared by its choices (it never changes).
+    """A set of stop strings, compiled once per request and shared by its choices; immutable.
 
-    The strings become one automaton (Aho-Corasick): each state is a prefix of some stop string, and
-    after any text the state is the longest such prefix that the text ends with. So the work is one step
-    per character however many strings there are, and the state's length is exactly what has to be held back.
+    The strings become one automaton (Aho-Corasick): each state is a prefix of some stop string, and after any
+    text the state is the longest such prefix that the text ends with. So the work is one step per character
+    however many strings there are, and the state's length is exactly the text that has to be held back.
     """
 
     __slots__ = ("_edges", "_fail", "depth", "match")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Raises ValueError for an empty stop string: it would match before the first character."""
+        """Compile the stop strings. Raises ValueError for an empty one, which would match before the first
+        character."""
         if any(not stop for stop in stops):
             raise ValueError("a stop string must not be empty")
         self._edges: list[dict[str, int]] = [{}]
         self._fail: list[int] = [0]
         self.depth: list[int] = [0]
         self.match: list[str | None] = [None]
-        """For each state the longest stop string that ends there."""
+        """The longest stop string that ends at each state."""
         for stop in stops:
             self._insert(stop)
         self._link()
@@ -55,7 +56,7 @@ class StopStrings:
                 queue.append(following)
 
     def step(self, state: int, character: str) -> int:
-        """The state after one more character."""
+        """Return the state after one more character."""
         while True:
             following = self._edges[state].get(character)
             if following is not None:
@@ -79,12 +80,13 @@ class StopMatcher:
         self._state = 0
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found."""
+        """The stop string that was found; None before."""
 
     def push(self, text: str, *, may_match: bool = True) -> str:
-        """Take more text; return what is now safe to send. After a match that is the text before it.
+        """Take more text; return the text that is now safe to send: after a match, the text before it.
 
-        Nothing matches at the characters of a text that may not; but what begins there may match later.
+        With ``may_match`` False nothing matches at the characters of ``text``; but a stop string that begins
+        there may match later.
         """
         if self.matched is not None:
             return ""
@@ -104,6 +106,6 @@ class StopMatcher:
         return seen[:free]
 
     def finish(self) -> str:
-        """The text that was held back, when the stream ended without completing a stop string."""
+        """Return the text that was held back, when the stream ended without completing a stop string."""
         held, self._held = self._held, ""
         return held

@@ -1,4 +1,4 @@
-"""The tokenizer of a model directory: what the router needs of it, and nothing of transformers."""
+"""The tokenizer of a model directory, without transformers: the part that the router needs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from baton.text.detokenizer import Detokenizer, TokenPieces
 from baton.text.errors import TextTooLongError, TokenizerError, TooManyTokensError
 
 DEFAULT_MAX_CHARS = 16 * 1024 * 1024
-"""Texts longer than this are refused before they are tokenized."""
+"""Most characters of a text; longer ones are refused before they are tokenized."""
 
 SHORT_TEXT_CHARS = 16 * 1024
-"""Up to here a plain call is fastest; longer texts take the batch call, which releases the interpreter lock
-(the plain one does not)."""
+"""Most characters of a text for which a plain call is fastest; longer texts take the batch call, which
+releases the interpreter lock (the plain one does not)."""
 
 
 PIECE_CHARS = 64 * 1024
-"""Of a text whose tokens are only counted: their encoding is in memory for one piece at a time."""
+"""Characters of one piece of a text whose tokens are only counted: the encoding of one piece at a time is in
+memory."""
 PIECE_SLACK = 64
-"""Tokens that a text may have more in pieces than whole, for each cut."""
-MOST_BEYOND = 64 * 1024
-"""Tokens beyond those allowed that a text may turn out to have when it is encoded whole: 270 bytes each."""
+"""Most tokens that a text has more in pieces than whole, for each cut."""
+MAX_BEYOND = 64 * 1024
+"""Most tokens beyond the limit that a text may turn out to have when it is encoded whole: 270 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +53,14 @@ class Tokenizer:
         max_chars: int = DEFAULT_MAX_CHARS,
         directory: Path | None = None,
     ) -> None:
-        """``add_bos`` overrides what the backend's post-processor does about a first token; None keeps it."""
+        """``add_bos`` overrides the backend's post-processor on whether a first token is added; None keeps
+        it."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.special = special
         self.directory = directory
-        """Where it was loaded from, and can be again; None: it was made in memory."""
+        """The directory that the tokenizer was loaded from, and can be again; None: it was made in memory."""
         self.chat_template = chat_template
         self._max_chars = max_chars
         self._prepend_bos, self._drop_bos = _bos_repair(backend, special.bos_id, add_bos)
@@ -84,8 +86,8 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
-        """The ids of ``text``. Raises TextTooLongError instead of starting on a text over the limit, and
-        TooManyTokensError for one that has more than ``most`` tokens (None: any number), before it is encoded
+        """Return the ids of ``text``. Raises TextTooLongError, before any work, for a text over the limit,
+        and TooManyTokensError for one of more than ``most`` tokens (None: any number), before it is encoded
         whole if it has many more."""
         if len(text) > self._max_chars:
             raise TextTooLongError(len(text), self._max_chars)
@@ -97,9 +99,9 @@ class Tokenizer:
         return ids
 
     def _count_to(self, text: str, most: int) -> None:
-        """Raise TooManyTokensError if ``text`` has more than ``most`` tokens for sure. It is counted in
-        pieces until what is left cannot be too many for memory: no token is of less than a byte."""
-        affordable = min(4 * most, most + MOST_BEYOND)
+        """Raise TooManyTokensError if ``text`` certainly has more than ``most`` tokens. The text is counted
+        in pieces until the rest cannot be too many tokens for memory: each token is at least one byte."""
+        affordable = min(4 * most, most + MAX_BEYOND)
         counted, left = 0, len(text.encode("utf-8", "surrogatepass"))
         for cuts, start in enumerate(range(0, len(text), PIECE_CHARS)):
             if counted + left <= affordable:
@@ -126,23 +128,25 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
-        """The text of all ``token_ids`` at once. The batch call, because it releases the interpreter lock."""
+        """Return the text of all ``token_ids`` at once, by the batch call, which releases the interpreter
+        lock."""
         return self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, kept: Set[int] = frozenset(), after: Sequence[int] = ()
     ) -> Detokenizer:
-        """A decoder for one stream of tokens, which follows the tokens ``after``; see `Detokenizer`."""
+        """Return a decoder for one stream of tokens, which follows the tokens ``after``; see
+        `Detokenizer`."""
         return Detokenizer(self._pieces, skip_special_tokens=skip_special_tokens, kept=kept, after=after)
 
     def special_among(self, texts: Iterable[str]) -> dict[str, int]:
-        """Those of ``texts`` that are special tokens, with their ids."""
+        """Return the special tokens among ``texts``, with their ids."""
         ids = {text: self._backend.token_to_id(text) for text in texts}
         return {text: id_ for text, id_ in ids.items() if id_ in self.special.ids}
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The character of ``text`` in which each token of its encoding begins. Tokens that the tokenizer
-        adds have no text: they begin where the one before ended."""
+        """Return the character of ``text`` in which each token of its encoding begins. Tokens that the
+        tokenizer adds have no text: they begin where the previous one ended."""
         spans = self._backend.encode(text, add_special_tokens=add_special_tokens).offsets
         if add_special_tokens and self._prepend_bos is not None:
             spans.insert(0, (0, 0))
@@ -156,8 +160,8 @@ class Tokenizer:
         return offsets
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text, as far as it does not depend on its neighbours; special tokens as they
-        are spelled. None for an id without a token."""
+        """Return the bytes that a token adds to a text, as far as they do not depend on its neighbours;
+        special tokens as they are spelled. Empty for an id without a token."""
         if self._pieces.as_bytes:
             return self._pieces[token_id]
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
@@ -168,11 +172,11 @@ class Tokenizer:
         return self._pieces.as_bytes
 
     def to_json(self) -> str:
-        """The tokenizer as the content of a ``tokenizer.json``."""
+        """Return the tokenizer as the content of a ``tokenizer.json``."""
         return self._backend.to_str()
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token, None when there is no such id."""
+        """Return the vocabulary's own spelling of a token, None when there is no such id."""
         return self._backend.id_to_token(token_id)
 
 
@@ -199,7 +203,7 @@ def _special_tokens(backend: tokenizers.Tokenizer, files: TokenizerFiles) -> Spe
 def _bos_repair(
     backend: tokenizers.Tokenizer, bos_id: int | None, add_bos: bool | None
 ) -> tuple[int | None, bool]:
-    """Which token to put first, and whether to drop the first one, so that ``add_bos`` holds.
+    """Return the token to put first, and whether to drop the first one, so that ``add_bos`` holds.
 
     Some models leave the choice to ``tokenizer_config.json`` rather than to the post-processor.
     """

@@ -1,1 +1,1 @@
-"""From a model's text to what it means: reasoning, content and calls of tools. Imports no torch."""
+"""Parsers of a model's text into reasoning, content and tool calls. Imports no torch."""

@@ -1,4 +1,4 @@
-"""A whole answer's parser: reasoning first, then content and calls."""
+"""The parser of a whole answer: reasoning first, then content and calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from baton.tools.events import Content, Event, Reasoning
 from baton.tools.formats import ReasoningFormat, ToolFormat
 from baton.tools.parsers import ToolParser
-from baton.tools.reasoning import ReasoningParser, Split
+from baton.tools.reasoning import ReasoningParser, ReasoningSplit
 
 
 class AnswerParser:
@@ -18,15 +18,17 @@ class AnswerParser:
         self._tools = tools
 
     def push(self, text: str) -> list[Event]:
-        """Take more text; return what is certain now."""
-        return self._events(Split(content=text) if self._reasoning is None else self._reasoning.push(text))
+        """Take more text; return the events that are certain now."""
+        return self._events(
+            ReasoningSplit(content=text) if self._reasoning is None else self._reasoning.push(text)
+        )
 
     def finish(self) -> list[Event]:
-        """The rest, when no more text comes."""
+        """Return the last events, at the end of the text."""
         events = [] if self._reasoning is None else self._events(self._reasoning.finish())
         return events if self._tools is None else events + self._tools.finish()
 
-    def _events(self, split: Split) -> list[Event]:
+    def _events(self, split: ReasoningSplit) -> list[Event]:
         events: list[Event] = [Reasoning(split.reasoning)] if split.reasoning else []
         if split.content and self._tools is not None:
             events += self._tools.push(split.content)
@@ -41,21 +43,21 @@ class AnswerFormat:
 
     reasoning: ReasoningFormat | None = None
     opened: bool = False
-    """Answers begin inside of the reasoning."""
+    """Whether answers begin inside of the reasoning."""
     closed: bool = False
-    """The reasoning is over before they begin."""
+    """Whether the reasoning is over before answers begin."""
     tells_reasoning: bool = True
-    """False leaves the reasoning out."""
+    """Whether reasoning is reported; otherwise it is left out."""
     tools: ToolFormat | None = None
     names: frozenset[str] = frozenset()
-    """Functions that may be called."""
+    """The functions that may be called."""
     several: bool = True
-    """Whether an answer may hold more than one call; those after the first are left out otherwise."""
+    """Whether an answer may hold more than one call; otherwise calls after the first are left out."""
     marker_ids: frozenset[int] = frozenset()
-    """Special tokens that the parsers look for: they must not be left out of the text."""
+    """Special tokens that the parsers look for, which must not be left out of the text."""
 
     def parser(self) -> AnswerParser:
-        """One for an answer."""
+        """Make the parser of one answer."""
         return AnswerParser(
             None if self.reasoning is None else self.reasoning.parser(opened=self.opened),
             None if self.tools is None else self.tools.parser(self.names),

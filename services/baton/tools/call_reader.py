@@ -1,4 +1,4 @@
-"""One call as models write it: a JSON object with a name and an object of arguments."""
+"""The reader of one call as models write it: a JSON object with a name and an object of arguments."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _AFTER_VALUE = frozenset({Expect.NEXT, Expect.KEY, Expect.NOTHING})
 class CallReader:
     """Reads ``{"name": …, "arguments": {…}}`` as it arrives, its keys in any order.
 
-    It breaks at the first character that no such object can have there: JSON that is none, a name that is not
-    among ``names``, arguments that are no object, a key that comes twice. Other keys are read over.
+    The reader breaks at the first character that no such object can have there: malformed JSON, a name that
+    is not among ``names``, arguments that are no object, a key that comes twice. Other keys are skipped.
     """
 
     def __init__(self, names: Set[str], argument_keys: Set[str]) -> None:
@@ -23,7 +23,7 @@ class CallReader:
         self._scanner = JsonScanner()
         self._key: str | None = None
         self._seen: set[str] = set()
-        self._string: list[str] = []  # of the outer object: the key or name that is being read
+        self._string: list[str] = []  # of the outer object: the key or name being read
         self._in_value = False
         self._in_arguments = False
         self._untold: list[str] = []
@@ -34,7 +34,7 @@ class CallReader:
         self.broken = False
 
     def push(self, text: str) -> int:
-        """Take text; return how much of it was taken: all of it, unless the object ends or breaks there."""
+        """Take text; return how many characters were taken: all, unless the object ends or breaks there."""
         position = 0
         while position < len(text):
             if self._scanner.expect is Expect.STRING:
@@ -54,7 +54,7 @@ class CallReader:
         return position
 
     def take_arguments(self) -> str:
-        """What was read of the arguments since the last time."""
+        """Return the part of the arguments that was read since the last call."""
         text = "".join(self._untold)
         self._untold.clear()
         return text

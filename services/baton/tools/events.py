@@ -1,4 +1,4 @@
-"""What a parser finds in a text, in order; and what they amount to."""
+"""The events that a parser finds in a text, in order, and the message that they make up."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Text for the reader."""
+    """Text of the answer itself."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote for itself."""
+    """Text of the model's reasoning."""
 
     text: str
 
@@ -26,7 +26,7 @@ class CallStarted:
     """A call of a function that was offered; its arguments follow."""
 
     index: int
-    """0, 1, … in the order of the calls in an answer."""
+    """The call's number among the calls of an answer, from 0."""
     name: str
 
 
@@ -40,11 +40,11 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallBroken:
-    """The started call turned out to be none: its JSON is wrong, or the text ended inside of it."""
+    """The started call is none: its JSON is malformed, or the text ended inside of it."""
 
     index: int
     text: str
-    """All that was taken for the call, markers included. What follows it comes as content."""
+    """All text taken for the call, markers included. Later text comes as content."""
 
 
 Event: TypeAlias = Content | Reasoning | CallStarted | CallArguments | CallBroken
@@ -55,14 +55,14 @@ class Call:
     """One call of a function."""
 
     index: int
-    """As in the events: those of broken calls are left out."""
+    """The call's number as in the events: numbers of broken calls are left out."""
     name: str
     arguments: str
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A whole answer. What a broken call was taken from is content here, where it stood."""
+class ParsedAnswer:
+    """A whole answer. The text of a broken call is content here, where it stood."""
 
     content: str
     reasoning: str
@@ -70,7 +70,7 @@ class Message:
 
 
 class MessageBuilder:
-    """Adds events up to a message."""
+    """Builds a message from events."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -79,7 +79,7 @@ class MessageBuilder:
         self._arguments: dict[int, list[str]] = {}
 
     def add(self, events: Iterable[Event]) -> None:
-        """What has been found next."""
+        """Add the next events."""
         for event in events:
             match event:
                 case Content(text):
@@ -95,7 +95,7 @@ class MessageBuilder:
                     del self._names[index], self._arguments[index]
                     self._content.append(text)
 
-    def message(self) -> Message:
-        """All that has been found."""
+    def message(self) -> ParsedAnswer:
+        """Return the message of all events added."""
         calls = (Call(index, name, "".join(self._arguments[index])) for index, name in self._names.items())
-        return Message("".join(self._content), "".join(self._reasoning), tuple(calls))
+        return ParsedAnswer("".join(self._content), "".join(self._reasoning), tuple(calls))

@@ -15,18 +15,18 @@ AUTO, NONE = "auto", "none"
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a family of models writes calls of tools."""
+    """The way a family of models writes tool calls."""
 
     parser: Callable[[Set[str]], ToolParser]
-    """Makes one for an answer that may call functions of these names."""
+    """Makes a parser for one answer that may call functions of these names."""
     spelling: CallSpelling
-    """For the grammar of calls that must be made."""
+    """The spelling in the grammar for forced calls."""
     markers: frozenset[str]
-    """Texts that may be special tokens: they must reach the parser."""
+    """Texts that may be special tokens and must reach the parser."""
     signs: tuple[str, ...]
-    """A chat template that has one of these is of the family,"""
+    """Texts that show a chat template to be of the family, if it has one of them."""
     foreign: tuple[str, ...] = ()
-    """unless it has one of these, too."""
+    """Texts that show a chat template not to be of the family, whatever ``signs`` it has."""
 
     def is_of(self, template: str) -> bool:
         """Whether a chat template shows this format."""
@@ -36,10 +36,10 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a family of models marks its reasoning."""
+    """The way a family of models marks its reasoning."""
 
     always_opened: bool = False
-    """Answers begin inside, whatever the prompt ends with."""
+    """Whether answers begin inside of the reasoning, whatever the prompt ends with."""
     markers: frozenset[str] = frozenset({OPENING, CLOSING})
     signs: tuple[str, ...] = ()
 
@@ -48,11 +48,11 @@ class ReasoningFormat:
         return self.always_opened or prompt.rstrip().endswith(OPENING)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether the ``prompt`` has ended the reasoning already, as templates do that are to turn it off."""
+        """Whether the ``prompt`` has ended the reasoning already, as templates do to turn it off."""
         return not self.always_opened and prompt.rstrip().endswith(CLOSING)
 
     def parser(self, *, opened: bool) -> ReasoningParser:
-        """One for an answer."""
+        """Make the reasoning parser of one answer."""
         return ThinkParser(opened=opened)
 
 
@@ -75,8 +75,8 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
         ),
     }
 )
-"""By the names that ``--tool-call-parser`` takes. To add one: a class with `ToolParser`'s methods, and an
-entry."""
+"""Tool call formats by the names that ``--tool-call-parser`` takes. A new one needs a class with
+`ToolParser`'s methods, and an entry here."""
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
     {
@@ -84,21 +84,23 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = MappingProxyType(
         "deepseek_r1": ReasoningFormat(always_opened=True),
     }
 )
-"""By the names that ``--reasoning-parser`` takes."""
+"""Reasoning formats by the names that ``--reasoning-parser`` takes."""
 
 TOOL_PARSERS = (AUTO, NONE, *TOOL_FORMATS)
 REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS)
 
 
 def tool_format(wanted: str, template: str | None) -> ToolFormat | None:
-    """The format that is ``wanted``; for ``auto``, that of the chat template, if it shows one."""
+    """Return the format that is ``wanted``; for ``auto``, the format that the chat template shows. None
+    without one."""
     if wanted != AUTO:
         return TOOL_FORMATS.get(wanted)
     return next((format_ for format_ in TOOL_FORMATS.values() if format_.is_of(template or "")), None)
 
 
 def reasoning_format(wanted: str, template: str | None) -> ReasoningFormat | None:
-    """Likewise for reasoning."""
+    """Return the format that is ``wanted``; for ``auto``, the format that the chat template shows. None
+    without one."""
     if wanted != AUTO:
         return REASONING_FORMATS.get(wanted)
     for format_ in REASONING_FORMATS.values():

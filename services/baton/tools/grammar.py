@@ -1,4 +1,4 @@
-"""A grammar, in llguidance's dialect of Lark, of answers that are calls of given functions, or begin with
+"""The grammar, in llguidance's dialect of Lark, of answers that are calls of given functions, or begin with
 reasoning."""
 
 from __future__ import annotations
@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from baton.structured_output import FORM
+from baton.core.structured_output import FORM
 from baton.text.config import Json
 from baton.tools.reasoning import CLOSING, OPENING
 
-# As Python's json writes it: what models have seen most. Free white space would let one go on for ever.
+# The spacing of Python's json, which models have seen most. Free white space would let a model go on for
+# ever.
 _SPACING: dict[str, Json] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -21,7 +22,7 @@ _SPACING: dict[str, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class CallSpelling:
-    """How a format writes calls."""
+    """The way a format writes calls."""
 
     arguments_key: str
     opening: str = ""
@@ -31,16 +32,17 @@ class CallSpelling:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls that an answer may be."""
+    """The calls that an answer may consist of."""
 
     spelling: CallSpelling
     functions: Mapping[str, Mapping[str, Json]]
-    """Name → JSON schema of the arguments."""
+    """JSON schemas of the arguments, by function name."""
     several: bool
 
 
 def grammar_of(calls: Calls | None, *, form: bool, thinks: bool, opened: bool, special: Set[str]) -> str:
-    """The grammar of answers that are calls, or have a ``form``, which is asked for elsewhere, or are either.
+    """Return the grammar of answers that are calls, or have a ``form`` that is defined elsewhere, or are
+    either.
 
     With ``thinks``, reasoning may come first; with ``opened`` it must, as the answer begins inside of it.
     ``special`` are the markers that are special tokens: a grammar matches those by name, not as text.
@@ -76,7 +78,7 @@ def _thinking(special: Set[str]) -> str:
 
 
 def _terms(marker: str, special: Set[str]) -> str:
-    """A marker with the line breaks around it, as terms of the grammar."""
+    """Return a marker with the line breaks around it, as terms of the grammar."""
     name = marker.strip()
     if name not in special:
         return json.dumps(marker) if marker else ""
@@ -85,12 +87,12 @@ def _terms(marker: str, special: Set[str]) -> str:
 
 
 def _spaced(schema: Mapping[str, Json]) -> dict[str, Json]:
-    """``schema`` for arguments: an object, written with single spaces."""
+    """Return ``schema`` for arguments: an object, written with single spaces."""
     return {"type": "object", **schema, "x-guidance": _SPACING}
 
 
 def functions_of(tools: Sequence[Mapping[str, Json]]) -> dict[str, Mapping[str, Json]]:
-    """Name → schema of the arguments, of tools as templates get them."""
+    """Return the schemas of the arguments by function name, of tools as templates get them."""
     functions: dict[str, Mapping[str, Json]] = {}
     for tool in tools:
         function = tool["function"]

@@ -1,4 +1,4 @@
-"""Following a JSON object character by character."""
+"""A scanner that follows a JSON object character by character."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import enum
 import re
 
 MAX_DEPTH = 64
-"""Objects and arrays inside of each other; more is taken for malformed, as many decoders would."""
+"""Deepest nesting of objects and arrays; deeper ones count as malformed, as in many decoders."""
 MAX_SCALAR = 1024
-"""Characters of a number; likewise."""
+"""Most characters of a number; longer ones count as malformed."""
 
 _SPACE = frozenset(" \t\n\r")
 _ESCAPABLE = frozenset('"\\/bfnrt')
@@ -20,13 +20,14 @@ _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 
 
 def skip_string(text: str, start: int) -> int:
-    """Where in ``text`` the plain characters of a string end: none of them changes what a scanner expects."""
+    """Return where in ``text`` the plain characters of a string end, none of which changes what a scanner
+    expects."""
     plain = _PLAIN.match(text, start)
     return start if plain is None else plain.end()
 
 
 class Expect(enum.Enum):
-    """What may come next."""
+    """The input that may come next."""
 
     OBJECT = enum.auto()
     VALUE = enum.auto()
@@ -35,7 +36,7 @@ class Expect(enum.Enum):
     KEY = enum.auto()
     COLON = enum.auto()
     NEXT = enum.auto()
-    """After a value: a comma, or the end of what it is in."""
+    """The input after a value: a comma, or the end of the enclosing object or array."""
     STRING = enum.auto()
     ESCAPE = enum.auto()
     HEX = enum.auto()
@@ -44,7 +45,8 @@ class Expect(enum.Enum):
 
 
 class JsonScanner:
-    """Accepts one JSON object (RFC 8259) a character at a time, and knows at once when one cannot be."""
+    """Accepts one JSON object (RFC 8259) a character at a time, and rejects it at the first character that
+    cannot be part of one."""
 
     __slots__ = ("_hex_left", "_in_key", "_open", "_scalar", "expect")
 
@@ -57,7 +59,7 @@ class JsonScanner:
 
     @property
     def depth(self) -> int:
-        """Objects and arrays that are open."""
+        """The number of open objects and arrays."""
         return len(self._open)
 
     @property
@@ -65,7 +67,7 @@ class JsonScanner:
         return self.expect is Expect.NOTHING
 
     def push(self, character: str) -> bool:
-        """Take a character; False if none of JSON begins so. Then nothing more may be pushed."""
+        """Take a character; return False if no JSON object begins so. Nothing more may be pushed then."""
         expect = self.expect
         if expect is Expect.STRING:
             return self._in_string(character)
@@ -75,7 +77,7 @@ class JsonScanner:
                 return len(self._scalar) <= MAX_SCALAR
             if not _SCALAR.fullmatch(self._scalar):
                 return False
-            self.expect = expect = Expect.NEXT  # which this character is already
+            self.expect = expect = Expect.NEXT  # the current character follows the scalar
         if expect is Expect.ESCAPE or expect is Expect.HEX:
             return self._in_escape(character)
         return character in _SPACE or self._structure(character)

@@ -1,13 +1,13 @@
-"""Looking for a marker in a text that comes in pieces."""
+"""Looks for a marker in a text that comes in pieces."""
 
 from __future__ import annotations
 
 
 def undecided(text: str, marker: str) -> int:
-    """How many characters at the end of ``text`` may belong to ``marker``, which is not in it: the marker's
-    beginning, and white space before it, which is a part of the markup if the marker comes."""
+    """Return how many characters at the end of ``text``, which does not hold ``marker``, may belong to it:
+    its beginning, and white space before it, which is part of the markup if the marker comes."""
     if marker[0] not in text[1 - len(marker) :] and not text[-1:].isspace():
-        return 0  # nearly always
+        return 0  # the usual case
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:length]):
             break

@@ -1,4 +1,4 @@
-"""Calls of tools in a model's text, as it arrives."""
+"""Parsers of tool calls in a model's text, as it arrives."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from baton.tools.markers import undecided
 
 
 class ToolParser(Protocol):
-    """Finds calls in one answer. However the text is cut into pushes, the events amount to the same."""
+    """A parser that finds calls in one answer. However the text is cut into pushes, the events amount to the
+    same."""
 
     def push(self, text: str) -> list[Event]:
-        """Take more text; return what is certain now."""
+        """Take more text; return the events that are certain now."""
 
     def finish(self) -> list[Event]:
-        """The rest, when no more text comes."""
+        """Return the last events, at the end of the text."""
 
 
 class _CallParser:
-    """What the formats share: content up to a marker, and a call after it.
+    """The common part of the formats: content up to a marker, and a call after it.
 
-    White space between the markup and anything else is a part of the markup. What is no call is content,
+    White space between the markup and anything else is part of the markup. Text that is no call is content,
     markers included.
     """
 
@@ -33,16 +34,16 @@ class _CallParser:
     def __init__(self, names: Set[str]) -> None:
         self._names = names
         self._held = ""
-        """Text that nothing has been decided of."""
+        """Text that is not yet known to be content or markup."""
         self._markup: list[str] = []
-        """Of the call that is being read: all of its text so far."""
+        """All text so far of the call that is being read."""
         self._reader = self._new_reader()
         self._started = False
         self._num_calls = 0
         self._after_call = False
         self._events: list[Event] = []
         self._step: Callable[[], bool] = self._in_text
-        """Decides of the held text as far as it can; True if another step may decide more."""
+        """Handles the held text as far as possible; True if another step may handle more."""
 
     def push(self, text: str) -> list[Event]:
         self._held += text
@@ -59,7 +60,7 @@ class _CallParser:
         return self._take_events()
 
     def _after(self) -> bool:
-        """The step behind a complete call."""
+        """Handle the text after a complete call."""
         raise NotImplementedError
 
     def _in_text(self) -> bool:
@@ -75,7 +76,7 @@ class _CallParser:
         return self._begin_call(at - len(content) + len(self.opening))
 
     def _begin_call(self, markup: int) -> bool:
-        """A call begins behind so many characters."""
+        """Begin a call after ``markup`` characters of the held text."""
         self._markup, self._held = [self._held[:markup]], self._held[markup:]
         self._reader = self._new_reader()
         self._started = False
@@ -99,7 +100,8 @@ class _CallParser:
         return reader.done
 
     def _tell(self) -> None:
-        """What is known of the call: nothing before it has a name that was offered."""
+        """Report the progress of the call, once it has a name that was offered and its arguments have
+        begun."""
         reader = self._reader
         known = reader.name in self._names and reader.begun
         if known and not self._started:
@@ -114,7 +116,7 @@ class _CallParser:
         markup = "".join(self._markup)
         if self._started:
             self._events.append(CallBroken(self._num_calls, markup))
-            self._num_calls += 1  # a client may have been told of that index
+            self._num_calls += 1  # a client may have seen that index
             self._after_call = False
         else:
             self._say(markup)
@@ -134,8 +136,8 @@ class _CallParser:
 
 
 class HermesParser(_CallParser):
-    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, anywhere and any number of them, as Hermes
-    and Qwen write it. A closing marker that is missing is forgiven: the JSON says where a call ends."""
+    """Parses ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, anywhere and any number of times, as
+    Hermes and Qwen write it. A missing closing marker is forgiven: the JSON shows where a call ends."""
 
     opening = "<tool_call>"
     closing = "</tool_call>"
@@ -152,8 +154,8 @@ class HermesParser(_CallParser):
 
 
 class Llama3JsonParser(_CallParser):
-    """``{"name": …, "parameters": {…}}`` at the beginning of an answer or behind ``<|python_tag|>``, several
-    separated by ``;``, as Llama 3.1 to 3.3 write it."""
+    """Parses ``{"name": …, "parameters": {…}}`` at the beginning of an answer or after ``<|python_tag|>``,
+    several separated by ``;``, as Llama 3.1 to 3.3 write it."""
 
     opening = "<|python_tag|>"
     argument_keys = frozenset({"parameters", "arguments"})

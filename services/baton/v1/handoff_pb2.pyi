@@ -8,6 +8,7 @@ Every message after the greeting names (request_id, attempt) and is sent on one 
 
 from baton.v1 import greeting_pb2 as _greeting_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
+from baton.v1 import parts_pb2 as _parts_pb2
 from baton.v1 import worker_pb2 as _worker_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -92,6 +93,7 @@ class PrefillMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     GREETING_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___LinkOpen: ...
     @_builtins.property
@@ -110,6 +112,10 @@ class PrefillMessage(_message.Message):
     def greeting(self) -> _greeting_pb2.Greeting: ...
     @_builtins.property
     def proof(self) -> _greeting_pb2.Proof: ...
+    @_builtins.property
+    def part(self) -> _parts_pb2.MessagePart:
+        """of a longer message"""
+
     def __init__(
         self,
         *,
@@ -122,12 +128,13 @@ class PrefillMessage(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         greeting: _greeting_pb2.Greeting | None = ...,
         proof: _greeting_pb2.Proof | None = ...,
+        part: _parts_pb2.MessagePart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "greeting", b"greeting", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "proof", b"proof", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "greeting", b"greeting", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "part", b"part", "proof", b"proof", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "greeting", b"greeting", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "proof", b"proof", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drained", b"drained", "greeting", b"greeting", "heartbeat", b"heartbeat", "message", b"message", "open", b"open", "part", b"part", "proof", b"proof", "ready", b"ready", "send_complete", b"send_complete", "withdraw", b"withdraw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "ask", "ready", "send_complete", "drained", "withdraw", "heartbeat", "greeting", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["open", "ask", "ready", "send_complete", "drained", "withdraw", "heartbeat", "greeting", "proof", "part"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -213,7 +220,7 @@ class LinkOpen(_message.Message):
         """in order of preference"""
 
     @_builtins.property
-    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Share]:
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___KVShard]:
         """what each of prefill's ranks holds; none: there is one, which holds all"""
 
     def __init__(
@@ -225,7 +232,7 @@ class LinkOpen(_message.Message):
         connectors: _abc.Iterable[_builtins.str] | None = ...,
         prefill_address: _builtins.str = ...,
         verify: _builtins.bool = ...,
-        ranks: _abc.Iterable[Global___Share] | None = ...,
+        ranks: _abc.Iterable[Global___KVShard] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compatibility", b"compatibility"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -236,7 +243,7 @@ class LinkOpen(_message.Message):
 Global___LinkOpen: _TypeAlias = LinkOpen  # noqa: Y015
 
 @_typing.final
-class Share(_message.Message):
+class KVShard(_message.Message):
     """Part of a model's KV: adjacent heads of adjacent layers."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -263,7 +270,7 @@ class Share(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Share: _TypeAlias = Share  # noqa: Y015
+Global___KVShard: _TypeAlias = KVShard  # noqa: Y015
 
 @_typing.final
 class LinkAccept(_message.Message):
@@ -276,7 +283,7 @@ class LinkAccept(_message.Message):
     DATA_TOKEN_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
-    STRANDS_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
     decode_incarnation: _builtins.str
     epoch: _builtins.int
     connector: _builtins.str
@@ -288,7 +295,7 @@ class LinkAccept(_message.Message):
     verify: _builtins.bool
     """one side wants checksums, so both make them"""
     @_builtins.property
-    def strands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Strand]:
+    def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataChannel]:
         """Where a side has several ranks: a data connection for each pair of them that holds something in common, in
         place of the one at data_address.
         """
@@ -303,25 +310,25 @@ class LinkAccept(_message.Message):
         data_token: _builtins.bytes = ...,
         block_size: _builtins.int = ...,
         verify: _builtins.bool = ...,
-        strands: _abc.Iterable[Global___Strand] | None = ...,
+        channels: _abc.Iterable[Global___DataChannel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "connector", b"connector", "data_address", b"data_address", "data_token", b"data_token", "decode_incarnation", b"decode_incarnation", "epoch", b"epoch", "strands", b"strands", "verify", b"verify"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "channels", b"channels", "connector", b"connector", "data_address", b"data_address", "data_token", b"data_token", "decode_incarnation", b"decode_incarnation", "epoch", b"epoch", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkAccept: _TypeAlias = LinkAccept  # noqa: Y015
 
 @_typing.final
-class Strand(_message.Message):
+class DataChannel(_message.Message):
     """A data connection between one rank of prefill and one of decode."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFILL_RANK_FIELD_NUMBER: _builtins.int
     DECODE_RANK_FIELD_NUMBER: _builtins.int
-    SHARE_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     prefill_rank: _builtins.int
@@ -330,7 +337,7 @@ class Strand(_message.Message):
     token: _builtins.bytes
     """presented there, once"""
     @_builtins.property
-    def share(self) -> Global___Share:
+    def shard(self) -> Global___KVShard:
         """what it carries of each block; no two of them to one decode rank overlap"""
 
     def __init__(
@@ -338,17 +345,17 @@ class Strand(_message.Message):
         *,
         prefill_rank: _builtins.int = ...,
         decode_rank: _builtins.int = ...,
-        share: Global___Share | None = ...,
+        shard: Global___KVShard | None = ...,
         address: _builtins.str = ...,
         token: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["share", b"share"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "decode_rank", b"decode_rank", "prefill_rank", b"prefill_rank", "share", b"share", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "decode_rank", b"decode_rank", "prefill_rank", b"prefill_rank", "shard", b"shard", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Strand: _TypeAlias = Strand  # noqa: Y015
+Global___DataChannel: _TypeAlias = DataChannel  # noqa: Y015
 
 @_typing.final
 class LinkRefuse(_message.Message):
@@ -407,7 +414,7 @@ class Ask(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
-    URGENCY_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
@@ -423,7 +430,7 @@ class Ask(_message.Message):
     @_builtins.property
     def params(self) -> _inference_pb2.SamplingParams: ...
     @_builtins.property
-    def urgency(self) -> _inference_pb2.Urgency: ...
+    def priority(self) -> _inference_pb2.Priority: ...
     @_builtins.property
     def forks(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Fork]: ...
     def __init__(
@@ -435,13 +442,13 @@ class Ask(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         params: _inference_pb2.SamplingParams | None = ...,
         handle: _builtins.bytes = ...,
-        urgency: _inference_pb2.Urgency | None = ...,
+        priority: _inference_pb2.Priority | None = ...,
         forks: _abc.Iterable[_worker_pb2.Fork] | None = ...,
         cache_salt: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "params", b"params", "urgency", b"urgency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "params", b"params", "priority", b"priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "forks", b"forks", "handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "router_id", b"router_id", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "forks", b"forks", "handle", b"handle", "name", b"name", "output_ids", b"output_ids", "params", b"params", "priority", b"priority", "prompt_ids", b"prompt_ids", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

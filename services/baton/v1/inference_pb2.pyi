@@ -375,15 +375,15 @@ class GenerateRequest(_message.Message):
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
-class Urgency(_message.Message):
+class Priority(_message.Message):
     """When a request is due its turn, and when it is over. Durations: no two hosts need have the same clock."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PRIORITY_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
     REMAINING_MS_FIELD_NUMBER: _builtins.int
-    priority: _builtins.int
+    level: _builtins.int
     """lower goes first"""
     waited_ms: _builtins.int
     """since the request came to its router"""
@@ -392,19 +392,19 @@ class Urgency(_message.Message):
     def __init__(
         self,
         *,
-        priority: _builtins.int = ...,
+        level: _builtins.int = ...,
         waited_ms: _builtins.int = ...,
         remaining_ms: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_remaining_ms", b"_remaining_ms", "remaining_ms", b"remaining_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remaining_ms", b"_remaining_ms", "priority", b"priority", "remaining_ms", b"remaining_ms", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remaining_ms", b"_remaining_ms", "level", b"level", "remaining_ms", b"remaining_ms", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__remaining_ms: _TypeAlias = _typing.Literal["remaining_ms"]  # noqa: Y015
     _WhichOneofArgType__remaining_ms: _TypeAlias = _typing.Literal["_remaining_ms", b"_remaining_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_ms) -> _WhichOneofReturnType__remaining_ms | None: ...
 
-Global___Urgency: _TypeAlias = Urgency  # noqa: Y015
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):

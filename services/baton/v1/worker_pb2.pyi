@@ -7,6 +7,7 @@ new tokens of all of that router's requests.
 
 from baton.v1 import greeting_pb2 as _greeting_pb2
 from baton.v1 import inference_pb2 as _inference_pb2
+from baton.v1 import parts_pb2 as _parts_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -54,7 +55,7 @@ class RouterBeat(_message.Message):
     """higher than that of the beat before, on one stream"""
     proof: _builtins.bytes
     """HMAC-SHA256 by a key derived from the cluster key over the router's id, the worker's incarnation as it has
-    greeted, the stream's beat_nonce and the count (baton/connector/identity.py).
+    greeted, the stream's beat_nonce and the count (baton/handoff/identity.py).
     """
     def __init__(
         self,
@@ -158,6 +159,7 @@ class RouterMessage(_message.Message):
     SNAPSHOT_WANTED_FIELD_NUMBER: _builtins.int
     GREETING_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -176,6 +178,10 @@ class RouterMessage(_message.Message):
     def greeting(self) -> _greeting_pb2.Greeting: ...
     @_builtins.property
     def proof(self) -> _greeting_pb2.Proof: ...
+    @_builtins.property
+    def part(self) -> _parts_pb2.MessagePart:
+        """of a longer message"""
+
     def __init__(
         self,
         *,
@@ -188,12 +194,13 @@ class RouterMessage(_message.Message):
         snapshot_wanted: Global___SnapshotWanted | None = ...,
         greeting: _greeting_pb2.Greeting | None = ...,
         proof: _greeting_pb2.Proof | None = ...,
+        part: _parts_pb2.MessagePart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "greeting", b"greeting", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "proof", b"proof", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "greeting", b"greeting", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "part", b"part", "peers", b"peers", "proof", b"proof", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "greeting", b"greeting", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "peers", b"peers", "proof", b"proof", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "drain_noted", b"drain_noted", "greeting", b"greeting", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "part", b"part", "peers", b"peers", "proof", b"proof", "snapshot_wanted", b"snapshot_wanted", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "peers", "heartbeat", "drain_noted", "snapshot_wanted", "greeting", "proof"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "peers", "heartbeat", "drain_noted", "snapshot_wanted", "greeting", "proof", "part"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -456,7 +463,7 @@ class Submit(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     DECODE_FIELD_NUMBER: _builtins.int
-    URGENCY_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
@@ -478,7 +485,7 @@ class Submit(_message.Message):
         """absent: this worker answers the whole request itself"""
 
     @_builtins.property
-    def urgency(self) -> _inference_pb2.Urgency: ...
+    def priority(self) -> _inference_pb2.Priority: ...
     @_builtins.property
     def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
         """more answers to the prompt; then output_ids has one id at most"""
@@ -492,13 +499,13 @@ class Submit(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         params: _inference_pb2.SamplingParams | None = ...,
         decode: Global___DecodeTarget | None = ...,
-        urgency: _inference_pb2.Urgency | None = ...,
+        priority: _inference_pb2.Priority | None = ...,
         forks: _abc.Iterable[Global___Fork] | None = ...,
         cache_salt: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "params", b"params", "urgency", b"urgency"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "params", b"params", "priority", b"priority"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode", b"decode", "forks", b"forks", "output_ids", b"output_ids", "params", b"params", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "urgency", b"urgency"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "cache_salt", b"cache_salt", "decode", b"decode", "forks", b"forks", "output_ids", b"output_ids", "params", b"params", "priority", b"priority", "prompt_ids", b"prompt_ids", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -805,7 +812,7 @@ Global___JoinPhases: _TypeAlias = JoinPhases  # noqa: Y015
 @_typing.final
 class BlockEvents(_message.Message):
     """What entered and left a worker's prefix cache: the first 8 bytes, little-endian, of each block's digest
-    (baton/block_hash.py). Events are numbered on the worker, and a message holds what they come to: a block that
+    (baton/core/block_hash.py). Events are numbered on the worker, and a message holds what they come to: a block that
     entered and left within it is in ``removed`` only. A snapshot is a message with ``restart`` and the ``left``
     ones that follow it. At most 4096 hashes in a message.
     """

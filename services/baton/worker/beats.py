@@ -1,4 +1,4 @@
-"""The beats of routers whose event loops are busy, and what they keep alive."""
+"""The beats by which routers with busy event loops keep their streams to this worker alive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BeatService(pb_grpc.RouterPulseServicer):
             self.hear(request)
         except BeatRefusedError as error:
             self._metrics.refused.inc()
-            # Not by ``abort``, whose exception holds on to the call in a cycle: anybody may ask.
+            # ``abort`` would leave a reference cycle with the call, and callers here are not authenticated.
             context.set_code(error.status)
             context.set_details(str(error))
         else:
@@ -34,7 +34,7 @@ class BeatService(pb_grpc.RouterPulseServicer):
         return pb.RouterBeatHeard()
 
     def hear(self, beat: pb.RouterBeat) -> None:
-        """The router lives, and its event loop is busy. Raises BeatRefusedError."""
+        """Take a beat of a router that lives while its event loop is busy. Raises BeatRefusedError."""
         stream = self._routers.stream_of(beat.router_id)
         if stream is None or stream.bond is None:
             raise BeatRefusedError(

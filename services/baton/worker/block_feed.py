@@ -1,39 +1,39 @@
-"""What one router is told of a worker's prefix cache: a snapshot, then every change, a bounded part in each
+"""The feed of a worker's prefix cache to one router: a snapshot, then every change, a bounded part in each
 frame."""
 
 from __future__ import annotations
 
-from baton.block_hash import short
+from baton.core.block_hash import short
 from baton.engine.engine import Engine
 from baton.v1 import worker_pb2
 
-MOST_HASHES = 4096
-"""In one message: 32 KiB."""
+MAX_HASHES = 4096
+"""Most hashes of one message: 32 KiB."""
 
 
 class BlockFeed:
-    """Where one router is. Event loop's thread only."""
+    """How much of the prefix cache one router has been told. Event loop's thread only."""
 
-    def __init__(self, engine: Engine, most: int = MOST_HASHES) -> None:
-        """``most``: hashes in a message."""
+    def __init__(self, engine: Engine, most: int = MAX_HASHES) -> None:
+        """``most``: most hashes in a message."""
         self._engine = engine
         self._most = most
         self._snapshot: list[int] = []
-        """What is still to be told of it, the end first."""
+        """The rest of the snapshot, not sent yet, in reverse order."""
         self._restart = True
         self._next = 0
 
     def restart(self) -> None:
-        """The router has missed something: tell it all again."""
+        """Send a new snapshot next: the router has missed a change."""
         self._restart = True
 
     @property
     def behind(self) -> bool:
-        """More is to be told now than fitted in the last message."""
+        """Whether there is more to send now than fitted in the last message."""
         return self._restart or bool(self._snapshot) or self._engine.prefix_end - self._next >= self._most
 
     def take(self) -> worker_pb2.BlockEvents | None:
-        """The next message; None if there is nothing to tell."""
+        """Return the next message, or None if there is nothing to send."""
         if self._restart:
             return self._begin()
         if self._snapshot:

@@ -1,4 +1,4 @@
-"""Whose a beat is: what it must be bound to, to count for one stream of one router, once."""
+"""The binding of a beat to one stream of one router, for which it counts once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.connector.identity import beat_is_valid
+from baton.handoff.identity import beat_is_valid
 from baton.v1 import worker_pb2 as pb
 
 NONCE_BYTES = 16
 
 
 class BeatRefusedError(Exception):
-    """A beat is not heard; ``status`` is what its sender is told, with the text."""
+    """A beat is refused. ``status`` and the text are sent to its sender."""
 
     def __init__(self, status: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -22,17 +22,18 @@ class BeatRefusedError(Exception):
 
 @dataclass(slots=True)
 class Bond:
-    """What the beats of one stream must be bound to, so that none of others and of other streams count."""
+    """What the beats of one stream are bound to, so that no beat of another router or stream counts."""
 
     incarnation: str
-    """Of this worker, as it greeted on the stream."""
+    """The incarnation of this worker, as it greeted on the stream."""
     nonce: bytes
     count: int = 0
-    """Of the last beat that was heard."""
+    """The count of the last beat accepted."""
 
     @classmethod
     def of(cls, hello: pb.RouterHello, incarnation: str) -> Bond | None:
-        """None: the router never beats. Raises ValueError for a nonce that no router draws."""
+        """Return the bond of a router's stream, or None if the router never beats. Raises ValueError for a
+        nonce of the wrong length."""
         if not hello.beat_nonce:
             return None
         if len(hello.beat_nonce) != NONCE_BYTES:
@@ -40,7 +41,7 @@ class Bond:
         return cls(incarnation, hello.beat_nonce)
 
     def take(self, beat: pb.RouterBeat, cluster_key: bytes) -> None:
-        """Believe a beat, once. Raises BeatRefusedError."""
+        """Accept a beat, once. Raises BeatRefusedError."""
         bound_to = (beat.router_id, self.incarnation, self.nonce, beat.count)
         if not beat_is_valid(beat.proof, cluster_key, *bound_to):
             raise BeatRefusedError(

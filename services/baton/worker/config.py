@@ -2,107 +2,190 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
 
-from baton import options
-from baton.cluster_key import check_cluster_key
-from baton.models.quantization import QUANTIZATIONS, Quantization
-from baton.names import LONGEST_NAME, is_words, shown
-from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT
-from baton.options import LOG_LEVELS, ConfigError, check_choice, check_host, check_range
+from baton.engine.options import EngineOptions
+from baton.greeting.cluster_key import check_cluster_key
+from baton.greeting.names import MAX_NAME, is_words, shown
+from baton.net.certificates import TlsFiles
+from baton.nodes.config import JOIN_TIMEOUT_S, NODE_PORT, JoinTimeout, NodePort
 from baton.parallel.layout import Layout
-from baton.speculation.config import METHODS, MOST_NGRAM, MOST_TOKENS, WITH_MODEL, Method
-from baton.tls.files import TlsFiles
+from baton.process import options
+from baton.process.common_options import (
+    MEMORY,
+    MODEL,
+    NETWORK,
+    PARALLELISM,
+    PROCESS,
+    AdvertisedHost,
+    ClusterKey,
+    Host,
+    LogLevel,
+    MetricsPort,
+    ModelName,
+    VllmMetricNames,
+    WorkerTlsCaCerts,
+    WorkerTlsCertfile,
+    WorkerTlsKeyfile,
+    WorkerTlsServerName,
+)
+from baton.process.fields import Before, Option, check_options, values_of
+from baton.process.options import ConfigError, check_choice, check_range, parse_size
+from baton.speculation.config import ONE_PROCESS, WITH_MODEL
+from baton.transport.registry import TRANSPORTS
 
-RoleName = Literal["prefill", "decode", "both"]
-LoadFormat = Literal["auto", "dummy"]
+Role = Literal["prefill", "decode", "both"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
-ROLES: tuple[RoleName, ...] = ("prefill", "decode", "both")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-LOAD_FORMATS: tuple[LoadFormat, ...] = ("auto", "dummy")
-SCHEDULING_POLICIES: tuple[SchedulingPolicy, ...] = ("fcfs", "priority")
-MOST_RANKS = 128
-CONNECTORS = ("auto", "tcp", "ucx", "nccl", "gloo")
-
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+CONNECTORS = ("auto", *TRANSPORTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
+class WorkerConfig(EngineOptions):
     """One worker process. Raises ConfigError when a value cannot work.
 
     A port of 0 is picked by the system and told in the ready line; a metrics port of -1 serves none.
     None means "decide from the model or the machine".
     """
 
-    role: RoleName
-    model: str = "demo"
-    served_model_name: str | None = None
-    dtype: str = "auto"
-    quantization: Quantization = "none"
-    device: str = "auto"
-    load_format: LoadFormat = "auto"
-    host: str = "127.0.0.1"
-    advertise: str | None = None  # the host peers and routers are told; needed where ``host`` is no address
-    port: int = 0
-    metrics_port: int = 0
-    vllm_metric_names: bool = False
-    connector: str = "auto"
-    verify_handoff: bool = False
-    handoff_patience: float = 60.0  # seconds
-    data_port: int = 0  # of the best connector; the others use the ports that follow
-    block_size: int = 16
-    num_blocks: int | None = None
-    kv_cache_memory: int | None = None  # bytes
-    host_kv_memory: int = 0  # bytes
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
-    prefill_chunk: int = 256
-    mixed_prefill_tokens: int | None = None
-    chunked_prefill: bool = True
-    prefix_caching: bool = True
-    enforce_eager: bool = False
-    scheduling_policy: SchedulingPolicy = "fcfs"
-    priority_aging: float = 30.0  # seconds of waiting worth one level of priority
-    max_model_len: int | None = None
-    speculative_method: Method = "none"
-    speculative_model: str | None = None
-    num_speculative_tokens: int = 4
-    speculative_ngram_min: int = 2
-    speculative_ngram_max: int = 4
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    nodes: int = 1  # this one included, which leads
-    node_port: int = NODE_PORT  # at which the others join
-    join_timeout: float = JOIN_TIMEOUT_S  # seconds
-    threads: int | None = None
-    drain_timeout: int | None = None  # seconds; None: as long as what is open takes
-    worker_tls_certfile: str | None = None
-    worker_tls_keyfile: str | None = None
-    worker_tls_ca_certs: str | None = None
-    worker_tls_server_name: str | None = None
-    cluster_key: str = field(default="", repr=False)  # signs handles; never in a log
-    log_level: str = "info"
+    role: Role
+    model: Annotated[ModelName, Before("dtype")] = "demo"
+    served_model_name: Annotated[
+        str | None,
+        Option("The name clients ask for. Default: the directory's own name, or what --model says.", MODEL),
+        Before("dtype"),
+    ] = None
+    host: Annotated[Host, Before("block_size")] = "127.0.0.1"
+    advertise: AdvertisedHost = None
+    """The host peers and routers are told; needed where ``host`` is no address."""
+    port: Annotated[
+        int,
+        Option("gRPC port for routers and other workers; 0 picks one.", NETWORK, least=0, most=65535),
+    ] = 0
+    metrics_port: MetricsPort = 0
+    vllm_metric_names: VllmMetricNames = False
+    data_port: Annotated[
+        int,
+        Option(
+            "Port that KV blocks arrive on (other connectors: those that follow); 0 picks.",
+            NETWORK,
+            least=0,
+            most=65535,
+        ),
+    ] = 0
+    connector: Annotated[
+        str,
+        Option(
+            "How KV blocks travel: auto (the best that both sides have; with --worker-tls-certfile tcp, "
+            f"which alone encrypts them), {', '.join(CONNECTORS[1:-1])} or {CONNECTORS[-1]}.",
+            NETWORK,
+            choices=CONNECTORS,
+        ),
+    ] = "auto"
+    require_rdma: Annotated[
+        bool,
+        Option(
+            "Do not start unless a connector that --connector allows moves KV blocks by RDMA here, and offer "
+            "no other.",
+            NETWORK,
+        ),
+    ] = False
+    verify_handoff: Annotated[
+        bool,
+        Option(
+            "Compare a checksum of every transfer of KV blocks; one that differs fails the handoff.", NETWORK
+        ),
+    ] = False
+    handoff_patience: Annotated[
+        float,
+        Option(
+            "Seconds that decode waits for a sign of life of one handoff on a healthy link.",
+            NETWORK,
+            least=1,
+        ),
+    ] = 60.0
+    cluster_key: ClusterKey = field(default="", repr=False)
+    """Signs handles; never in a log."""
+    worker_tls_certfile: Annotated[WorkerTlsCertfile, Before("block_size")] = None
+    worker_tls_keyfile: WorkerTlsKeyfile = None
+    worker_tls_ca_certs: WorkerTlsCaCerts = None
+    worker_tls_server_name: WorkerTlsServerName = None
+    kv_cache_memory: Annotated[
+        int | None,
+        Option(
+            "Memory for KV blocks per worker, such as 2GiB, instead of --num-blocks.",
+            MEMORY,
+            parse=parse_size,
+            metavar="SIZE",
+            least=1,
+        ),
+        Before("max_num_seqs"),
+    ] = None
+    host_kv_memory: Annotated[
+        int,
+        Option(
+            "Host memory per worker for KV blocks that the pool has no room for any more, such as 16GiB; "
+            "they come back by copy. 0 keeps none.",
+            MEMORY,
+            parse=parse_size,
+            metavar="SIZE",
+            least=0,
+        ),
+        Before("max_num_seqs"),
+    ] = 0
+    scheduling_policy: Annotated[
+        SchedulingPolicy,
+        Option(
+            "fcfs: first come, first served. priority: requests with a lower priority field go first.", MEMORY
+        ),
+    ] = "fcfs"
+    priority_aging: Annotated[
+        float,
+        Option(
+            "With --scheduling-policy priority: how long a request waits to make up for one level.",
+            MEMORY,
+            metavar="SECONDS",
+            least=0,
+            most=86400,
+        ),
+    ] = 30.0
+    nodes: Annotated[
+        int,
+        Option(
+            "Machines, or pods, that the processes of this worker are on: this one, which leads, and those "
+            "on which `baton node` runs.",
+            PARALLELISM,
+        ),
+    ] = 1
+    node_port: NodePort = NODE_PORT
+    join_timeout: JoinTimeout = JOIN_TIMEOUT_S
+    threads: Annotated[
+        int | None,
+        Option(
+            "CPU threads of a worker, or of each of its processes. Default: the library's choice, or the "
+            "cores shared out to the processes.",
+            PROCESS,
+            least=1,
+        ),
+    ] = None
+    drain_timeout: Annotated[
+        int | None,
+        Option(
+            "Longest time that a worker told to stop waits for its open requests. Default: no limit. "
+            "A second signal ends it at once.",
+            PROCESS,
+            metavar="SECONDS",
+            least=1,
+        ),
+    ] = None
+    log_level: LogLevel = "info"
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise ConfigError("model", "must not be empty")
         check_choice("role", self.role, ROLES)
-        check_choice("dtype", self.dtype, DTYPES)
-        check_choice("quantization", self.quantization, QUANTIZATIONS)
-        check_choice("load_format", self.load_format, LOAD_FORMATS)
-        check_choice("connector", self.connector, CONNECTORS)
-        check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
-        check_choice("log_level", self.log_level, LOG_LEVELS)
-        if not _DEVICE.fullmatch(self.device):
-            raise ConfigError("device", f"must be auto, cpu, cuda or cuda:N, not {self.device!r}")
-        check_host("host", self.host)
-        check_host("advertise", self.advertise or "")
-        self._check_ports()
-        self._check_sizes()
+        check_options(self)
+        self._check_memory()
         self._check_speculation()
         self._check_parallelism()
         _ = self.tls
@@ -111,61 +194,37 @@ class WorkerConfig:
     def _check_cluster_key(self) -> None:
         if not is_words(self.model_name):
             name = shown(self.model_name)
-            problem = f"must be at most {LONGEST_NAME} printable characters, not {name}"
+            problem = f"must be at most {MAX_NAME} printable characters, not {name}"
             raise ConfigError("served_model_name", problem)
         reached = [(f"--host {self.host}", self.host)]
         if self.advertise is not None:
             reached.append((f"--advertise {self.advertise}", self.advertise))
         check_cluster_key(self.cluster_key, reached)
 
-    def _check_ports(self) -> None:
-        check_range("port", self.port, 0, 65535)
-        check_range("data_port", self.data_port, 0, 65535)
-        check_range("metrics_port", self.metrics_port, -1, 65535)
-
-    def _check_sizes(self) -> None:
-        check_range("block_size", self.block_size, 1, 1024)
-        check_range("handoff_patience", self.handoff_patience, 1)
-        check_range("max_num_seqs", self.max_num_seqs, 1)
-        check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1)
-        check_range("prefill_chunk", self.prefill_chunk, 1)
-        check_range("host_kv_memory", self.host_kv_memory, 0)
+    def _check_memory(self) -> None:
         if self.host_kv_memory and not self.prefix_caching:
             raise ConfigError("host_kv_memory", "cannot be given together with --no-prefix-caching")
-        check_range("priority_aging", self.priority_aging, 0, 86400)
-        optional = ("num_blocks", "kv_cache_memory", "max_model_len", "threads", "drain_timeout")
-        for option in ("mixed_prefill_tokens", *optional):
-            value = getattr(self, option)
-            if value is not None:
-                check_range(option, value, 1)
         if self.num_blocks is not None and self.kv_cache_memory is not None:
             raise ConfigError("num_blocks", "cannot be given together with --kv-cache-memory")
 
     def _check_speculation(self) -> None:
-        check_choice("speculative_method", self.speculative_method, METHODS)
-        check_range("num_speculative_tokens", self.num_speculative_tokens, 1, MOST_TOKENS)
-        check_range("speculative_ngram_max", self.speculative_ngram_max, 1, MOST_NGRAM)
         check_range("speculative_ngram_min", self.speculative_ngram_min, 1, self.speculative_ngram_max)
         if self.speculative_method not in WITH_MODEL and self.speculative_model:
             methods = ", ".join(WITH_MODEL)
             raise ConfigError("speculative_model", f"can only be given with --speculative-method {methods}")
 
     def _check_parallelism(self) -> None:
-        check_range("tensor_parallel_size", self.tensor_parallel_size, 1, MOST_RANKS)
-        check_range("pipeline_parallel_size", self.pipeline_parallel_size, 1, MOST_RANKS)
         self._check_nodes()
         if self.world == 1:
             return
         option = "tensor_parallel_size" if self.tensor_parallel_size > 1 else "pipeline_parallel_size"
-        if self.speculative_method in ("medusa", "eagle"):
+        if self.speculative_method in ONE_PROCESS:
             method = self.speculative_method
             raise ConfigError(
                 option, f"must be 1 with --speculative-method {method}; allowed: none, ngram, draft"
             )
 
     def _check_nodes(self) -> None:
-        check_range("node_port", self.node_port, 1, 65535)
-        check_range("join_timeout", self.join_timeout, 1, 86400)
         try:
             _ = self.layout
         except ValueError as error:
@@ -175,13 +234,13 @@ class WorkerConfig:
 
     @property
     def layout(self) -> Layout:
-        """Which node has which ranks."""
+        """The layout of ranks on nodes."""
         return Layout.of(self.tensor_parallel_size, self.pipeline_parallel_size, self.nodes)
 
     @property
     def tls(self) -> TlsFiles | None:
-        """Between the services; None: it is plain."""
-        return TlsFiles.given(
+        """The certificates between the services; None: that traffic is plain."""
+        return TlsFiles.from_options(
             "worker_tls",
             self.worker_tls_certfile,
             self.worker_tls_keyfile,
@@ -190,10 +249,14 @@ class WorkerConfig:
             server_name=self.worker_tls_server_name,
         )
 
-    @property
-    def world(self) -> int:
-        """Processes that the model is split over."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+    def engine_settings(self) -> dict[str, Any]:
+        """What of it an engine is told, by the names that the engine has for it."""
+        return values_of(self, EngineOptions) | {
+            "kv_cache_bytes": self.kv_cache_memory,
+            "host_kv_bytes": self.host_kv_memory,
+            "priority_aging": self.priority_aging if self.scheduling_policy == "priority" else None,
+            "num_threads": self.threads,
+        }
 
     @property
     def model_name(self) -> str:
@@ -204,3 +267,11 @@ class WorkerConfig:
     def advertised_host(self) -> str:
         """The host that peers and routers call to reach this worker."""
         return self.advertise or options.reachable_host(self.host)
+
+
+SERVING_ONLY = frozenset(
+    {field.name for field in fields(WorkerConfig)}
+    - {field.name for field in fields(EngineOptions)}
+    - {"model", "kv_cache_memory", "threads"}
+)
+"""The fields that are of no use to an engine without a server."""

@@ -1,4 +1,4 @@
-"""The engine's own thread: step after step while there is work, asleep otherwise."""
+"""The engine's thread: it runs step after step while there is work, and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from baton.engine.sequence import Sequence
 log = logging.getLogger(__name__)
 
 RECHECK_S = 0.05
-"""Most delay of a sequence that waits for blocks which come free without a wake."""
+"""Most seconds of delay of a sequence that waits for blocks which come free without a wake."""
 
 
 class EngineLoop:
     """Runs ``engine.step`` on a thread and posts the outputs to the event loop.
 
-    Neither waits for the other: the engine goes on with the next step while outputs are published. An
+    Neither thread waits for the other: the engine runs the next step while outputs are published. An
     exception in a step leaves the pool's content unknown, so it ends the worker (``on_crash``).
     """
 
@@ -31,7 +31,7 @@ class EngineLoop:
         on_crash: Callable[[], None],
         on_start: Callable[[list[Sequence]], None] = lambda _: None,
     ) -> None:
-        """``on_start`` hears of sequences before they are computed for the first time."""
+        """``on_start`` is called with sequences before they are computed for the first time."""
         self._engine = engine
         self._on_outputs = on_outputs
         self._on_crash = on_crash
@@ -45,11 +45,11 @@ class EngineLoop:
         self._loop.call_soon_threadsafe(on_start, started)
 
     def start(self) -> None:
-        self._engine.runner.leave()  # this thread has loaded the model, and computes no more
+        self._engine.runner.leave()  # this thread, which loaded the model, computes no more
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the step that is running."""
+        """Stop after the step that is running, and wait for the thread."""
         self._stopping = True
         self._engine.work.set()
         self._thread.join()
@@ -61,17 +61,27 @@ class EngineLoop:
         self._engine.work.set()
         await settled.wait()
 
+    def _settle(self, count: int) -> None:
+        """Tell the first ``count`` who wait for it that their outputs have been published."""
+        for _ in range(count):
+            self._loop.call_soon_threadsafe(self._settling.popleft().set)
+
     def _run(self) -> None:
         self._engine.runner.enter()
         try:
             while not self._stopping:
                 self._engine.work.clear()
-                while self._settling:  # behind the outputs of the step before
-                    self._loop.call_soon_threadsafe(self._settling.popleft().set)
-                outputs = self._engine.step() if self._engine.has_work else []
+                if not self._engine.computing:
+                    self._settle(len(self._settling))
+                num_settling = len(self._settling)  # what these ask for is over with the step under way
+                outputs, waits = [], True
+                if self._engine.has_work:
+                    outputs = self._engine.step()
+                    waits = self._engine.stalled
                 if outputs:
                     self._loop.call_soon_threadsafe(self._on_outputs, outputs)
-                else:  # nothing to do, or everything waits for blocks that a handoff holds
+                self._settle(num_settling)
+                if waits and not outputs:  # no sequences, or all wait for blocks that a handoff holds
                     self._engine.work.wait(RECHECK_S)
         except Exception:
             log.exception("a step failed; the worker cannot go on")

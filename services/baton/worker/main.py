@@ -1,4 +1,4 @@
-"""The worker program: one process, any role. What computes is given: this imports no torch."""
+"""The worker program: one process of any role. The engine is passed in: this module imports no torch."""
 
 from __future__ import annotations
 
@@ -8,55 +8,64 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from prometheus_client import CollectorRegistry
 
-from baton import options, wakeups
-from baton.connector.choice import encryption
-from baton.connector.identity import PROTOCOL, compatibility_digest
-from baton.connector.ranks.end import Place
-from baton.connector.ranks.ends import Ends
-from baton.connector.ranks.share import Share
-from baton.connector.wiring import Wiring
-from baton.decode.role import DecodeRole
-from baton.ending import EXIT_HUNG, LONGEST_END_S, end_process_after
+from baton.core.role import Role, may_decode
+from baton.core.role_proto import role_to_proto
 from baton.engine.engine import Engine
-from baton.nodes.others import Nobody, Others
-from baton.options import StartError
-from baton.prefill.role import PrefillRole
-from baton.ready import WorkerReady, announce
-from baton.supervision import Supervision
+from baton.handoff.identity import PROTOCOL, compatibility_digest
+from baton.handoff.wiring import Wiring
+from baton.net import grpc_wakeups
+from baton.net.channels import Dialer, add_port
+from baton.nodes.cluster import Cluster, SingleNode
+from baton.process import options
+from baton.process.ending import EXIT_HUNG, MAX_END_S, end_process_after
+from baton.process.options import StartError
+from baton.process.ready import WorkerReady, announce
+from baton.process.start_clock import StartClock
+from baton.roles.decode import DecodeRole
+from baton.roles.prefill import PrefillRole
 from baton.telemetry.beats import BeatMetrics
-from baton.telemetry.grammar import GrammarCollector, MaskStats
 from baton.telemetry.handoff import HandoffMetrics
 from baton.telemetry.identity import Identity, export_identity
 from baton.telemetry.roles import CountedByRole
+from baton.telemetry.serve import serve_metrics
 from baton.telemetry.stages import StageMetrics, Stages
-from baton.telemetry.startup import StartClock, StartCollector
+from baton.telemetry.startup import StartCollector
+from baton.telemetry.stats_collector import StatsCollector
+from baton.telemetry.supervision import Supervision
 from baton.telemetry.switches import SwitchMetrics
 from baton.telemetry.tasks import TaskMetrics
 from baton.telemetry.vllm import with_vllm_names
-from baton.telemetry.worker import WorkerCollector, serve_metrics
-from baton.tls.channels import Dialer, add_port
+from baton.transport.ranks.endpoint import RankAddress
+from baton.transport.ranks.endpoints import RankEndpoints
+from baton.transport.ranks.shard import KVShard
+from baton.transport.registry import encryption
 from baton.v1 import handoff_pb2, handoff_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.worker.beats import BeatService
-from baton.worker.config import RoleName, WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.drain import LIVE_SERVICE, READY_SERVICES, Drain
 from baton.worker.engine_loop import EngineLoop
-from baton.worker.post import Post
+from baton.worker.metrics import WorkerCollector
 from baton.worker.role_switch import RoleSwitch
 from baton.worker.routers import Routers
 from baton.worker.server import make_server
 from baton.worker.service import WorkerService
-from baton.worker.switch_request import TO_PROTO
+from baton.worker.switch_request import RoleIncarnation
+
+if TYPE_CHECKING:
+    from baton.engine.sampling.guidance import MaskStats
 
 log = logging.getLogger(__name__)
 
 EXIT_CUT_SHORT = 1
-"""Told to end at once, or --drain-timeout ran out, while something was open."""
+"""The exit status of a worker that was told to end at once, or whose --drain-timeout ran out, with open
+work."""
 EXIT_CRASHED = 70
 EXIT_RETIRED = 75
 STOP_GRACE_S = 1.0
@@ -69,11 +78,10 @@ def start_timers(
     decode: DecodeRole,
     on_crash: Callable[[], None],
 ) -> Sequence[asyncio.Task[None]]:
-    """What a worker does as time goes by.
+    """Start the periodic tasks of a worker.
 
-    An error in the timers of a handoff ends the worker: what they were about to resend, give up or free would
-    hold its pages, and nobody would know. After one in those of the requests, which only report and cancel,
-    they go on.
+    An error in the timers of a role ends the worker: what the timers were about to resend, give up or free
+    would hold its pages unnoticed. The request timers, which only report and cancel, go on after an error.
     """
     return (
         tasks.start("request timers", service.run_timers),
@@ -84,7 +92,7 @@ def start_timers(
 
 @dataclass(frozen=True, slots=True)
 class KVForm:
-    """What the KV of one head of one layer looks like."""
+    """The format of the KV of one head of one layer."""
 
     layout: str
     dtype: str
@@ -94,41 +102,42 @@ class KVForm:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a worker serves, and what computes it."""
+    """A model that a worker serves, and the engine that computes it."""
 
     engine: Engine
     revision: str
-    """Of the model."""
+    """The revision of the model."""
     tokenizer: str
-    """Its digest; see ``baton.text.digest``."""
+    """The digest of the tokenizer; see ``baton.text.digest``."""
     kv: KVForm
-    make_ends: Callable[[Callable[[], None]], Awaitable[Ends]]
-    """Its ends of all links. What it is given is called when a thread of theirs met what it did not expect.
-    May raise StartError."""
-    mixed_prefill_tokens: Callable[[RoleName], int | None]
-    """What a role makes of ``SchedulerLimits.mixed_prefill_tokens``."""
+    make_ends: Callable[[Callable[[], None]], Awaitable[RankEndpoints]]
+    """Makes the worker's endpoints of all links. Its argument is called when a thread of an endpoint crashes.
+    Raises StartError."""
+    mixed_prefill_tokens: Callable[[Role], int | None]
+    """Returns ``SchedulerLimits.mixed_prefill_tokens`` of a role."""
     mask_stats: Callable[[], MaskStats] | None = None
-    others: Others = field(default_factory=Nobody)
-    """The nodes that its ranks are on."""
+    """Returns the stats of token masks. None: this process computes no masks."""
+    cluster: Cluster = field(default_factory=SingleNode)
+    """The nodes of the worker's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Those of a worker that are told of its role."""
+    """The parts of a worker that depend on its role."""
 
     prefill: PrefillRole
     decode: DecodeRole
     service: WorkerService
     wiring: Wiring
     hello: worker_pb2.WorkerHello
-    """The first one."""
+    """The greeting with which the worker started."""
     registry: CollectorRegistry
     counted: CountedByRole
     stages: Stages
 
 
-class Worker:
-    """A loaded engine and everything that serves it."""
+class WorkerServer:
+    """A worker: a loaded engine and everything that serves it."""
 
     def __init__(self, config: WorkerConfig, served: Served, clock: StartClock) -> None:
         self._config = config
@@ -136,7 +145,7 @@ class Worker:
         self._served = served
         self._engine = served.engine
         self._revision = served.revision
-        self._post = Post.new(config.role)
+        self._current = RoleIncarnation.new(config.role)
         self.routers = Routers()
         self._signalled = False
         self._told_to_drain = asyncio.Event()
@@ -144,7 +153,7 @@ class Worker:
         self._exit_status = 0
 
     async def serve(self) -> int:
-        """Serve until told to stop, and drain; returns the exit status."""
+        """Serve until told to stop, and drain. Returns the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -152,20 +161,21 @@ class Worker:
         def on_leaving(node: str) -> None:
             loop.call_soon_threadsafe(self._drain_for, node)
 
-        self._served.others.call_on_leaving(on_leaving)
+        self._served.cluster.call_on_leaving(on_leaving)
         async with contextlib.AsyncExitStack() as stack:
             drain, switch = await self._start(stack)
             draining = asyncio.create_task(self._drain_when_told(drain, switch), name="drain")
             await self._exit.wait()
             draining.cancel()
             log.info("stopping")
-            # Whatever hangs: a worker that retires must end, as nothing else proves that its memory is quiet.
+            # A worker that retires must end even if something hangs: nothing else proves that no peer's
+            # transfer still writes to its memory.
             status = self._exit_status if self._exit_status in (EXIT_CRASHED, EXIT_RETIRED) else EXIT_HUNG
-            end_process_after(LONGEST_END_S, status)
+            end_process_after(MAX_END_S, status)
         return self._exit_status
 
     def _on_signal(self) -> None:
-        """The first signal starts the drain, the second ends the worker at once."""
+        """Drain at the first signal, and end at once at the second."""
         if self._signalled:
             log.warning("told to stop twice: ending at once")
             self._end(EXIT_CUT_SHORT)
@@ -173,14 +183,14 @@ class Worker:
         self._told_to_drain.set()
 
     def _drain_for(self, node: str) -> None:
-        """Another node was told to stop, which waits for this one."""
+        """Drain because another node was told to stop, which waits for this one."""
         log.info("%s was told to stop: this worker drains", node)
         self._told_to_drain.set()
 
     async def _drain_when_told(self, drain: Drain, switch: RoleSwitch) -> None:
         await self._told_to_drain.wait()
         if self._config.drain_timeout is not None:
-            end_process_after(self._config.drain_timeout + LONGEST_END_S)
+            end_process_after(self._config.drain_timeout + MAX_END_S)
         await switch.stop()
         drained = await drain.run(self._config.drain_timeout)
         self._end(0 if drained else EXIT_CUT_SHORT)
@@ -194,7 +204,7 @@ class Worker:
             self._exit.set()
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> tuple[Drain, RoleSwitch]:
-        wakeups.take_all()
+        grpc_wakeups.take_all()
         config, engine = self._config, self._engine
         stack.callback(engine.close)
         with self._clock.phase("connector"):
@@ -208,7 +218,7 @@ class Worker:
         counted = CountedByRole(config.role)
         wiring = self._wiring(address, ends, compatibility, registry)
         prefill = PrefillRole(engine, wiring, routers, self._crash)
-        stack.push_async_callback(prefill.close)
+        stack.push_async_callback(prefill.links.close)
         decode = DecodeRole(
             engine,
             wiring,
@@ -223,8 +233,9 @@ class Worker:
         registry.register(WorkerCollector(counted, service.stats))
         export_identity(registry, lambda: [Identity(counted.role, config.model_name, self._revision)])
         if engine.grammars is not None:
-            masks = self._served.mask_stats
-            registry.register(GrammarCollector(counted, engine.grammars.stats, masks))
+            registry.register(StatsCollector(counted, engine.grammars.stats))
+            if self._served.mask_stats is not None:
+                registry.register(StatsCollector(counted, self._served.mask_stats))
         engine_loop = EngineLoop(engine, service.on_outputs, self._crash, service.on_start)
         worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
         beats = BeatService(routers, config.cluster_key.encode(), BeatMetrics(registry))
@@ -234,7 +245,7 @@ class Worker:
         try:
             with self._clock.phase("connector"):
                 decode.data_addresses = await self._listen(ends)
-            decode.takes_over = config.role != "prefill"
+            decode.takes_over = may_decode(config.role)
             shown = with_vllm_names(registry, config.model_name) if config.vllm_metric_names else registry
             metrics_port = await serve_metrics(config.host, config.metrics_port, shown, stack)
         except OSError as error:
@@ -252,14 +263,14 @@ class Worker:
         times = self._clock.times()
         registry.register(StartCollector(config.role, times))
         announce(WorkerReady(address, config.role, metrics))
-        self._served.others.say_serving()
+        self._served.cluster.say_serving()
         log.info("%s of %s ready at %s after %s", config.role, config.model_name, address, times)
         parts = _Parts(prefill, decode, service, wiring, hello, registry, counted, stages)
-        drain = Drain(service, engine_loop, health)
+        drain = Drain(service, routers, prefill.links, engine_loop, health)
         switch = RoleSwitch(
-            self._post,
+            self._current,
             drain,
-            lambda post: self._take_post(post, parts),
+            lambda current: self._serve_as(current, parts),
             SwitchMetrics(registry),
             cluster_key=key,
             timeout=config.drain_timeout,
@@ -267,39 +278,39 @@ class Worker:
         service.switching = switch
         return drain, switch
 
-    def _take_post(self, post: Post, parts: _Parts) -> None:
-        """Serve in another role under another name: in one turn of the event loop, in which nothing is open
-        and no link is there, so that nobody sees half of it."""
+    def _serve_as(self, current: RoleIncarnation, parts: _Parts) -> None:
+        """Serve in another role under another name. The change takes one turn of the event loop, with nothing
+        open and no links, so that no caller sees half of it."""
         for _ in parts.registry.collect():
-            pass  # what was counted up to now was counted in the old role
-        parts.counted.change(post.role)
-        parts.stages.role = parts.wiring.metrics.role = post.role
-        wiring = replace(parts.wiring, incarnation=post.incarnation)
+            pass  # assigns all counts up to now to the old role
+        parts.counted.change(current.role)
+        parts.stages.role = parts.wiring.metrics.role = current.role
+        wiring = replace(parts.wiring, incarnation=current.incarnation)
         parts.prefill.rename(wiring)
         parts.decode.rename(wiring)
-        parts.decode.takes_over = post.role != "prefill"
-        self._engine.mix(self._served.mixed_prefill_tokens(post.role))
-        parts.service.greet_anew(self._greeting(parts.hello, post))
+        parts.decode.takes_over = may_decode(current.role)
+        self._engine.set_mixed_prefill_tokens(self._served.mixed_prefill_tokens(current.role))
+        parts.service.greet_anew(self._greeting(parts.hello, current))
 
-    def _greeting(self, hello: worker_pb2.WorkerHello, post: Post) -> worker_pb2.WorkerHello:
-        """``hello``, with what hangs on the post."""
+    def _greeting(self, hello: worker_pb2.WorkerHello, current: RoleIncarnation) -> worker_pb2.WorkerHello:
+        """Return ``hello`` with the fields that depend on the current role."""
         limits = self._engine.scheduler.limits
         greeting = worker_pb2.WorkerHello()
         greeting.CopyFrom(hello)
-        greeting.incarnation = post.incarnation
-        greeting.role = TO_PROTO[post.role]
+        greeting.incarnation = current.incarnation
+        greeting.role = role_to_proto(current.role)
         greeting.mixed_prefill_tokens = limits.mixed_prefill_tokens or limits.max_num_batched_tokens
         return greeting
 
     def _wiring(
         self,
         address: str,
-        ends: Ends,
+        ends: RankEndpoints,
         compatibility: handoff_pb2.Compatibility,
         registry: CollectorRegistry,
     ) -> Wiring:
         return Wiring(
-            incarnation=self._post.incarnation,
+            incarnation=self._current.incarnation,
             address=address,
             ends=ends,
             compatibility=compatibility,
@@ -311,11 +322,13 @@ class Worker:
             cluster_key=self._config.cluster_key.encode(),
         )
 
-    async def _listen(self, ends: Ends) -> dict[str, list[str]]:
-        """Connector → the address of each rank to hand to peers. A worker that prefills is not called, but
-        may come to decode."""
-        elsewhere = self._served.others.places
-        here = [Place(self._config.host, self._config.advertised_host)] * (len(ends.shares) - len(elsewhere))
+    async def _listen(self, ends: RankEndpoints) -> dict[str, list[str]]:
+        """Listen for data connections. Returns, for each connector, the address of each rank for peers. A
+        prefill worker listens too: it may become a decode worker."""
+        elsewhere = self._served.cluster.places
+        here = [RankAddress(self._config.host, self._config.advertised_host)] * (
+            len(ends.shares) - len(elsewhere)
+        )
         told = await ends.listen([*here, *elsewhere], self._config.data_port)
         return {name: list(addresses) for name, addresses in told.items()}
 
@@ -335,7 +348,7 @@ class Worker:
         return servicer
 
     def _hello(
-        self, address: str, whole: Share, compatibility: handoff_pb2.Compatibility
+        self, address: str, whole: KVShard, compatibility: handoff_pb2.Compatibility
     ) -> worker_pb2.WorkerHello:
         limits, pool = self._engine.scheduler.limits, self._engine.pool
         kv = self._served.kv
@@ -343,7 +356,7 @@ class Worker:
         hello = worker_pb2.WorkerHello(
             model=self._config.model_name,
             revision=self._revision,
-            # A request that the pool can never hold is better refused by the router, with a reason.
+            # The router refuses a request that the pool can never hold, with a reason.
             max_model_len=min(limits.max_model_len, pool.num_blocks * pool.block_size),
             vocab_size=self._engine.vocab_size,
             block_size=pool.block_size,
@@ -359,9 +372,9 @@ class Worker:
             compatibility=compatibility_digest(compatibility),
             tokenizer=self._served.tokenizer,
         )
-        return self._greeting(hello, self._post)
+        return self._greeting(hello, self._current)
 
-    def _compatibility(self, whole: Share) -> handoff_pb2.Compatibility:
+    def _compatibility(self, whole: KVShard) -> handoff_pb2.Compatibility:
         kv = self._served.kv
         return handoff_pb2.Compatibility(
             protocol=PROTOCOL,

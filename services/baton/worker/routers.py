@@ -7,8 +7,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from baton.connector.liveness import TEMPO, Pulse, Tempo
-from baton.v1 import inference_pb2, worker_pb2
+from baton.core.attempt_failure import AttemptFailure, failure_to_proto
+from baton.net.heartbeat import TEMPO, Pulse, Tempo
+from baton.v1 import worker_pb2
 from baton.worker.block_feed import BlockFeed
 from baton.worker.bond import Bond
 
@@ -17,15 +18,15 @@ log = logging.getLogger(__name__)
 MAX_QUEUED_FRAMES = 4096
 """A router this far behind is cut off: it can resume its requests, and the worker's memory stays bounded."""
 
-MOST_ROUTERS = 1024
-"""Connected at once."""
+MAX_ROUTERS = 1024
+"""Most routers connected at once."""
 
 SPREAD_S = 0.01
-"""Between frames that carry nothing but a long account of blocks."""
+"""The time between frames that carry only more of a long feed of blocks, in seconds."""
 
 
 class RouterStream:
-    """One connected router. Deltas of one event loop turn leave as one frame."""
+    """The stream to one connected router. The deltas of one event loop turn are sent as one frame."""
 
     def __init__(
         self,
@@ -35,18 +36,19 @@ class RouterStream:
         blocks: BlockFeed | None = None,
         on_cut_off: Callable[[RouterStream], None] = lambda stream: None,
     ) -> None:
-        """``blocks``: what the router is told of the prefix cache; None: nothing. ``on_cut_off`` hears when
-        the router is given up, as it does not read."""
+        """``blocks``: the feed of the prefix cache to the router; None: no feed. ``on_cut_off`` is called
+        when the router is given up because it does not read."""
         self.router_id = router_id
         self.frames: asyncio.Queue[worker_pb2.WorkerMessage | None] = asyncio.Queue()
         self.pulse = Pulse(tempo)
         self.bond: Bond | None = None
-        """What makes a beat this router's; None: it never beats."""
+        """The binding of this router's beats to the stream. None: the router never beats."""
         self.drain_noted = False
-        """The router knows that this worker drains: it submits nothing more."""
+        """Whether the router knows that this worker drains: it then submits nothing more."""
         self.submits_taken = 0
         self.calls_again = True
-        """When its stream has ended, and so may be told whatever has changed by a new greeting."""
+        """Whether the router calls again when its stream has ended, and so can be told of changes by a new
+        greeting."""
         self.blocks = blocks
         self._load = load
         self._on_cut_off = on_cut_off
@@ -61,7 +63,7 @@ class RouterStream:
         self._pending.append(delta)
 
     def tell_phases(self, phases: worker_pb2.Phases) -> None:
-        """In one frame with the deltas of this turn, if there are any."""
+        """Send ``phases`` in one frame with the deltas of this turn, if there are any."""
         if not self._pending and not self._phases:
             asyncio.get_running_loop().call_soon(self.flush)
         self._phases.append(phases)
@@ -82,7 +84,7 @@ class RouterStream:
         self.frames.put_nowait(worker_pb2.WorkerMessage(frame=frame))
 
     def _cut_off(self) -> None:
-        """What is queued goes too: the stream ends as soon as it is read again."""
+        """End the stream and drop what is queued, so that the stream ends as soon as it is read again."""
         log.warning("router %s does not read its frames: cut off", self.router_id)
         while not self.frames.empty():
             self.frames.get_nowait()
@@ -90,8 +92,8 @@ class RouterStream:
         self._on_cut_off(self)
 
     def _tell_blocks(self, frame: worker_pb2.Frame, blocks: BlockFeed) -> None:
-        """As much as a frame takes; the rest goes in frames of its own, so that a long account does not hold
-        up tokens."""
+        """Add as many block events as a frame takes. The rest goes in frames of its own, so that a long feed
+        does not delay tokens."""
         events = blocks.take()
         if events is not None:
             frame.blocks.CopyFrom(events)
@@ -104,34 +106,35 @@ class RouterStream:
             self.flush()
 
     def say_drained(self) -> None:
-        """The last word; all tokens have been delivered and left in frames."""
+        """Send the last message. All tokens must have been sent in frames before."""
         self.frames.put_nowait(worker_pb2.WorkerMessage(drain_done=worker_pb2.DrainDone()))
 
     def end(self) -> None:
-        """Close the stream behind what is queued."""
+        """Close the stream after what is queued."""
         if not self._ended:
             self._ended = True
             self.frames.put_nowait(None)
 
 
 class Routers:
-    """All connected routers; ``baton.engine.outlet.Outlet``. Event loop's thread only."""
+    """All connected routers. Implements ``baton.engine.outlet.Outlet``. Event loop's thread only."""
 
     def __init__(self) -> None:
         self._streams: dict[str, RouterStream] = {}
 
     @property
     def full(self) -> bool:
-        return len(self._streams) >= MOST_ROUTERS
+        return len(self._streams) >= MAX_ROUTERS
 
     def add(self, stream: RouterStream) -> RouterStream | None:
-        """Returns the router's previous stream, if that is still here: it has been replaced."""
+        """Add a router's stream. Returns the previous stream of the router that it replaces, if any."""
         previous = self._streams.get(stream.router_id)
         self._streams[stream.router_id] = stream
         return previous
 
     def remove(self, stream: RouterStream) -> bool:
-        """False: it was removed before, or the router's new stream has replaced it."""
+        """Remove a stream. Returns False if it was removed before, or a new stream of the router has replaced
+        it."""
         if not self.is_current(stream):
             return False
         del self._streams[stream.router_id]
@@ -144,7 +147,8 @@ class Routers:
         return self._streams.get(router_id)
 
     def count_submit(self, router_id: str) -> None:
-        """Load reports to this router include one more request from now on, or its end."""
+        """Count a submit of the router: load reports to it include one more request from now on, or its
+        end."""
         self._streams[router_id].submits_taken += 1
 
     def connected(self, owner: str) -> bool:
@@ -160,30 +164,18 @@ class Routers:
         if stream is not None:
             stream.tell_phases(phases)
 
-    def fail(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        self.deliver(owner, _failure(request_id, attempt, reason))
-
-    def reject(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        """End an attempt with an error that is its client's fault."""
-        self.deliver(owner, _failure(request_id, attempt, reason, invalid=True))
-
-    def refuse(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        self.deliver(owner, _failure(request_id, attempt, reason, refused=True))
-
-    def lose(self, owner: str, request_id: str, attempt: int, reason: str) -> None:
-        self.deliver(owner, _failure(request_id, attempt, reason, lost=True))
-
-    def expire(self, owner: str, request_id: str, attempt: int) -> None:
-        self.deliver(owner, _failure(request_id, attempt, "the request's deadline has passed", expired=True))
+    def fail(self, owner: str, request_id: str, attempt: int, failure: AttemptFailure, reason: str) -> None:
+        """See ``Outlet.fail``."""
+        self.deliver(owner, failure_to_proto(request_id, attempt, failure, reason))
 
     def report_loads(self) -> None:
-        """Tell every router how the worker is; to them it is the worker's heartbeat."""
-        for stream in list(self._streams.values()):  # some may be cut off, and are gone then
+        """Send every router a load report, which is also the worker's heartbeat."""
+        for stream in list(self._streams.values()):  # a flush may cut off and remove streams
             stream.flush()
 
     def silent(self, elapsed: float, busy: Callable[[str], bool]) -> list[RouterStream]:
-        """``elapsed`` seconds went by: the routers that have been silent for too long. ``busy`` says whether
-        a router has requests here."""
+        """Count ``elapsed`` seconds, and return the streams of routers that have been silent for too long.
+        ``busy`` says whether a router has requests here."""
         streams = list(self._streams.values())
         for stream in streams:
             stream.pulse.tick(elapsed)
@@ -191,40 +183,18 @@ class Routers:
 
     @property
     def unaware_of_drain(self) -> int:
-        """Routers that may still submit to a worker that drains."""
+        """The number of routers that may still submit to a worker that drains."""
         return sum(not stream.drain_noted for stream in self._streams.values())
 
     def callers(self) -> list[RouterStream]:
-        """Those that call again when their streams end."""
+        """Return the streams of routers that call again when their streams end."""
         return [stream for stream in self._streams.values() if stream.calls_again]
 
     def say_drained(self) -> None:
-        """The last word on every stream."""
+        """Send the last message on every stream."""
         for stream in self._streams.values():
             stream.say_drained()
 
     def close(self) -> None:
         for stream in self._streams.values():
             stream.end()
-
-
-def _failure(
-    request_id: str,
-    attempt: int,
-    reason: str,
-    *,
-    refused: bool = False,
-    lost: bool = False,
-    invalid: bool = False,
-    expired: bool = False,
-) -> worker_pb2.TokenDelta:
-    return worker_pb2.TokenDelta(
-        request_id=request_id,
-        attempt=attempt,
-        finish_reason=inference_pb2.FINISH_REASON_ERROR,
-        error=reason,
-        refused=refused,
-        lost=lost,
-        invalid=invalid,
-        expired=expired,
-    )

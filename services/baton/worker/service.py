@@ -1,4 +1,4 @@
-"""Router ↔ worker: submits and cancels come up the stream, frames of tokens go down."""
+"""The service that routers call: submits and cancels come in on a stream, frames of tokens go out."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from dataclasses import astuple, dataclass
 
 import grpc
 
-from baton.connector.liveness import TEMPO, TICK_S, Tempo
-from baton.connector.messages import AbortReason, Name
-from baton.decode.role import DecodeRole
+from baton.core.attempt_failure import AttemptFailure
 from baton.engine.engine import Engine, SequenceOutput
 from baton.engine.phases import Clock
+from baton.engine.request_proto import sequence_from
 from baton.engine.scheduler import BeamsDoNotFitError
 from baton.engine.sequence import FinishReason, Sequence
-from baton.engine.wire import sequence_from
+from baton.engine.stats import EngineStats
 from baton.grammar.errors import GrammarBusyError, GrammarError
 from baton.greeting.entrance import CallerRefusedError, Entrance
-from baton.names import is_name
-from baton.prefill.peers import peers_of
-from baton.prefill.role import PrefillRole
+from baton.greeting.names import is_name
+from baton.handoff.messages import AbortReason, Name
+from baton.net.heartbeat import TEMPO, Tempo, ticks
+from baton.net.rpc_status import end_with
 from baton.request.limits import MAX_ANSWERS
-from baton.rpc_status import end_with
+from baton.roles.decode import DecodeRole
+from baton.roles.prefill import PrefillRole
+from baton.roles.prefill_peers import peers_of
 from baton.telemetry.stages import Stages
-from baton.telemetry.worker import WorkerStats
 from baton.v1 import inference_pb2, worker_pb2
 from baton.v1 import worker_pb2_grpc as pb_grpc
 from baton.v1.greeting_pb2 import Challenge
 from baton.worker.block_feed import BlockFeed
 from baton.worker.bond import Bond
-from baton.worker.routers import MOST_ROUTERS, Routers, RouterStream
+from baton.worker.metrics import WorkerStats
+from baton.worker.routers import MAX_ROUTERS, Routers, RouterStream
 from baton.worker.switch_request import Switching, SwitchRefusedError
 
 log = logging.getLogger(__name__)
 
-MOST_SUBMITS = 16_384
-"""Requests of one router that are open here."""
+MAX_SUBMITS = 16_384
+"""Most open requests of one router."""
 
 _FINISH = {
     None: inference_pb2.FINISH_REASON_UNSPECIFIED,
@@ -50,19 +52,19 @@ _FINISH = {
 
 @dataclass(frozen=True, slots=True)
 class OpenWork:
-    """What keeps a worker that drains from ending; false when nothing does."""
+    """The open work that keeps a draining worker from ending. False when there is none."""
 
     sequences: int
-    """In the engine: waiting, running, or held for a handoff."""
+    """Sequences in the engine: waiting, running, or held for a handoff."""
     requests: int
-    """To be handed on, and not computed yet."""
+    """Requests to be handed off and not computed yet."""
     handoffs: int
     blocks: int
-    """Held by a sequence or a transfer."""
+    """KV blocks held by a sequence or a transfer."""
     links: int
-    """To this worker, over which prefill workers may still ask for room."""
+    """Links to this worker, over which prefill workers may still ask for room."""
     routers: int
-    """Those that may still submit."""
+    """Routers that may still submit."""
 
     def __bool__(self) -> bool:
         return any(astuple(self))
@@ -90,7 +92,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         *,
         cluster_key: bytes,
     ) -> None:
-        """``stages`` hears what they take here. ``cluster_key``: what routers prove to have."""
+        """``stages`` observes the durations of stages. ``cluster_key``: the key that routers must prove to
+        have."""
         self._engine = engine
         self._hello = hello
         self._routers = routers
@@ -102,7 +105,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._draining = False
         self._deadlines_exceeded = 0
         self.switching: Switching | None = None
-        """None: its role stays."""
+        """Switches the worker's role. None: the role cannot change."""
 
     async def SwitchRole(  # noqa: N802 (the name is the contract's)
         self,
@@ -147,7 +150,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         messages: AsyncIterator[worker_pb2.RouterMessage],
         context: grpc.aio.ServicerContext[worker_pb2.RouterMessage, worker_pb2.WorkerMessage],
     ) -> worker_pb2.RouterHello:
-        """What a router says of itself that has proved who it is. Raises CallerRefusedError."""
+        """Return the hello of a router that has proved to have the cluster key. Raises CallerRefusedError."""
 
         async def say(challenge: Challenge) -> None:
             await context.write(worker_pb2.WorkerMessage(challenge=challenge))
@@ -157,7 +160,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         if first.hello.router_id != name:
             raise self._entrance.wrong_name("router_id")
         if self._routers.full and not self._routers.connected(name):
-            reason = f"{MOST_ROUTERS} routers are connected, as many as are allowed"
+            reason = f"{MAX_ROUTERS} routers are connected, as many as are allowed"
             raise CallerRefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         return first.hello
 
@@ -169,7 +172,8 @@ class WorkerService(pb_grpc.WorkerServicer):
             raise CallerRefusedError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
     def _welcome(self, router_id: str) -> RouterStream:
-        """A router has connected. If it was connected before, it has given up what it had submitted then."""
+        """Add the stream of a router that has connected. If it was connected before, it has given up its
+        earlier requests: they are cancelled."""
         stream = RouterStream(router_id, self.load, self._tempo, self._feed(), self._part)
         previous = self._routers.add(stream)
         if previous is not None:
@@ -183,7 +187,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         return BlockFeed(self._engine) if self._engine.scheduler.limits.prefix_caching else None
 
     def _part(self, stream: RouterStream) -> None:
-        """A router's stream has ended, or is given up: so are its requests. Once for each stream."""
+        """Remove a stream that has ended or is given up, and cancel the router's requests. Does nothing for a
+        stream removed before."""
         if self._routers.remove(stream):
             self._cancel_all_of(stream.router_id)
             log.info("router %s disconnected", stream.router_id)
@@ -208,27 +213,27 @@ class WorkerService(pb_grpc.WorkerServicer):
                 self._routers.count_submit(router_id)
                 self._submit(router_id, message.submit)
             case "cancel":
-                if is_name(message.cancel.request_id):  # what is unknown is remembered as cancelled
+                if is_name(message.cancel.request_id):  # unknown requests are remembered as cancelled
                     self._cancel(Name(message.cancel.request_id, message.cancel.attempt))
                 for request_id in message.cancel.fork_ids[:MAX_ANSWERS]:
                     self._engine.cancel(request_id, message.cancel.attempt)
             case "peers":
-                self._prefill.know_peers(router_id, peers_of(message.peers))
+                self._prefill.links.know(router_id, peers_of(message.peers))
             case "heartbeat":
-                pass  # that it was heard is all there is to it
+                pass  # the pulse has heard it
             case other:
                 log.warning("router %s sent %s: ignored", router_id, other)
 
     # --- requests
 
     def _submit(self, router_id: str, submit: worker_pb2.Submit) -> None:
-        if self._draining:
-            self._routers.refuse(router_id, submit.request_id, submit.attempt, "this worker is draining")
-            return
         named = (router_id, submit.request_id, submit.attempt)
+        if self._draining:
+            self._routers.fail(*named, AttemptFailure.REFUSED, "this worker is draining")
+            return
         if self._has_too_many_of(router_id):
-            reason = f"{MOST_SUBMITS} requests of this router are here, as many as are allowed"
-            self._routers.refuse(*named, reason)
+            reason = f"{MAX_SUBMITS} requests of this router are here, as many as are allowed"
+            self._routers.fail(*named, AttemptFailure.REFUSED, reason)
             return
         arrived = time.monotonic()
         try:
@@ -236,26 +241,26 @@ class WorkerService(pb_grpc.WorkerServicer):
             sequence.owner = router_id
             sequence.clock = Clock(arrived)
             self._engine.check(sequence)
-            # A request of one token has nothing to hand on.
+            # A request of one token has nothing to hand off.
             handed_on = submit.HasField("decode") and sequence.params.max_tokens - sequence.num_outputs > 1
             if handed_on:
                 self._prefill.submit(sequence, submit.decode)
             else:
                 self._engine.add(sequence)
         except GrammarBusyError as error:
-            self._routers.fail(*named, str(error))
+            self._routers.fail(*named, AttemptFailure.WORKER_ERROR, str(error))
         except (GrammarError, BeamsDoNotFitError) as error:
-            self._routers.reject(*named, str(error))
+            self._routers.fail(*named, AttemptFailure.INVALID, str(error))
         except ValueError as error:
-            self._routers.fail(*named, str(error))
+            self._routers.fail(*named, AttemptFailure.WORKER_ERROR, str(error))
 
     def _has_too_many_of(self, router_id: str) -> bool:
-        """Whether another request of this router would be one too many. They are counted only where there may
-        be as many."""
+        """Whether another request of this router would be too many. The router's requests are counted only if
+        all routers together have as many."""
         parts = (self._engine, self._prefill)
-        if sum(part.open_requests for part in parts) < MOST_SUBMITS:
+        if sum(part.open_requests for part in parts) < MAX_SUBMITS:
             return False
-        return sum(part.count_of(router_id) for part in parts) >= MOST_SUBMITS
+        return sum(part.count_of(router_id) for part in parts) >= MAX_SUBMITS
 
     def _cancel(self, name: Name) -> None:
         self._prefill.cancel(name)
@@ -263,8 +268,8 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._engine.cancel(*name)
 
     def _end_overdue(self, now: float) -> None:
-        """End what has outlived its deadline, wherever it is. Nothing is kept of deadlines but where the
-        requests are, so all that are here are looked at: there are not many."""
+        """End the requests whose deadline has passed, wherever they are. There is no index of deadlines: all
+        requests here are checked, as they are not many."""
         overdue = {
             (seq.owner, Name(seq.request_id, seq.attempt))
             for part in (self._engine, self._prefill, self._decode)
@@ -273,7 +278,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         for owner, name in overdue:
             self._deadlines_exceeded += 1
             self._cancel(name)
-            self._routers.expire(owner, *name)
+            self._routers.fail(owner, *name, AttemptFailure.EXPIRED, "the request's deadline has passed")
 
     def _cancel_all_of(self, router_id: str) -> None:
         self._prefill.cancel_all_of(router_id)
@@ -283,19 +288,19 @@ class WorkerService(pb_grpc.WorkerServicer):
     # --- what comes out
 
     def on_start(self, started: list[Sequence]) -> None:
-        """Requests are about to be computed here for the first time."""
+        """Tell routers of requests that are about to be computed here for the first time."""
         for seq in started:
             delta = worker_pb2.TokenDelta(request_id=seq.request_id, attempt=seq.attempt, started=True)
             self._routers.deliver(seq.owner, delta)
 
     def on_outputs(self, outputs: list[SequenceOutput]) -> None:
-        """Publish one step: a frame per router, and finished blocks to the handoffs."""
+        """Publish one step: a frame for each router, and finished blocks for the handoffs."""
         for output in outputs:
             if output.error is not None:
-                end = self._routers.fail if output.blameless else self._routers.reject
-                end(*_named(output.seq), output.error)
+                failure = AttemptFailure.WORKER_ERROR if output.blameless else AttemptFailure.INVALID
+                self._routers.fail(*_named(output.seq), failure, output.error)
             elif output.new_tokens:
-                self._routers.deliver(output.seq.owner, _delta(output))
+                self._routers.deliver(output.seq.owner, delta_of(output))
             if output.seq.clock is not None:
                 self._tell_phases(output, output.seq.clock)
             self._prefill.on_output(output)
@@ -305,7 +310,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._decode.room_changed()
 
     def _tell_phases(self, output: SequenceOutput, clock: Clock) -> None:
-        """Once its prompt is computed, and what was given of its answer with it."""
+        """Send a request's phases once its prompt, and the resumed part of its answer, are computed."""
         sequence = output.seq
         if output.advanced_to < sequence.num_prompt + sequence.resumed_from:
             return
@@ -316,29 +321,25 @@ class WorkerService(pb_grpc.WorkerServicer):
         self._routers.tell_phases(sequence.owner, phases)
 
     async def run_timers(self) -> None:
-        """Report to the routers, listen for their silence, and keep to the deadlines, for as long as the
-        worker lives."""
-        before = time.monotonic()
+        """Report to the routers, detect their silence, and enforce deadlines, for as long as the worker
+        lives."""
         since_report = 0.0
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            since_report += now - before
+        async for now, elapsed in ticks():
+            since_report += elapsed
             if since_report >= self._tempo.heartbeat_s:
                 since_report = 0.0
                 self._routers.report_loads()
             self._end_overdue(now)
-            for stream in self._routers.silent(now - before, self._busy_for):
+            for stream in self._routers.silent(elapsed, self._busy_for):
                 log.warning("router %s is silent: its requests are cancelled", stream.router_id)
                 self._part(stream)
                 stream.end()
-            before = now
 
     def _measure(self, output: SequenceOutput) -> None:
-        """A prompt is computed, and its first token sampled."""
+        """Observe the stages of a prompt that is computed and whose first token is sampled."""
         seq, ended = output.seq, output.forward.ended
         if self._stages is not None and seq.began_at:
-            self._stages.took(
+            self._stages.observe(
                 {"prefill_queue": seq.began_at - seq.accepted_at, "prefill": ended - seq.began_at}
             )
 
@@ -349,42 +350,30 @@ class WorkerService(pb_grpc.WorkerServicer):
     # --- the end
 
     def drain(self) -> None:
-        """Refuse what is submitted from now on, and say so to the routers at once.
+        """Refuse submits from now on, and tell the routers at once.
 
-        A request that was placed before may still arrive from a prefill worker: it is taken over as always.
+        A request placed before may still arrive from a prefill worker: it is taken over as always.
         """
         self._draining = True
         self._routers.report_loads()
 
-    def say_drained(self) -> None:
-        """Tell the routers that the end of their streams ends no request."""
-        self._routers.say_drained()
-
-    @property
-    def linked(self) -> bool:
-        """Whether there are links from here to decode workers, or are about to be."""
-        return self._prefill.linked
-
-    async def unlink(self) -> None:
-        """End the links to decode workers, until a router names some again."""
-        await self._prefill.close()
-
     def cut_off(self) -> None:
-        """End what is open, without a word that it is done: the routers have it go on elsewhere, and call
-        again. Links from prefill workers are fenced."""
+        """End what is open without reporting its end: routers resume it elsewhere, and call again. Links from
+        prefill workers are fenced."""
         for stream in self._routers.callers():
             self._part(stream)
             stream.end()
         self._decode.fence_all()
 
     def resume(self) -> None:
-        """Go on as before the drain. Routers call again, as they look upon this worker as one that ends."""
+        """Go on as before the drain. Routers are cut off and call again: they take this worker for one that
+        ends."""
         self._draining = False
         self.cut_off()
 
     def greet_anew(self, hello: worker_pb2.WorkerHello) -> None:
-        """Be another worker to the routers: those that are here hear that nothing of theirs is open, and all
-        that call from now on get this greeting. To be called while nothing is open."""
+        """Appear to routers as another worker. Connected routers are told that the worker has drained, and
+        routers that call from now on get ``hello``. Call it while nothing is open."""
         self._hello = hello
         self._draining = False
         for stream in self._routers.callers():
@@ -393,83 +382,77 @@ class WorkerService(pb_grpc.WorkerServicer):
             stream.end()
 
     def open_work(self) -> OpenWork:
-        """What has not ended yet. Once a worker that drains has none, it gets none."""
-        load = self._engine.load()
+        """Return the open work. A draining worker that has none gets no more."""
+        engine = self._engine.stats()
         return OpenWork(
-            sequences=load.running + load.waiting + load.held,
+            sequences=engine.running + engine.waiting + engine.held,
             requests=self._prefill.open_requests,
-            handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
-            blocks=load.blocks_held,
+            handoffs=self._open_handoffs,
+            blocks=engine.blocks.held,
             links=self._decode.open_links,
             routers=self._routers.unaware_of_drain,
         )
 
     def stats(self) -> WorkerStats:
-        """Everything the worker exports. Any thread: a scrape has one of its own."""
-        load = self._engine.load()
+        """Return everything that the worker exports. May be called from any thread: a scrape has its own."""
+        engine = self._engine.stats()
         prefill, decode = self._prefill.counters, self._decode.counters
         return WorkerStats(
-            running=load.running,
-            waiting=load.waiting,
-            waiting_prefill_tokens=load.waiting_prefill_tokens + self._prefill.waiting_tokens,
-            prefill_tokens_per_s=load.prefill_tokens_per_s,
-            step_base_s=load.step_base_s,
-            step_row_s=load.step_row_s,
-            blocks_free=load.blocks_free,
-            blocks_cached=load.blocks_cached,
-            blocks_held=load.blocks_held,
-            blocks_reserved=load.blocks_reserved,
-            open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
-            preemptions=load.preemptions,
+            engine=engine,
+            waiting_prefill_tokens=self._waiting_prefill_tokens(engine),
+            open_handoffs=self._open_handoffs,
             deadlines_exceeded=self._deadlines_exceeded,
-            copied_blocks=load.copied_blocks,
-            generated_tokens=load.generated_tokens,
-            work=load.work,
-            prefix_queried_tokens=load.prefix_queried_tokens,
-            prefix_hit_tokens=load.prefix_hit_tokens,
             handoffs_completed=prefill.completed + decode.committed,
+            handoff_stale_messages=prefill.stale + decode.stale,
+            handoff_fences=decode.fences,
             handoffs_aborted={
                 reason.value: prefill.aborted[reason] + decode.aborted[reason] for reason in AbortReason
             },
-            handoff_stale_messages=prefill.stale + decode.stale,
-            handoff_fences=decode.fences,
             handoff_holds=(self._prefill.holds(), self._decode.holds()),
-            host_tier=load.host_tier,
-            speculation=load.speculation,
             refused_callers={"router": dict(self._entrance.refused), "prefill": dict(self._decode.refused)},
         )
 
     def load(self) -> worker_pb2.Load:
-        load = self._engine.load()
+        """Return the load report for routers."""
+        engine = self._engine.stats()
+        blocks, pace = engine.blocks, engine.pace
         return worker_pb2.Load(
-            running=load.running,
-            waiting=load.waiting,
-            waiting_prefill_tokens=load.waiting_prefill_tokens + self._prefill.waiting_tokens,
-            blocks_free=load.blocks_free,
-            blocks_cached=load.blocks_cached,
-            blocks_held=load.blocks_held,
-            blocks_reserved=load.blocks_reserved,
-            preemptions=load.preemptions,
-            open_handoffs=self._prefill.open_handoffs + self._decode.open_handoffs,
+            running=engine.running,
+            waiting=engine.waiting,
+            waiting_prefill_tokens=self._waiting_prefill_tokens(engine),
+            blocks_free=blocks.free,
+            blocks_cached=blocks.cached,
+            blocks_held=blocks.held,
+            blocks_reserved=engine.blocks_reserved,
+            preemptions=engine.scheduler.preemptions,
+            open_handoffs=self._open_handoffs,
             draining=self._draining,
-            prefill_tokens_per_s=load.prefill_tokens_per_s,
-            step_base_ms=load.step_base_s * 1e3,
-            step_row_ms=load.step_row_s * 1e3,
+            prefill_tokens_per_s=pace.prefill_tokens_per_s,
+            step_base_ms=pace.step_base_s * 1e3,
+            step_row_ms=pace.step_row_s * 1e3,
             handoff_bytes_per_s=self._prefill.bytes_per_s,
         )
 
+    def _waiting_prefill_tokens(self, engine: EngineStats) -> int:
+        return engine.waiting_prefill_tokens + self._prefill.waiting_tokens
+
+    @property
+    def _open_handoffs(self) -> int:
+        return self._prefill.open_handoffs + self._decode.open_handoffs
+
 
 def _named(sequence: Sequence) -> tuple[str, str, int]:
-    """Whose it is, and its name."""
+    """Return the owner of a sequence and its name: request id and attempt."""
     return sequence.owner, sequence.request_id, sequence.attempt
 
 
-def _delta(output: SequenceOutput) -> worker_pb2.TokenDelta:
+def delta_of(output: SequenceOutput) -> worker_pb2.TokenDelta:
+    """Return what a router is told of a step's tokens of one sequence."""
     sequence = output.seq
     delta = worker_pb2.TokenDelta(
         request_id=sequence.request_id,
         attempt=sequence.attempt,
-        # Not from len(output_ids): the engine may be a step ahead by now.
+        # len(output_ids) would be wrong: the engine may be a step ahead by now.
         first_seq=output.first_new - sequence.num_prompt,
         token_ids=output.new_tokens,
         finish_reason=_FINISH[output.finish_reason],

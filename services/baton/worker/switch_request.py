@@ -1,33 +1,40 @@
-"""Who may have a worker take another role, and what must be right about asking."""
+"""The request that a worker takes another role, and its checks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
 
-from baton.connector.identity import switch_is_valid
+from baton.core.role import ROLES, Role
+from baton.core.role_proto import role_from_proto
+from baton.handoff.identity import new_incarnation, switch_is_valid
 from baton.v1 import worker_pb2
-from baton.worker.config import ROLES, RoleName
-from baton.worker.post import Post
 
-LONGEST_TIMEOUT_S = 86_400.0
 
-TO_PROTO: Mapping[RoleName, worker_pb2.Role.ValueType] = MappingProxyType(
-    {
-        "prefill": worker_pb2.ROLE_PREFILL,
-        "decode": worker_pb2.ROLE_DECODE,
-        "both": worker_pb2.ROLE_BOTH,
-    }
-)
-_FROM_PROTO: Mapping[int, RoleName] = MappingProxyType({value: name for name, value in TO_PROTO.items()})
+@dataclass(frozen=True, slots=True)
+class RoleIncarnation:
+    """A role, and the name that the process has in it.
+
+    Each change of role has a new name: a greeting, a handle, a link or an operator's proof from before the
+    change is refused by its name, as if the process had been restarted, and never served in the wrong role.
+    """
+
+    role: Role
+    incarnation: str
+
+    @classmethod
+    def new(cls, role: Role) -> RoleIncarnation:
+        return cls(role, new_incarnation())
+
+
+MAX_TIMEOUT_S = 86_400.0
 
 
 class SwitchRefusedError(Exception):
-    """A worker keeps its role; ``status`` is what the caller is told, with the text."""
+    """The worker keeps its role. ``status`` and the text are sent to the caller."""
 
     def __init__(self, status: grpc.StatusCode, reason: str) -> None:
         super().__init__(reason)
@@ -35,26 +42,28 @@ class SwitchRefusedError(Exception):
 
 
 class Switching(Protocol):
-    """Who has a worker change its role."""
+    """Switches a worker's role."""
 
     async def switch(self, request: worker_pb2.SwitchRoleRequest) -> worker_pb2.SwitchRoleReply:
-        """Returns when the worker serves in the role that was asked for. Raises SwitchRefusedError."""
+        """Return when the worker serves in the role asked for. Raises SwitchRefusedError."""
 
 
-def role_asked_for(request: worker_pb2.SwitchRoleRequest, post: Post, cluster_key: bytes) -> RoleName:
-    """The role, if the request is in order, may be made, and is meant for this worker as it is now.
-    SwitchRefusedError otherwise."""
-    role = _FROM_PROTO.get(request.role)
+def role_asked_for(
+    request: worker_pb2.SwitchRoleRequest, current: RoleIncarnation, cluster_key: bytes
+) -> Role:
+    """Return the role of a valid, authenticated request that names this worker's current incarnation. Raises
+    SwitchRefusedError for any other request."""
+    role = role_from_proto(request.role)
     if role is None:
         allowed = ", ".join(ROLES)
         raise SwitchRefusedError(
             grpc.StatusCode.INVALID_ARGUMENT, f"role: must be one of {allowed}, not {request.role}"
         )
     timeout = request.timeout_s
-    if not (math.isfinite(timeout) and 0 <= timeout <= LONGEST_TIMEOUT_S):
+    if not (math.isfinite(timeout) and 0 <= timeout <= MAX_TIMEOUT_S):
         raise SwitchRefusedError(
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"timeout_s: must be between 0 and {LONGEST_TIMEOUT_S:g}, not {timeout:g}",
+            f"timeout_s: must be between 0 and {MAX_TIMEOUT_S:g}, not {timeout:g}",
         )
     if not cluster_key:
         raise SwitchRefusedError(
@@ -64,7 +73,7 @@ def role_asked_for(request: worker_pb2.SwitchRoleRequest, post: Post, cluster_ke
         raise SwitchRefusedError(
             grpc.StatusCode.PERMISSION_DENIED, "proof: it is not this cluster's: is the cluster key the same?"
         )
-    if request.incarnation != post.incarnation:
+    if request.incarnation != current.incarnation:
         raise SwitchRefusedError(
             grpc.StatusCode.FAILED_PRECONDITION,
             f"incarnation: {request.incarnation} is not here; it has ended, or has changed its role since",

@@ -21,7 +21,7 @@ from tests.support.chaos.findings import Findings, Violation
 from tests.support.chaos.fleet import EXIT_RETIRED, READY_S, ROLES, Fleet, Member, Usage, running_fleet
 from tests.support.chaos.load import MOMENTS, Load
 
-MOST_ASKED = 8
+MAX_ASKED = 8
 """Times that all questions are asked, until every worker has taken part."""
 ZERO_WITHIN_S = 45.0
 CANCEL_WITHIN_S = 1.0
@@ -44,7 +44,7 @@ class Plan:
     cancels: int = 0
     clients: int = 12
     rounds_between_rests: int = 25
-    longest_wait_s: float = 0.8
+    max_wait_s: float = 0.8
     faults: Mapping[str, int] = field(default_factory=lambda: SHARES)
     """How often each kind is drawn."""
     pace: bool = True
@@ -144,7 +144,7 @@ class Campaign:
 
     async def _wait(self) -> None:
         """Until any moment, or until just after something has happened to some request."""
-        longest = self._plan.longest_wait_s
+        longest = self._plan.max_wait_s
         if self._rng.random() < 0.4:
             await asyncio.sleep(self._rng.uniform(0, longest))
         else:
@@ -212,7 +212,7 @@ class Campaign:
             return
         before = {m.name: m.handoffs() for m in self._fleet.members}
         idle = list(before)
-        for _ in range(MOST_ASKED):  # who is asked first is whoever looks fastest
+        for _ in range(MAX_ASKED):  # who is asked first is whoever looks fastest
             for reply in await self._load.once():
                 if reply.failure is not None:
                     self._findings.violation(f"in calm a request failed: {reply.failure}")

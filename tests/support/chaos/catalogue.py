@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import torch
 
-from baton.engine.sampler import BUCKET
+from baton.engine.sampling.sampler import BUCKET
 from baton_kernels.reference import reference_draw
 from tests.support.chaos.client import ChaosClient
 from tests.support.ring import running_ring
@@ -31,8 +31,8 @@ FAMILIES, MEMBERS, COMMON = 3, 2, 300
 """Prompts that begin alike: so many groups, of so many each, with so many tokens in common."""
 SHORTEST, LONGEST = 8, 72
 LONG_ANSWERS, LONG_ANSWER = 4, 300
-LEAST_LOGIT_MARGIN = 2e-4
-LEAST_RACE_MARGIN = 2e-4
+MIN_LOGIT_MARGIN = 2e-4
+MIN_RACE_MARGIN = 2e-4
 TEMPERATURE = 0.8
 RECORDING_S = 600.0
 
@@ -119,7 +119,7 @@ def _is_safe(path: Path, question: Question) -> bool:
     if seed is None:
         best = logits.topk(2).values
         margins = best[:, 0] - best[:, 1]
-        wrong, least = logits.argmax(-1) != answer, LEAST_LOGIT_MARGIN
+        wrong, least = logits.argmax(-1) != answer, MIN_LOGIT_MARGIN
     else:
         assert isinstance(seed, int)
         drawn = [
@@ -127,7 +127,7 @@ def _is_safe(path: Path, question: Question) -> bool:
             for position, row in enumerate(logits)
         ]
         margins = torch.tensor([margin for _, margin in drawn])
-        wrong, least = torch.tensor([token for token, _ in drawn]) != answer, LEAST_RACE_MARGIN
+        wrong, least = torch.tensor([token for token, _ in drawn]) != answer, MIN_RACE_MARGIN
     safe = bool(margins.min() > least)
     if safe and bool(wrong.any()):
         raise ValueError(f"{question.name}: the undisturbed worker and transformers disagree")

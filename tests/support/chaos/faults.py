@@ -23,16 +23,16 @@ CutKind = Literal["control", "data", "library", "router"]
 CUT_KINDS: tuple[CutKind, ...] = ("control", "data", "library", "router")
 """Prefill to decode: the gRPC stream, the connector's socket, other sockets of its library (UCX over TCP,
 gloo); router to worker."""
-LONGEST_FREEZE_S = 6.0
+MAX_FREEZE_S = 6.0
 PACES = (3 << 20, 10 << 20, 30 << 20, 1 << 40)
 """Bytes per second. A prompt of 600 tokens has 5 MiB of blocks."""
 TRANSFER_WITHIN_S = 2.0
-LONGEST_STALL_S = 1.5
+MAX_STALL_S = 1.5
 """Shorter than silence may last: the link must live."""
-LONGEST_ABSENCE_S = 2.0
+MAX_ABSENCE_S = 2.0
 CUT_SHOWS_S = 15.0
 LEAVING_SHOWS_S = 15.0
-LONGEST_TALK_S = 60.0
+MAX_TALK_S = 60.0
 FIND_S = 15.0
 CHAT = 'endpoint="/v1/chat/completions"'
 
@@ -121,7 +121,7 @@ class Faults:
         member = self._rng.choice(victims)
         was = member.state
         await self.end(member, signal.SIGKILL)
-        absence = self._rng.choice((0.0, self._rng.uniform(0, LONGEST_ABSENCE_S)))
+        absence = self._rng.choice((0.0, self._rng.uniform(0, MAX_ABSENCE_S)))
         self._later(asyncio.create_task(self._come_back(member, absence)))
         return Done(f"kill -9 {member.role}", f"{member.name} ({was}), back after {absence:.1f} s")
 
@@ -150,7 +150,7 @@ class Faults:
         if not victims:
             return await self.leave()
         member = self._rng.choice(victims)
-        length = self._rng.uniform(0.1, self._rng.choice((1.5, LONGEST_FREEZE_S)))
+        length = self._rng.uniform(0.1, self._rng.choice((1.5, MAX_FREEZE_S)))
         self._stop(member, length)
         return Done(f"SIGSTOP {member.role}", f"{member.name} for {length:.1f} s")
 
@@ -172,7 +172,7 @@ class Faults:
         if not victims:
             return await self.leave()
         member = self._rng.choice(victims)
-        length = self._rng.uniform(0.05, LONGEST_STALL_S)
+        length = self._rng.uniform(0.05, MAX_STALL_S)
         stopped = asyncio.Event()
 
         async def when_stopped(talk: Talk) -> None:
@@ -257,7 +257,7 @@ class Faults:
         """From just after the request was sent to so many tokens later."""
         if talk.stream and self._rng.random() < 0.6:
             talk.enough = self._rng.randint(1, 80)
-            await asyncio.sleep(LONGEST_TALK_S)
+            await asyncio.sleep(MAX_TALK_S)
         await talk.sent.wait()
         await asyncio.sleep(self._rng.uniform(0.0, 0.4) ** 2)
 

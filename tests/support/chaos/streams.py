@@ -43,12 +43,12 @@ DECODE_OPTIONS = ("--speculative-method", "ngram", "--num-speculative-tokens", "
 ROUTER_OPTIONS = ("--tool-call-parser", "hermes", "--log-level", "info")
 BLOCK_SIZE = 16
 """Tokens of a KV block, by default."""
-LONGEST_S = 120.0
+MAX_S = 120.0
 """Of a request, and of a drain."""
 CLOSE = 5e-3
 """How much log-probabilities may differ, in absolute terms."""
 _ENDED = re.compile(
-    r"^(\S+ \S+) \w+ baton\.router\.\w+: request (\S+): attempt \d+ ended: (.*)$", re.MULTILINE
+    r"^(\S+ \S+) \w+ baton\.router\.dispatch\.\w+: request (\S+): attempt \d+ ended: (.*)$", re.MULTILINE
 )
 
 
@@ -167,7 +167,7 @@ async def ask(http: httpx.AsyncClient, question: Ask) -> Reply:
     reply = Reply()
     try:
         async with (
-            asyncio.timeout(LONGEST_S),
+            asyncio.timeout(MAX_S),
             http.stream("POST", question.path, json=question.body) as response,
         ):
             if not question.body.get("stream") or response.status_code != 200:
@@ -175,7 +175,7 @@ async def ask(http: httpx.AsyncClient, question: Ask) -> Reply:
             else:
                 await _read(response, reply)
     except TimeoutError:
-        reply.failure = f"not answered within {LONGEST_S:.0f} s"
+        reply.failure = f"not answered within {MAX_S:.0f} s"
     except httpx.HTTPError as error:
         reply.failure = f"the connection to the router broke: {error!r}"
     if reply.failure is None and not all(each.finish_reason for each in reply.choices.values()):
@@ -247,7 +247,7 @@ class Plan:
     questions: int
     longest: int
     """Tokens of an answer, at most."""
-    most_s: float = math.inf
+    max_s: float = math.inf
     """Seconds after which no more events are begun."""
     kinds: tuple[Event, ...] = EVENTS
 
@@ -293,7 +293,7 @@ class Streams:
 
     async def run(self, asked: Sequence[Ask], plan: Plan) -> Report:
         began = time.monotonic()
-        self._until = began + plan.most_s
+        self._until = began + plan.max_s
         self._kinds = plan.kinds
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         async with httpx.AsyncClient(base_url=self._ring.url, timeout=None, limits=limits) as http:
@@ -375,9 +375,9 @@ class Streams:
         number, status = (signal.SIGKILL, -9) if event.startswith("kill") else (signal.SIGTERM, 0)
         victim.process.send_signal(number)
         try:
-            ended: object = await asyncio.to_thread(victim.process.wait, LONGEST_S)
+            ended: object = await asyncio.to_thread(victim.process.wait, MAX_S)
         except subprocess.TimeoutExpired:
-            ended = f"nothing within {LONGEST_S:.0f} s"
+            ended = f"nothing within {MAX_S:.0f} s"
             await asyncio.to_thread(victim.kill)
         if ended != status:
             self.report.violations.append(f"{event}: {victim.name} ended with {ended}, not {status}")

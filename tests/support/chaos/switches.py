@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.ready import WorkerReady
-from baton.switching import SwitchError, switch_role
+from baton.core.role import ROLES, Role
+from baton.planner.switch_role import SwitchError, switch_role
+from baton.process.ready import WorkerReady
 from tests.support.chaos.streams import (
     DECODE_OPTIONS,
     OPTIONS,
@@ -26,7 +27,6 @@ from tests.support.chaos.streams import (
 from tests.support.ring import CLUSTER_KEY, Ring, Service, running_ring, scrape, worker
 from tests.support.rings_at_their_limit import errors_logged
 
-ROLES = ("prefill", "decode", "both")
 MOVING = "moving"
 """Instead of the role of a worker that changes it."""
 SHORT_S = 0.05
@@ -67,7 +67,7 @@ class SwitchedStreams(Streams):
                         tasks.create_task(self._switch(*pair))
                         await asyncio.sleep(0)  # it counts as moving now
 
-    def _draw(self) -> tuple[Service, str] | None:
+    def _draw(self) -> tuple[Service, Role] | None:
         """A worker and its next role, such that one can decode and one can prefill throughout."""
         member = self._rng.choice([each for each in self._ring.workers if self._roles[each.name] != MOVING])
         role = self._rng.choice([each for each in ROLES if each != self._roles[member.name]])
@@ -76,7 +76,7 @@ class SwitchedStreams(Streams):
             return None
         return member, role
 
-    async def _switch(self, member: Service, role: str) -> None:
+    async def _switch(self, member: Service, role: Role) -> None:
         assert isinstance(member.ready, WorkerReady)
         was, self._roles[member.name] = self._roles[member.name], MOVING
         hurried = self._rng.random() < 0.25

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from baton.core.sampling_params import ResolvedSampling
 from baton.request.sampling import for_choice
-from baton.sampling_params import SamplingParams
 from tests.support.rollout.questions import Reply
 from tests.support.simulated import Told
 
-_HANDOFF = re.compile(r"^\S+ \S+ DEBUG baton\.(prefill|decode)\.role: handoff (\{.*\})$", re.MULTILINE)
+_HANDOFF = re.compile(r"^\S+ \S+ DEBUG baton\.roles\.(prefill|decode): handoff (\{.*\})$", re.MULTILINE)
 _REFUSED = re.compile(r"revision differs: .*")
 
 
@@ -64,7 +64,7 @@ def wrong_with(reply: Reply) -> str | None:
 def revisions_of(reply: Reply, revisions: Sequence[str], vocab_size: int) -> list[list[str]]:
     """Of each choice, by token. Raises ForeignTokenError."""
     seed = reply.question.seed
-    params = SamplingParams(max_tokens=1, seed=seed)
+    params = ResolvedSampling(max_tokens=1, seed=seed)
     return [
         writers(reply.prompt, tokens, for_choice(params, index).seed if seed else 0, revisions, vocab_size)
         for index, tokens in sorted(reply.tokens.items())

@@ -34,7 +34,7 @@ a prompt; whole: not streamed; long: a prompt of many chunks; slow: a client tha
 that goes in the middle."""
 VOCABULARY = 4096
 """Ids that prompts are made of are below; it is no more than the demo model's."""
-LONGEST_S = 120.0
+MAX_S = 120.0
 SLOW_S = 0.03
 """A slow client's pause after each event."""
 
@@ -130,13 +130,13 @@ class Client:
         """The reply, however it ends."""
         reply = Reply(question, time.monotonic(), stage(), question.prompt)
         try:
-            async with asyncio.timeout(LONGEST_S):
+            async with asyncio.timeout(MAX_S):
                 if question.kind == "grpc":
                     await self._call(question, reply)
                 else:
                     await self._post(question, reply)
         except TimeoutError:
-            reply.failure = f"not answered within {LONGEST_S:.0f} s"
+            reply.failure = f"not answered within {MAX_S:.0f} s"
         except (httpx.HTTPError, OSError) as error:
             reply.failure = f"the connection to the router broke: {error!r}"
         except grpc.aio.AioRpcError as error:

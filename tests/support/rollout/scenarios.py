@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from tests.support.rollout.fleet import ROLES, Fleet, Release
 
-LONGEST_S = 300.0
+MAX_S = 300.0
 """Of one rollout."""
 STALL_S = 15.0
 """For which a rollout that cannot go on is looked at."""
@@ -30,7 +30,7 @@ Scenario = Callable[[Fleet, Releases], Awaitable[None]]
 async def one_after_the_other(fleet: Fleet, release: Release, order: tuple[str, ...]) -> None:
     for role in order:
         fleet.deployments[role].apply(release)
-        await fleet.until_rolled(LONGEST_S)
+        await fleet.until_rolled(MAX_S)
 
 
 async def prefill_then_decode(fleet: Fleet, releases: Releases) -> None:
@@ -45,23 +45,23 @@ async def both_at_once(fleet: Fleet, releases: Releases) -> None:
     """As ``helm upgrade`` does."""
     for role in ROLES:
         fleet.deployments[role].apply(releases.new)
-    await fleet.until_rolled(LONGEST_S)
+    await fleet.until_rolled(MAX_S)
 
 
 async def rollback_in_the_middle(fleet: Fleet, releases: Releases) -> None:
     """When all of prefill and the first of decode are new, everything goes back."""
     fleet.deployments["prefill"].apply(releases.new)
-    await fleet.until_rolled(LONGEST_S)
+    await fleet.until_rolled(MAX_S)
     decode = fleet.deployments["decode"]
     decode.apply(releases.new)
-    async with asyncio.timeout(LONGEST_S):
+    async with asyncio.timeout(MAX_S):
         while not any(  # noqa: ASYNC110
             each.revision == releases.new.revision and each.pod.ready for each in decode.live
         ):
             await asyncio.sleep(0.05)
     for role in ROLES:
         fleet.deployments[role].apply(releases.old)
-    await fleet.until_rolled(LONGEST_S)
+    await fleet.until_rolled(MAX_S)
 
 
 async def never_ready(fleet: Fleet, releases: Releases) -> None:
@@ -74,7 +74,7 @@ async def never_ready(fleet: Fleet, releases: Releases) -> None:
         least = deployment.strategy.replicas - deployment.strategy.max_unavailable
         assert deployment.available >= least, f"{deployment.role}: {deployment.available} of {least} pods"
         deployment.apply(releases.old)
-    await fleet.until_rolled(LONGEST_S)
+    await fleet.until_rolled(MAX_S)
 
 
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""``baton bench latency``: how long one batch takes."""
+"""``baton bench latency``: the time that one batch takes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from baton.engine.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class LatencyResult:
-    """Seconds."""
+    """Latencies in seconds."""
 
     whole: Spread
-    """From the first step to the last token of the batch."""
+    """The time from the first step to the batch's last token."""
     per_token: Spread
-    """The whole, divided by the length of an answer."""
+    """The time of the whole batch divided by the length of an answer."""
     repeats: tuple[float, ...]
 
 
 def latency(llm: LLM, config: LatencyConfig) -> LatencyResult:
-    """Time the batch again and again. Each time has prompts of its own, so that no repeat finds the prefix
-    cache filled by the one before."""
+    """Time the batch again and again. Each repeat has prompts of its own, so that none finds its prefixes in
+    the prefix cache."""
     vocabulary = Vocabulary(llm.tokenizer)
     times = [_once(llm, vocabulary, config, number) for number in range(config.warmups + config.repeats)]
     kept = tuple(times[config.warmups :])

@@ -1,13 +1,13 @@
-"""``baton bench throughput``: how fast a whole workload is done."""
+"""``baton bench throughput``: the time that a whole workload takes."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from baton.bench.config import WorkloadConfig
 from baton.bench.offline.workload import generated, params_for, prompts_for
 from baton.bench.workload.choice import make_items
+from baton.bench.workload.config import WorkloadConfig
 from baton.bench.workload.items import fit
 from baton.bench.workload.vocabulary import Vocabulary
 from baton.engine.llm import LLM
@@ -17,11 +17,11 @@ _WARMUP = WorkloadConfig(num_prompts=2, input_len=16, output_len=4, seed=-1)
 
 @dataclass(frozen=True, slots=True)
 class ThroughputResult:
-    """All requests are there from the start; a trace's times count for nothing."""
+    """The figures of a run in which all requests are there from the start; a trace's times are ignored."""
 
     requests: int
     left_out: int
-    """Longer than the model's context."""
+    """Requests left out because they exceed the model's context."""
     duration: float
     prompt_tokens: int
     output_tokens: int
@@ -40,7 +40,7 @@ class ThroughputResult:
 
 
 def throughput(llm: LLM, config: WorkloadConfig, *, progress: bool = True) -> ThroughputResult:
-    """Answer the workload, after two small requests that warm up. Raises WorkloadError."""
+    """Answer the workload, after two small requests to warm up. Raises WorkloadError."""
     vocabulary = Vocabulary(llm.tokenizer)
     fitted = fit(make_items(config, llm.tokenizer), llm.model.max_model_len)
     warmup = make_items(_WARMUP, llm.tokenizer)

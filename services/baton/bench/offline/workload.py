@@ -1,4 +1,4 @@
-"""A workload for `LLM`: token ids, and parameters that make answers as long as asked for."""
+"""A workload for `LLM`: token ids, and parameters for answers of the lengths asked for."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from baton.request.params import SamplingParams
 
 
 def prompts_for(vocabulary: Vocabulary, items: Sequence[Item]) -> list[list[int]]:
-    """The prompts as token ids."""
+    """Return the prompts as token ids."""
     return [vocabulary.ids(item) for item in items]
 
 
 def params_for(items: Sequence[Item]) -> list[SamplingParams]:
-    """Greedy, and each answer exactly as long as its item says."""
+    """Return greedy parameters that make each answer exactly as long as its item says."""
     return [SamplingParams(max_tokens=item.output_tokens, temperature=0, ignore_eos=True) for item in items]
 
 
 def generated(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], *, progress: bool) -> int:
-    """Answer all prompts; how many tokens there were. RuntimeError if an answer could not go on."""
+    """Answer all prompts; return the number of generated tokens. Raises RuntimeError for an answer that could
+    not go on."""
     results = llm.generate(prompts, params, progress=progress)
     outputs = [output for result in results for output in result.outputs]
     for output in outputs:

@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from baton.options import ConfigError
+from baton.process.options import ConfigError
 
 _SPLIT = re.compile(r"(?:([1-9]\d?)p([1-9]\d?)d)?(?:([1-9]\d?)b)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """How many workers of each role. Written ``2p1d`` (prefill, decode) and ``2b`` (both)."""
+class RoleSplit:
+    """The number of workers of each role. Written ``2p1d`` (prefill, decode) and ``2b`` (both)."""
 
     prefill: int = 0
     decode: int = 0
@@ -30,19 +30,19 @@ class Split:
         return apart + (f"{self.both}b" if self.both else "")
 
 
-def parse_split(option: str, text: str) -> Split:
-    """Raises ConfigError that names ``option``."""
+def parse_split(option: str, text: str) -> RoleSplit:
+    """Parse a split. Raises ConfigError that names ``option``."""
     match = _SPLIT.fullmatch(text)
     if not text or match is None:
         raise ConfigError(option, f"{text!r} is no split; write it like 1p1d, 2p1d or 2b")
-    return Split(*(int(count or 0) for count in match.groups()))
+    return RoleSplit(*(int(count or 0) for count in match.groups()))
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One ring that could be started."""
+class RingCandidate:
+    """The settings of a ring that could be started."""
 
-    split: Split
+    split: RoleSplit
     threads: int
     """CPU threads of each worker."""
     max_num_seqs: int
@@ -53,7 +53,7 @@ class Candidate:
         return f"{self.split} s{self.max_num_seqs} t{self.max_num_batched_tokens} c{self.prefill_chunk}"
 
     def options(self) -> list[str]:
-        """What ``baton up`` must be given."""
+        """Return the options for ``baton up``."""
         split = self.split
         roles = [("--prefill", split.prefill), ("--decode", split.decode), ("--both", split.both)]
         rest = [
@@ -68,34 +68,35 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The values that are combined."""
+    """The values that are combined to candidates."""
 
-    splits: Sequence[Split]
+    splits: Sequence[RoleSplit]
     max_num_seqs: Sequence[int]
     max_num_batched_tokens: Sequence[int]
     prefill_chunk: Sequence[int]
 
-    def candidates(self, cores: int) -> list[Candidate]:
-        """All that make sense: a step must hold a token of each request, and a chunk fit into a step. The
-        cores are shared out evenly."""
+    def candidates(self, cores: int) -> list[RingCandidate]:
+        """Return all combinations that make sense: a step holds at least one token of each request, and a
+        prefill chunk fits into a step. The cores are split evenly among the workers."""
         combined = itertools.product(
             self.splits, self.max_num_seqs, self.max_num_batched_tokens, self.prefill_chunk
         )
         return [
-            Candidate(split, max(1, cores // split.workers), seqs, budget, chunk)
+            RingCandidate(split, max(1, cores // split.workers), seqs, budget, chunk)
             for split, seqs, budget, chunk in combined
             if seqs <= budget and chunk <= budget
         ]
 
 
-def default_splits(places: int) -> list[Split]:
-    """Every split that uses all of ``places`` (cores, or devices), at most 8, and the smallest ones."""
+def default_splits(places: int) -> list[RoleSplit]:
+    """Return every split that uses all of ``places`` (cores, or devices), at most 8, and the smallest
+    ones."""
     most = max(1, min(places, 8))
-    apart = [Split(prefill, most - prefill) for prefill in range(1, most)]
-    return list(dict.fromkeys([Split(1, 1), *apart, Split(both=1), Split(both=most)]))
+    apart = [RoleSplit(prefill, most - prefill) for prefill in range(1, most)]
+    return list(dict.fromkeys([RoleSplit(1, 1), *apart, RoleSplit(both=1), RoleSplit(both=most)]))
 
 
-def sample(candidates: Iterable[Candidate], count: int, seed: int) -> list[Candidate]:
-    """``count`` of the candidates drawn evenly, or all of them if there are no more."""
+def sample(candidates: Iterable[RingCandidate], count: int, seed: int) -> list[RingCandidate]:
+    """Return ``count`` of the candidates drawn evenly, or all of them if there are no more."""
     every = list(candidates)
     return every if len(every) <= count else random.Random(f"sweep-{seed}").sample(every, count)

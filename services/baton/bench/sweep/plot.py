@@ -1,4 +1,4 @@
-"""A sweep as a picture."""
+"""The plot of a sweep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.bench.sweep.score import Comparison, Probe, Score
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_BARS = 24
+_MAX_BARS = 24
 _BEST, _DEFAULTS, _OTHERS = "tab:green", "tab:orange", "tab:blue"
 _LETTERS = (
     "p, d, b: prefill and decode workers, and those that do both; s: max-num-seqs; "
@@ -22,8 +22,8 @@ _LETTERS = (
 
 
 def plot_sweep(path: Path, scores: Sequence[Score], goals: Goals, title: str) -> None:
-    """Goodput by setting with the spread of the last round, and the frontier of TTFT against throughput over
-    all probes. ``scores`` are best first."""
+    """Plot goodput by setting with the spread of the last round, and the frontier of TTFT against throughput
+    over all probes. ``scores`` are best first."""
     figure, (bars, frontier) = new_figure(2, f"{title}: goodput within {goals} ms")
     found = Comparison.of(scores)
     _bars(bars, scores, found)
@@ -33,8 +33,8 @@ def plot_sweep(path: Path, scores: Sequence[Score], goals: Goals, title: str) ->
 
 
 def _bars(axes: Axes, scores: Sequence[Score], found: Comparison) -> None:
-    """Those that were dropped earlier, and so measured for a shorter time, are pale."""
-    shown = list(scores)[:_MOST_BARS][::-1]
+    """Draw a bar per score; candidates dropped earlier, and so measured for a shorter time, are pale."""
+    shown = list(scores)[:_MAX_BARS][::-1]
     for place, score in enumerate(shown):
         last = score.last_round == found.default.last_round
         axes.barh(place, score.goodput, color=_colour(score, found), alpha=1.0 if last else 0.35)
@@ -81,7 +81,7 @@ def _frontier(axes: Axes, scores: Sequence[Score], found: Comparison, goals: Goa
 
 
 def _plain_ticks(axes: Axes) -> None:
-    """50, 100, 200 rather than powers of ten."""
+    """Label the axis with 50, 100, 200 rather than with powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -99,7 +99,8 @@ def _colour(score: Score, found: Comparison) -> str:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those (TTFT, throughput) that no other has both less and more of, by TTFT."""
+    """Return the points (TTFT, throughput) with no other point both of lower TTFT and of higher throughput,
+    by TTFT."""
     best: list[tuple[float, float]] = []
     for ttft, throughput in sorted(points, key=lambda point: (point[0], -point[1])):
         if not best or throughput > best[-1][1]:
@@ -108,7 +109,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _points(score: Score) -> list[tuple[float, float]]:
-    """TTFT in milliseconds and tokens/s of each probe."""
+    """Return TTFT in milliseconds and throughput in tokens/s of each probe."""
     probes: list[Probe] = [probe for trial in score.trials for probe in trial.probes]
     return [(1e3 * probe.ttft, probe.output_tokens_per_s) for probe in probes if probe.ttft is not None]
 

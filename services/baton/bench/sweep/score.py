@@ -1,4 +1,4 @@
-"""What was found of one candidate."""
+"""The results of one candidate."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.bench.sweep.candidate import Candidate
+from baton.bench.sweep.candidate import RingCandidate
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One rate, offered for a while. Times in seconds."""
+    """The result of one rate, offered for a while. Times are in seconds."""
 
     rate: float
-    """Requests/s offered."""
+    """The offered rate in requests/s."""
     requests: int
     attainment: float
-    """Share of the requests that met all goals; one that had not ended in time did not."""
+    """The share of the requests that met all goals; one that had not ended in time did not."""
     met: bool
-    """Whether that is enough."""
+    """Whether the attainment is high enough."""
     ttft: float | None
-    """90th percentile, of whole answers."""
+    """The 90th percentile of whole answers' TTFTs."""
     itl: float | None
-    """90th percentile, of whole answers."""
+    """The 90th percentile of whole answers' ITLs."""
     output_tokens_per_s: float
 
     @property
@@ -42,12 +42,12 @@ class Trial:
 
     @property
     def goodput(self) -> float:
-        """The highest at which enough requests met the goals; 0 if there is none."""
+        """The highest goodput at which enough requests met the goals; 0 if there is none."""
         return max((probe.goodput for probe in self.probes if probe.met), default=0.0)
 
     @property
     def rank(self) -> tuple[float, float]:
-        """To compare by. Among trials that never met the goals, how near they came counts."""
+        """The key to compare trials by. Trials that never met the goals compare by how near they came."""
         nearest = max((probe.attainment for probe in self.probes), default=-1.0)
         return self.goodput, nearest
 
@@ -56,7 +56,7 @@ class Trial:
 class Score:
     """A candidate with all its trials."""
 
-    candidate: Candidate
+    candidate: RingCandidate
     is_default: bool
     trials: tuple[Trial, ...]
 
@@ -66,24 +66,24 @@ class Score:
 
     @property
     def goodput(self) -> float:
-        """The median of the last round it was in, where it had most time."""
+        """The median goodput of the candidate's last round, which had the most time."""
         return statistics.median(trial.goodput for trial in self._last())
 
     @property
     def goodput_range(self) -> tuple[float, float]:
-        """The lowest and the highest of its last round."""
+        """The lowest and the highest goodput of the candidate's last round."""
         found = [trial.goodput for trial in self._last()]
         return min(found), max(found)
 
     @property
     def rank(self) -> tuple[int, float, float]:
-        """To compare candidates by: those that came further are better."""
+        """The key to compare candidates by: a candidate that reached a later round is better."""
         goodputs, nearest = zip(*(trial.rank for trial in self._last()), strict=True)
         return self.last_round, statistics.median(goodputs), statistics.median(nearest)
 
     @property
     def best_probe(self) -> Probe | None:
-        """Of its last round: the one with the highest goodput that met the goals, or the nearest."""
+        """The last round's probe with the highest goodput that met the goals, or the nearest to it."""
         probes = [probe for trial in self._last() for probe in trial.probes]
         return max(probes, key=lambda probe: (probe.met, probe.goodput), default=None)
 
@@ -95,7 +95,7 @@ class Score:
 
     @property
     def repeats(self) -> int:
-        """Trials in its last round."""
+        """Trials in the candidate's last round."""
         return len(self._last())
 
     def _last(self) -> Sequence[Trial]:
@@ -103,7 +103,7 @@ class Score:
 
 
 FEWEST_TRIALS = 3
-"""Of each side, to call one better. Three above three others come by chance once in 20 times."""
+"""Fewest trials of each side to call one better. Three above three others come by chance once in 20 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ class Comparison:
 
     default: Score
     winner: Score | None
-    """None: no candidate was measured in that round."""
+    """The best candidate; None if no candidate was measured in that round."""
 
     @classmethod
     def of(cls, scores: Sequence[Score]) -> Comparison:
-        """``scores`` are those of a sweep, best first."""
+        """Compare a sweep's ``scores``, given best first."""
         default = next(score for score in scores if score.is_default)
         others = (score for score in scores if not score.is_default and not score.failure)
         winner = next((score for score in others if score.last_round == default.last_round), None)
@@ -136,5 +136,5 @@ class Comparison:
 
     @property
     def chosen(self) -> Score:
-        """What to use: the defaults unless something is better."""
+        """The settings to use: the defaults unless the winner is better."""
         return self.winner if self.winner is not None and self.better else self.default

@@ -1,4 +1,4 @@
-"""Measures one running ring: the highest goodput that is found in the time."""
+"""Measures one running ring: finds its highest goodput in the time given."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from dataclasses import dataclass
 
 from baton.bench.arrivals import send_times
 from baton.bench.config import ServeConfig, parse_url
-from baton.bench.exchange import Exchange, Prepared
+from baton.bench.exchange import Prepared, RequestSender
 from baton.bench.http import HttpClient
-from baton.bench.load import closed_loop, open_loop
+from baton.bench.load_generator import closed_loop, open_loop
 from baton.bench.serve import find_request, prepare
 from baton.bench.summary import summarise
 from baton.bench.sweep.score import Probe
 from baton.bench.sweep.search import RateSearch
-from baton.bench.target import Request, ServedModel, find_model
+from baton.bench.target import RequestFormat, ServedModel, find_model
 from baton.bench.workload.choice import make_items
 from baton.bench.workload.items import fit
 from baton.bench.workload.vocabulary import Vocabulary
 from baton.text.tokenizer import Tokenizer
 
 PROBES = 5
-"""In one trial, the first of which finds out what the ring can do at all."""
+"""Probes in one trial; the first one finds the ring's capacity."""
 _SENDING = 0.7
-"""Of a probe's time; in the rest, what was sent can end."""
+"""The share of a probe's time in which requests are sent; in the rest, open requests can end."""
 _FIRST_RATE = 0.6
-"""Of what the ring can do at all."""
+"""The first rate to try, as a share of the ring's capacity."""
 _SHORTEST = 0.25
-"""Of the time that a probe should have."""
+"""The shortest probe, as a share of the time that a probe should have."""
 _FEWEST, _MOST = 5, 5000
-"""Requests in a probe."""
+"""Fewest and most requests in a probe."""
 
 
 @dataclass(slots=True)
@@ -56,20 +56,21 @@ class TrialRunner:
 
     async def run(self, url: str, until: float, concurrency: int, known: float | None) -> list[Probe]:
         """Probe the ring at ``url`` until ``until`` on the monotonic clock. ``known`` is a rate to begin
-        with; without one, a closed loop of ``concurrency`` finds it. Raises UserError if it cannot begin."""
+        with; without one, a closed loop of ``concurrency`` finds it. Raises UserError if the trial cannot
+        begin."""
         client = HttpClient(parse_url("url", url), self.config.api_key)
         try:
             served = await find_model(client, self.config.model)
             request = await find_request(client, self.config, served, self._vocabulary)
             ring = _Ring(self, client, served, request)
             seconds = (until - time.monotonic()) / PROBES
-            # Also where a rate is known: it warms the ring up.
+            # The first probe runs even where a rate is known: it warms the ring up.
             capacity = await ring.capacity(concurrency, seconds)
             search = RateSearch(known or _FIRST_RATE * capacity)
             probes: list[Probe] = []
             while len(probes) < PROBES - 1:
                 left = (until - time.monotonic()) / (PROBES - 1 - len(probes))
-                if left < _SHORTEST * seconds:  # on a machine so busy that those before took longer
+                if left < _SHORTEST * seconds:  # the machine is busy: earlier probes took longer
                     break
                 probes.append(await ring.probe(search.rate, left))
                 search.tell(probes[-1].rate, probes[-1].met)
@@ -77,8 +78,8 @@ class TrialRunner:
         finally:
             client.close()
 
-    def prepared(self, count: int, served: ServedModel, request: Request) -> list[Prepared]:
-        """At most ``count`` requests that were not sent before."""
+    def prepared(self, count: int, served: ServedModel, request: RequestFormat) -> list[Prepared]:
+        """Return at most ``count`` requests that were not sent before."""
         seed = next(self._seeds)
         workload = dataclasses.replace(self.config.workload, num_prompts=count, seed=seed)
         items = fit(make_items(workload, self.tokenizer), served.context).items
@@ -92,27 +93,28 @@ class _Ring:
     runner: TrialRunner
     client: HttpClient
     served: ServedModel
-    request: Request
+    request: RequestFormat
 
     async def capacity(self, concurrency: int, seconds: float) -> float:
-        """Requests/s with so many always open; at least one per probe."""
+        """Return the requests/s with ``concurrency`` requests always open; at least one per probe."""
         requests = await asyncio.to_thread(
             self.runner.prepared, max(_FEWEST, 8 * concurrency), self.served, self.request
         )
-        exchange = Exchange(self.client, seconds)
+        exchange = RequestSender(self.client, seconds)
         records = await closed_loop(exchange, requests, concurrency, until=seconds)
         summary = summarise(records, self.runner.config.goals)
         return max(summary.requests_per_s, 1 / seconds)
 
     async def probe(self, rate: float, seconds: float) -> Probe:
-        """Offer ``rate`` requests/s for most of ``seconds``, and see what has ended by then."""
+        """Offer ``rate`` requests/s for most of ``seconds``, and judge the requests that have ended by
+        then."""
         window = _SENDING * seconds
         count = min(_MOST, max(_FEWEST, round(rate * window)))
         requests = self.runner.prepared(count, self.served, self.request)
         times = send_times(len(requests), rate, self.runner.config.burstiness, next(self.runner._seeds))
-        # Few gaps have a mean far from the rate's; stretched, they fill the window.
+        # The mean of few gaps is far from the rate's; stretched, the gaps fill the window.
         stretch = window / (times[-1] * len(times) / (len(times) - 1)) if times[-1] else 1.0
-        exchange = Exchange(self.client, seconds)
+        exchange = RequestSender(self.client, seconds)
         records = await open_loop(exchange, requests, [at * stretch for at in times], until=seconds)
         goals = self.runner.config.goals
         summary = summarise(records, goals)

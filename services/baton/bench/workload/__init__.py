@@ -1,1 +1,1 @@
-"""What is asked in a measurement: prompts, lengths of answers and, from traces, when."""
+"""Workloads: prompts, lengths of answers and, from traces, the times of requests."""

@@ -7,17 +7,17 @@ import math
 from pathlib import Path
 
 from baton.bench.workload.files import at_line, numbered_lines
-from baton.bench.workload.items import Item, Piece, WorkloadError
+from baton.bench.workload.items import Item, PromptPiece, WorkloadError
 
 _TIME, _PROMPT, _ANSWER = "Timestamp", "Request tokens", "Response tokens"
 _COLUMNS = (_TIME, _PROMPT, _ANSWER)
-_MOST_TOKENS = 10_000_000
+_MAX_TOKENS = 10_000_000
 
 
 def read_burstgpt(path: Path, count: int, seed: int) -> list[Item]:
-    """The first ``count`` requests of a trace that were answered: those with 0 response tokens failed, and
-    are passed over. Only ``Timestamp`` (seconds), ``Request tokens`` and ``Response tokens`` are read.
-    Raises WorkloadError that names the line."""
+    """Read the first ``count`` answered requests of a trace: requests with 0 response tokens failed, and are
+    skipped. Only ``Timestamp`` (seconds), ``Request tokens`` and ``Response tokens`` are read. Raises
+    WorkloadError that names the line."""
     lines = numbered_lines(path)
     number, header = next(lines, (1, ""))
     columns = next(csv.reader([header]), [])
@@ -33,14 +33,14 @@ def read_burstgpt(path: Path, count: int, seed: int) -> list[Item]:
             break
         row = dict(zip(columns, next(csv.reader([text])), strict=False))
         at = _number(path, number, row, _TIME, math.inf)
-        prompt = int(_number(path, number, row, _PROMPT, _MOST_TOKENS))
-        answer = int(_number(path, number, row, _ANSWER, _MOST_TOKENS))
+        prompt = int(_number(path, number, row, _PROMPT, _MAX_TOKENS))
+        answer = int(_number(path, number, row, _ANSWER, _MAX_TOKENS))
         if not prompt or not answer:
             continue
         first = first if items else at
         if at < first:
             raise at_line(path, number, f"Timestamp {at:g} is before the first, {first:g}")
-        items.append(Item((Piece(f"{seed}-{number}", prompt),), prompt, answer, at - first))
+        items.append(Item((PromptPiece(f"{seed}-{number}", prompt),), prompt, answer, at - first))
     if not items:
         raise WorkloadError(f"{path}: holds no request that was answered")
     return items

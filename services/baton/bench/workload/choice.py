@@ -1,11 +1,11 @@
-"""The items of the workload that is wanted."""
+"""Makes the items of the configured workload."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from baton.bench.config import WorkloadConfig
 from baton.bench.workload.burstgpt import read_burstgpt
+from baton.bench.workload.config import WorkloadConfig
 from baton.bench.workload.items import Item
 from baton.bench.workload.mooncake import read_mooncake
 from baton.bench.workload.sharegpt import read_sharegpt
@@ -14,7 +14,7 @@ from baton.text.tokenizer import Tokenizer
 
 
 def make_items(config: WorkloadConfig, tokenizer: Tokenizer) -> list[Item]:
-    """The items of a workload; a file may have fewer than were asked for. Raises WorkloadError."""
+    """Make the items of a workload; a file may have fewer than were asked for. Raises WorkloadError."""
     count, seed = config.num_prompts, config.seed
     lengths = config.input_len, config.output_len, config.range_ratio
     match config.workload, config.dataset:

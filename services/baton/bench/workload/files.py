@@ -1,4 +1,4 @@
-"""Reading workload files with errors that name the file and the place."""
+"""Reads workload files, with errors that name the file and the place."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 from baton.bench.workload.items import WorkloadError
 
-MOST_BYTES = 4 * 1024**3
+MAX_BYTES = 4 * 1024**3
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file. Raises WorkloadError when it cannot be had."""
+    """Read a whole file. Raises WorkloadError when it cannot be read."""
     try:
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            raise WorkloadError(f"{path}: {size} bytes; at most {MOST_BYTES} are read")
+        if size > MAX_BYTES:
+            raise WorkloadError(f"{path}: {size} bytes; at most {MAX_BYTES} are read")
         return path.read_bytes()
     except OSError as error:
         raise WorkloadError(f"{path}: {error.strerror}") from None
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines that hold anything, with their numbers from 1. Raises WorkloadError."""
+    """Yield the lines that are not blank, with their numbers from 1. Raises WorkloadError."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for number, line in enumerate(file, start=1):
@@ -35,5 +35,5 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def at_line(path: Path, number: int, problem: str) -> WorkloadError:
-    """The error of one line."""
+    """Return the error of one line."""
     return WorkloadError(f"{path}, line {number}: {problem}")

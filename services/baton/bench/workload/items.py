@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.options import UserError
+from baton.process.options import UserError
 
 
 class WorkloadError(UserError):
-    """A workload cannot be made: its file is missing or says something that it must not."""
+    """A workload cannot be made: its file is missing or holds something that is not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """A run of tokens. Two pieces with one ``seed`` begin alike, whatever their lengths."""
 
     seed: str
@@ -24,23 +24,23 @@ class Piece:
 class Item:
     """One request. A prompt is pieces of made-up tokens, or a text."""
 
-    prompt: tuple[Piece, ...] | str
+    prompt: tuple[PromptPiece, ...] | str
     prompt_tokens: int
     output_tokens: int
     at: float | None = None
-    """When a trace says to send it, seconds after the first."""
+    """The time at which a trace sends the request, in seconds after the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The items that fit a model's context, and how many did not."""
+    """The items that fit a model's context, and the number that did not."""
 
     items: list[Item]
     left_out: int
 
 
 def fit(items: Sequence[Item], context: int | None) -> Fitted:
-    """Leave out what is longer than ``context`` tokens. Raises WorkloadError when that is everything."""
+    """Leave out items longer than ``context`` tokens. Raises WorkloadError when that is everything."""
     fitting = [
         item for item in items if context is None or item.prompt_tokens + item.output_tokens <= context
     ]

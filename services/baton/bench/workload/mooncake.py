@@ -8,24 +8,24 @@ from typing import Annotated
 import msgspec
 
 from baton.bench.workload.files import at_line, numbered_lines
-from baton.bench.workload.items import Item, Piece, WorkloadError
+from baton.bench.workload.items import Item, PromptPiece, WorkloadError
 
 BLOCK = 512
 """Tokens that one hash id stands for."""
 
-_MOST_TOKENS = 10_000_000
+_MAX_TOKENS = 10_000_000
 
 
 class _Line(msgspec.Struct):
     timestamp: Annotated[float, msgspec.Meta(ge=0)]  # milliseconds
-    input_length: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
-    output_length: Annotated[int, msgspec.Meta(ge=1, le=_MOST_TOKENS)]
+    input_length: Annotated[int, msgspec.Meta(ge=1, le=_MAX_TOKENS)]
+    output_length: Annotated[int, msgspec.Meta(ge=1, le=_MAX_TOKENS)]
     hash_ids: list[int]
 
 
 def read_mooncake(path: Path, count: int, seed: int) -> list[Item]:
-    """The first ``count`` requests of a trace. Equal hash ids become equal blocks of 512 tokens, the last of
-    a prompt cut to what is left. Raises WorkloadError that names the line."""
+    """Read the first ``count`` requests of a trace. Equal hash ids become equal blocks of 512 tokens; a
+    prompt's last block is cut to the rest. Raises WorkloadError that names the line."""
     decoder = msgspec.json.Decoder(_Line)
     items: list[Item] = []
     first = 0.0
@@ -53,6 +53,6 @@ def _item(line: _Line, seed: int, at: float) -> Item:
     lengths = [BLOCK] * (len(line.hash_ids) - 1)
     lengths.append(line.input_length - sum(lengths))
     prompt = tuple(
-        Piece(f"{seed}-block-{id_}", tokens) for id_, tokens in zip(line.hash_ids, lengths, strict=True)
+        PromptPiece(f"{seed}-block-{id_}", tokens) for id_, tokens in zip(line.hash_ids, lengths, strict=True)
     )
     return Item(prompt, line.input_length, line.output_length, at)

@@ -12,7 +12,7 @@ from baton.bench.workload.items import Item, WorkloadError
 from baton.text.tokenizer import Tokenizer
 
 _FEWEST_TOKENS = 4
-"""Shorter prompts and answers are passed over, as in vLLM's benchmark."""
+"""Fewest tokens of a prompt or an answer; shorter ones are skipped, as in vLLM's benchmark."""
 
 
 class _Turn(msgspec.Struct):
@@ -24,8 +24,8 @@ class _Conversation(msgspec.Struct):
 
 
 def read_sharegpt(path: Path, count: int, tokenizer: Tokenizer, seed: int) -> list[Item]:
-    """``count`` conversations drawn from a file, or all if it has fewer: the first turn is the prompt, the
-    second tells how long the answer is. Raises WorkloadError that names the entry."""
+    """Draw ``count`` conversations from a file, or take all if it has fewer: the first turn is the prompt,
+    the second gives the answer's length. Raises WorkloadError that names the entry."""
     data = read_bytes(path)
     try:
         conversations = msgspec.json.decode(data, type=list[_Conversation])

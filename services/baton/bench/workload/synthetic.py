@@ -1,21 +1,24 @@
-"""Workloads that are drawn and not read: random lengths, shared prefixes, lengths like those of chats."""
+"""Generated workloads: random lengths, shared prefixes, lengths like those of chats."""
 
 from __future__ import annotations
 
 import math
 import random
 
-from baton.bench.workload.items import Item, Piece
+from baton.bench.workload.items import Item, PromptPiece
 
 _LONGEST = 1024
-"""Of a ShareGPT-like prompt or answer, tokens."""
+"""Most tokens of a ShareGPT-like prompt or answer."""
 
 
 def random_lengths(count: int, input_len: int, output_len: int, spread: float, seed: int) -> list[Item]:
-    """Prompts without anything in common. Lengths are uniform in ``len · (1 ± spread)``, at least 1."""
+    """Make prompts that have nothing in common. Lengths are uniform in ``len · (1 ± spread)``, at least 1."""
     rng = random.Random(f"random-{seed}")
     return [
-        _item((Piece(f"{seed}-{index}", _around(rng, input_len, spread)),), _around(rng, output_len, spread))
+        _item(
+            (PromptPiece(f"{seed}-{index}", _around(rng, input_len, spread)),),
+            _around(rng, output_len, spread),
+        )
         for index in range(count)
     ]
 
@@ -23,14 +26,14 @@ def random_lengths(count: int, input_len: int, output_len: int, spread: float, s
 def shared_prefix(
     count: int, prefixes: int, prefix_len: int, input_len: int, output_len: int, spread: float, seed: int
 ) -> list[Item]:
-    """Prompts that begin with one of ``prefixes`` prefixes of ``prefix_len`` tokens, drawn evenly, and go on
-    with ``input_len`` tokens of their own."""
+    """Make prompts that begin with one of ``prefixes`` prefixes of ``prefix_len`` tokens, drawn evenly, and
+    go on with ``input_len`` tokens of their own."""
     rng = random.Random(f"shared-prefix-{seed}")
     return [
         _item(
             (
-                Piece(f"{seed}-prefix-{rng.randrange(prefixes)}", prefix_len),
-                Piece(f"{seed}-{index}", _around(rng, input_len, spread)),
+                PromptPiece(f"{seed}-prefix-{rng.randrange(prefixes)}", prefix_len),
+                PromptPiece(f"{seed}-{index}", _around(rng, input_len, spread)),
             ),
             _around(rng, output_len, spread),
         )
@@ -39,17 +42,17 @@ def shared_prefix(
 
 
 def like_sharegpt(count: int, seed: int) -> list[Item]:
-    """Lengths as chats have them: log-normal with mean 161 and sigma 1.2 for prompts, mean 338 and sigma 0.9
-    for answers, cut at 1 and 1,024 tokens. The means are those that the vLLM paper (SOSP 2023) gives for
-    ShareGPT; the sigmas are chosen, not fitted."""
+    """Draw lengths like those of chats: log-normal with mean 161 and sigma 1.2 for prompts, mean 338 and
+    sigma 0.9 for answers, cut at 1 and 1,024 tokens. The means are those that the vLLM paper (SOSP 2023)
+    gives for ShareGPT; the sigmas are chosen, not fitted."""
     rng = random.Random(f"sharegpt-{seed}")
     return [
-        _item((Piece(f"{seed}-{index}", _log_normal(rng, 161, 1.2)),), _log_normal(rng, 338, 0.9))
+        _item((PromptPiece(f"{seed}-{index}", _log_normal(rng, 161, 1.2)),), _log_normal(rng, 338, 0.9))
         for index in range(count)
     ]
 
 
-def _item(prompt: tuple[Piece, ...], output_tokens: int) -> Item:
+def _item(prompt: tuple[PromptPiece, ...], output_tokens: int) -> Item:
     return Item(prompt, sum(piece.tokens for piece in prompt), output_tokens)
 
 

@@ -1,1 +1,1 @@
-"""Letting requests into the ring: how many at once, in whose turn, and who is told to come back later."""
+"""Admission into the ring: how many requests at once, in which order, and which are refused."""

@@ -1,4 +1,4 @@
-"""How much of the ring one router may use at once."""
+"""The share of the ring that one router may use at once."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from baton.router.workers import WorkerClient
+from baton.router.fleet.worker_client import WorkerClient
 
 BEYOND = 1.25
-"""What may be open, of what the workers run at once: the rest waits there, so that no seat is empty for the
-time it takes to hear that one is."""
+"""The ratio of what may be open to what the workers run at once. The excess waits on the workers, so that no
+seat stays empty for the time that the news of it takes."""
 BEFORE_PREFILL = 4
-"""Requests for each prefill worker, beside those that are being answered."""
+"""The number of requests per prefill worker that may be open beside the requests that are being answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What may be open at once."""
+    """The most that may be open at once."""
 
     seats: int
-    """Answers."""
+    """The number of answers."""
     tokens: int | None = None
-    """Of prompts and answers together; None: no bound."""
+    """Tokens of prompts and answers together; None: no bound."""
     spare: int = 0
-    """Tokens that there is room for now, by what workers reported last. Prompts that share blocks need less
+    """Tokens that there is room for now, by the workers' last reports. Prompts that share blocks need less
     than ``tokens`` says, and this shows it."""
 
 
 def capacity_of(workers: Iterable[WorkerClient], routers: int) -> Capacity | None:
-    """What this router may use, one of ``routers`` that are alike; None while no worker could answer."""
+    """Return what this router, one of ``routers`` equal ones, may use; None while no worker could answer."""
     seats = tokens = spare = before = 0
     for worker in workers:
         hello, load = worker.hello, worker.load

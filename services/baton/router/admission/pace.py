@@ -1,4 +1,4 @@
-"""How fast the ring gets through its work, as the router sees it. Pure: times are given."""
+"""The ring's throughput as the router sees it. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import math
 
 MEMORY_S = 10.0
 MEASURED_S = 3.0
-"""Of waiting, before the measurement is believed."""
+"""The time that requests must have waited before the measurement is believed, in seconds."""
 FIRST_OUTPUTS = 128.0
-"""Tokens of an answer before any has ended."""
+"""The estimated tokens of an answer before any answer has ended."""
 WEIGHT = 0.05
-"""Of the newest answer in what is usual."""
+"""The weight of the newest answer in the averages."""
 
 
-class Pace:
-    """Tokens a second while there is more to do than may be open, and what an answer usually has.
+class ServiceRate:
+    """The tokens per second while more is to do than may be open, and the usual length of an answer.
 
-    Only those times count in which somebody waits: a ring that has little to do shows nothing of what it
-    could.
+    Only time in which requests wait counts: a ring that has little to do does not show what it could do.
     """
 
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seconds = 0.0
         self._since: float | None = None
-        """From when on somebody has waited; None: nobody does."""
+        """The time up to which waiting is accounted for; None while no request waits."""
         self._outputs = FIRST_OUTPUTS
         self._token_s = 0.0
         self._answer_s = 0.0
         self._answer_tokens = 0.0
-        """What answers usually take and have, of those that have ended."""
+        """Averages over the answers that have ended: seconds per token, seconds per answer, tokens per
+        answer."""
 
     def waiting(self, waits: bool, now: float) -> None:
-        """Whether somebody waits, from now on."""
+        """Set whether any request waits from ``now`` on."""
         self._pass(now)
         self._since = now if waits else None
 
@@ -45,7 +45,8 @@ class Pace:
         self._since = now
 
     def ended(self, tokens: int, outputs: int, answers: int, seconds: float, now: float) -> None:
-        """A request has ended that took ``seconds`` for so many tokens, ``outputs`` of them its answers'."""
+        """Note the end of a request that took ``seconds`` for ``tokens`` tokens, of which ``outputs`` were
+        generated."""
         if self._since is not None:
             self._pass(now)
             self._tokens += tokens
@@ -56,23 +57,30 @@ class Pace:
 
     @property
     def outputs(self) -> float:
-        """Tokens that an answer usually has."""
+        """The usual tokens of an answer."""
         return self._outputs
 
     def per_second(self, open_requests: int) -> float | None:
-        """Tokens a second; None: not known yet. In the first seconds few requests have ended that came since,
-        and what those before took says more: so many at once, each so fast (Little's law)."""
+        """Return the tokens per second; None while unknown.
+
+        In the first seconds few requests have ended that came since the measurement began, and the times of
+        earlier requests say more: so many requests at once, each so fast (Little's law).
+        """
         if self._seconds >= MEASURED_S and self._tokens:
             return self._tokens / self._seconds
         return open_requests / self._token_s if self._token_s and open_requests else None
 
-    def takes_s(self, most_outputs: float) -> float:
-        """How long a request usually takes, once it is let in, each of whose answers may have so many tokens;
-        0.0: not known yet. Answers of one request are written at once. Its prompt is left out, as prompts are
-        read much faster, and what others' took is in the time of their answers."""
+    def takes_s(self, max_outputs: float) -> float:
+        """Return how long a request usually takes once it is let in, in seconds, if each of its answers may
+        have ``max_outputs`` tokens; 0.0 while unknown.
+
+        All answers of a request are written at once. The time for its own prompt is left out, as prompts are
+        read much faster than answers are written; the time for other requests' prompts is in the time of
+        their answers.
+        """
         if not self._answer_tokens:
             return 0.0
-        return self._answer_s * min(1.0, most_outputs / self._answer_tokens)
+        return self._answer_s * min(1.0, max_outputs / self._answer_tokens)
 
 
 def _smoothed(before: float, newest: float) -> float:

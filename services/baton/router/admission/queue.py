@@ -1,11 +1,12 @@
-"""The policy: who is let in next, and who is refused at once. Pure: no I/O, no clock.
+"""The admission policy: which request is let in next, and which is refused at once. Pure: no I/O, no clock.
 
-Tenants share by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each has a tag, which grows by
-the tokens it uses over its weight, and the least tag goes next. A tenant that comes back begins where the
-others are, so nobody saves up. Tokens are estimated when a request comes and put right when it has ended.
+Tenants share by start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): each tenant has a tag, which
+grows by the tokens it uses over its weight, and the tenant with the least tag goes next. A tenant that comes
+back begins at the others' tags, so no tenant saves up. Tokens are estimated when a request comes and
+corrected when it ends.
 
-How much of the queue one tenant may fill follows from what is free of it (dynamic thresholds, Choudhury and
-Hahne, 1998): one that floods it leaves room for those that come later.
+How much of the queue one tenant may fill follows from how much of it is free (dynamic thresholds, Choudhury
+and Hahne, 1998): a tenant that floods the queue leaves room for tenants that come later.
 """
 
 from __future__ import annotations
@@ -17,55 +18,57 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from baton.router.admission.capacity import Capacity
-from baton.router.admission.pace import Pace
+from baton.router.admission.pace import ServiceRate
 
-MOST_OF_FREE = 4.0
-"""A tenant alone may fill 4/5 of the queue, and each of n tenants 4 parts in 4n + 1."""
+MAX_SHARE_OF_FREE = 4.0
+"""The ratio of what a tenant may fill to what is free: one tenant alone may fill 4/5 of the queue, and each
+of n tenants 4 parts in 4n + 1."""
 
 SURE = 0.7
-"""A wait is only begun that is estimated to take no more of what it may: to be refused at once is better than
-to wait for nothing."""
+"""The part of the longest allowed wait that an estimated wait may take: to be refused at once is better than
+to wait in vain."""
 CAUTION = 2.0
-"""Of the time that an answer of usual length takes, as many take longer."""
+"""A factor on the time that an answer of usual length takes, as many answers take longer."""
 
-MOST_SHARED = 4
-"""Times the tokens that there are blocks for, where prompts share them. What is on its way to a worker is in
-no report of its room."""
+MAX_SHARED = 4
+"""The ratio of the tokens that may be open to the tokens that there are blocks for, where prompts share
+blocks. Requests on their way to a worker are in no report of the worker's room."""
 
 Blame = Literal["tenant", "overall"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Of all that wait."""
+class QueueBounds:
+    """Bounds on all requests that wait."""
 
     requests: int
     prompt_tokens: int
-    longest_wait_s: float
+    max_wait_s: float
     shared: bool = True
-    """Tenants have parts of the queue; otherwise there is one, which may fill it."""
-    most_open: int | None = None
-    """Requests of one tenant that may be open at once; None: any number."""
+    """Whether each tenant has a share of the queue; otherwise any tenant may fill it."""
+    max_open: int | None = None
+    """The most requests of one tenant that may be open at once; None: any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A request that wants to be let in."""
+class QueuedRequest:
+    """A request that is to be let in."""
 
     tenant: str
     weight: float = 1.0
     answers: int = 1
     prompt_tokens: int
-    most_outputs: int
-    """Tokens that all its answers may have together."""
+    max_outputs: int
+    """The most tokens of all its answers together."""
     turn: float = 0.0
-    """Among the requests of its tenant: the least goes first."""
+    """The order among the requests of its tenant: the least goes first."""
     deadline: float | None = None
-    """When it ends, answered or not."""
+    """The time at which the request ends, answered or not, on the monotonic clock."""
 
 
 class RefusedError(Exception):
-    """It is not to wait. ``blame``: whether its tenant wants more than its share, or all want too much."""
+    """A request that must not wait. ``blame``: whether its tenant asks for more than its share, or all
+    tenants together for too much."""
 
     def __init__(self, blame: Blame, reason: str, retry_after_s: float) -> None:
         super().__init__(reason)
@@ -75,12 +78,12 @@ class RefusedError(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueueEntry:
     """A request that waits or is open."""
 
-    asked: Asked
+    asked: QueuedRequest
     tokens: int
-    """Of prompt and answers, as estimated."""
+    """Estimated tokens of prompt and answers."""
     since: float
     begun: float | None = None
 
@@ -89,8 +92,8 @@ class Entry:
 class _Tenant:
     weight: float
     tag: float
-    waiting: list[tuple[float, int, Entry]] = field(default_factory=list)
-    """A heap. Those that gave up stay until they come to its top."""
+    waiting: list[tuple[float, int, QueueEntry]] = field(default_factory=list)
+    """A heap by turn. Requests that gave up stay in it until they come to its top."""
     count: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
@@ -100,11 +103,11 @@ class _Tenant:
 class FairQueue:
     """All requests of one router that wait or are open."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.pace = Pace()
+    def __init__(self, bounds: QueueBounds) -> None:
+        self.pace = ServiceRate()
         self._bounds = bounds
         self._tenants: dict[str, _Tenant] = {}
-        self._gone: set[Entry] = set()
+        self._gone: set[QueueEntry] = set()
         self._numbers = itertools.count()
         self._virtual = 0.0
         self.waiting = 0
@@ -113,10 +116,10 @@ class FairQueue:
         self.open_answers = 0
         self.open_tokens = 0
 
-    # --- coming
+    # --- arrival
 
-    def offer(self, asked: Asked, now: float) -> Entry:
-        """Take a request in: :meth:`admit` says when it is its turn. Raises RefusedError."""
+    def offer(self, asked: QueuedRequest, now: float) -> QueueEntry:
+        """Queue a request; :meth:`admit` returns it when its turn comes. Raises RefusedError."""
         entry = self.check(asked, now)
         tenant = self._tenants.get(asked.tenant)
         if tenant is None:
@@ -129,19 +132,19 @@ class FairQueue:
         self.pace.waiting(True, now)
         return entry
 
-    def check(self, asked: Asked, now: float) -> Entry:
-        """What :meth:`offer` would take in. Raises RefusedError."""
-        entry = Entry(asked, self._estimate(asked), now)
-        if self.waiting:  # otherwise it is its turn, or soon will be
+    def check(self, asked: QueuedRequest, now: float) -> QueueEntry:
+        """Return the entry that :meth:`offer` would queue. Raises RefusedError."""
+        entry = QueueEntry(asked, self._estimate(asked), now)
+        if self.waiting:  # otherwise its turn is now, or soon
             self._check_room(asked)
             self._check_wait(entry, now)
         return entry
 
-    def _estimate(self, asked: Asked) -> int:
-        outputs = min(asked.most_outputs, math.ceil(self.pace.outputs * asked.answers))
+    def _estimate(self, asked: QueuedRequest) -> int:
+        outputs = min(asked.max_outputs, math.ceil(self.pace.outputs * asked.answers))
         return asked.prompt_tokens + outputs
 
-    def _check_room(self, asked: Asked) -> None:
+    def _check_room(self, asked: QueuedRequest) -> None:
         requests, tokens = self._bounds.requests, self._bounds.prompt_tokens
         left = requests - self.waiting
         left_tokens = tokens - self.waiting_prompt_tokens
@@ -152,14 +155,14 @@ class FairQueue:
         tenant = self._tenants.get(asked.tenant)
         if tenant is None or not self._bounds.shared:
             return
-        part = MOST_OF_FREE * asked.weight / self._mean_weight(asked)
+        part = MAX_SHARE_OF_FREE * asked.weight / self._mean_weight(asked)
         over = tenant.count + 1 > part * left
         over_tokens = tenant.count and tenant.prompt_tokens + asked.prompt_tokens > part * left_tokens
         if over or over_tokens:
             reason = "as many requests of this tenant wait as its share of the queue has room for"
             raise RefusedError("tenant", reason, self._drained_s(tenant.tokens / 4))
 
-    def _mean_weight(self, asked: Asked) -> float:
+    def _mean_weight(self, asked: QueuedRequest) -> float:
         weights = [t.weight for name, t in self._tenants.items() if t.count and name != asked.tenant]
         return (sum(weights) + asked.weight) / (len(weights) + 1)
 
@@ -173,11 +176,11 @@ class FairQueue:
 
     # --- estimates
 
-    def _check_wait(self, entry: Entry, now: float) -> None:
+    def _check_wait(self, entry: QueueEntry, now: float) -> None:
         asked = entry.asked
-        may_wait = self._bounds.longest_wait_s
+        may_wait = self._bounds.max_wait_s
         if asked.deadline is not None:
-            takes_s = CAUTION * self.pace.takes_s(asked.most_outputs / asked.answers)
+            takes_s = CAUTION * self.pace.takes_s(asked.max_outputs / asked.answers)
             may_wait = min(may_wait, asked.deadline - now - takes_s)
         wait, longest = self.wait_s(entry), SURE * may_wait
         if wait is None or wait <= longest:
@@ -191,8 +194,8 @@ class FairQueue:
         reason = f"it would wait for {wait:.1f} s; no wait is begun that should take over {longest:.1f} s"
         raise RefusedError(blame, reason, rest)
 
-    def wait_s(self, entry: Entry) -> float | None:
-        """How long a request that comes now would wait; None: not known yet."""
+    def wait_s(self, entry: QueueEntry) -> float | None:
+        """Return how long a request that comes now would wait, in seconds; None while unknown."""
         tenant = self._tenants.get(entry.asked.tenant)
         if tenant is None:
             return self._behind_s(entry, 0)
@@ -203,8 +206,9 @@ class FairQueue:
         )
         return self._behind_s(entry, before)
 
-    def _behind_s(self, entry: Entry, own: int) -> float | None:
-        """``own``: tokens that its tenant has before it; the others get their shares until it is through."""
+    def _behind_s(self, entry: QueueEntry, own: int) -> float | None:
+        """Return the wait behind ``own`` tokens of its own tenant, in seconds; other tenants get their shares
+        meanwhile. None while unknown."""
         rate = self.pace.per_second(self.open_requests)
         if rate is None:
             return None
@@ -217,11 +221,11 @@ class FairQueue:
         )
         return (own + sum(others)) / rate
 
-    # --- going
+    # --- admission and end
 
-    def admit(self, capacity: Capacity, now: float) -> list[Entry]:
-        """Those whose turn it is now: they are open from here on."""
-        admitted: list[Entry] = []
+    def admit(self, capacity: Capacity, now: float) -> list[QueueEntry]:
+        """Return the requests whose turn it is now, which are open from here on."""
+        admitted: list[QueueEntry] = []
         while True:
             tenant = self._next()
             if tenant is None or not self._fits(tenant.waiting[0][2], capacity):
@@ -243,25 +247,26 @@ class FairQueue:
         for tenant in self._tenants.values():
             while tenant.waiting and tenant.waiting[0][2] in self._gone:
                 self._gone.discard(heapq.heappop(tenant.waiting)[2])
-        most = self._bounds.most_open
+        most = self._bounds.max_open
         waiting = (t for t in self._tenants.values() if t.count and (most is None or t.open < most))
         return min(waiting, key=lambda t: t.tag, default=None)
 
-    def _fits(self, entry: Entry, capacity: Capacity) -> bool:
-        """What has more tokens than there is room for goes alone."""
+    def _fits(self, entry: QueueEntry, capacity: Capacity) -> bool:
+        """Whether there is room for ``entry``. A request with more tokens than there is room for at all goes
+        alone."""
         if not self.open_answers:
             return True
-        # Of one that wants more seats than half of what there are the rest waits on the workers: to wait for
-        # all of them here would empty the ring, and keep everybody out meanwhile.
+        # A request that wants more than half of the seats has its other answers wait on the workers: waiting
+        # for all of its seats here would empty the ring, and keep every other request out meanwhile.
         if self.open_answers + min(entry.asked.answers, max(1, capacity.seats // 2)) > capacity.seats:
             return False
         if capacity.tokens is None or self.open_tokens + entry.tokens <= capacity.tokens:
             return True
-        within = self.open_tokens + entry.tokens <= MOST_SHARED * capacity.tokens
+        within = self.open_tokens + entry.tokens <= MAX_SHARED * capacity.tokens
         return within and 2 * entry.tokens <= capacity.spare
 
-    def give_up(self, entry: Entry, now: float) -> None:
-        """Nobody waits for this one any more, and it was not let in."""
+    def give_up(self, entry: QueueEntry, now: float) -> None:
+        """Withdraw a request that was not let in and whose client waits no more."""
         tenant = self._tenants[entry.asked.tenant]
         self._gone.add(entry)
         self._count(tenant, entry, -1)
@@ -273,9 +278,9 @@ class FairQueue:
         self._forget(entry.asked.tenant)
         self.pace.waiting(bool(self.waiting), now)
 
-    def end(self, entry: Entry, outputs: int, completed: bool, now: float, *, ran: bool = True) -> None:
-        """An open request is over, with so many tokens in its answers. What it has used counts, not what it
-        was taken for; what ends early says nothing of what is usual."""
+    def end(self, entry: QueueEntry, outputs: int, completed: bool, now: float, *, ran: bool = True) -> None:
+        """End an open request, whose answers have ``outputs`` tokens. Its tenant is charged what it used, not
+        the estimate; a request that was not ``completed`` does not count towards the averages."""
         tenant = self._tenants[entry.asked.tenant]
         assert entry.begun is not None
         used = entry.asked.prompt_tokens + outputs if ran else 0
@@ -289,8 +294,8 @@ class FairQueue:
         self._forget(entry.asked.tenant)
 
     def _forget(self, name: str) -> None:
-        """A tenant that has nothing here, and is not ahead of the others either. When all have nothing, all
-        begin anew."""
+        """Forget a tenant that has no requests here and is not ahead of the others. When no tenant has any,
+        all begin anew."""
         if not (self.waiting or self.open_requests):
             self._tenants.clear()
             self._gone.clear()
@@ -299,7 +304,7 @@ class FairQueue:
         if not (tenant.count or tenant.open or tenant.waiting) and tenant.tag <= self._virtual:
             del self._tenants[name]
 
-    def _count(self, tenant: _Tenant, entry: Entry, sign: int) -> None:
+    def _count(self, tenant: _Tenant, entry: QueueEntry, sign: int) -> None:
         tenant.count += sign
         tenant.tokens += sign * entry.tokens
         tenant.prompt_tokens += sign * entry.asked.prompt_tokens

@@ -1,21 +1,19 @@
-"""Letting requests in by their tenant's limits, before any work is spent on them."""
+"""Admission of requests by their tenants' limits, before any work is spent on them."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING
 
+from baton.router.admission.gate import Gate, retry_after
+from baton.router.admission.queue import QueuedRequest, RefusedError
 from baton.router.api.errors import ApiError
-from baton.router.shared.limits import Decision, Measure, Room, Tenant
-from baton.router.shared.state import Lease, SharedState
-from baton.router.traces.record import RequestTrace
-
-if TYPE_CHECKING:
-    from baton.router.api.service import Job
+from baton.router.api.job import Job
+from baton.router.shared.limits import LimitDecision, Measure, RemainingLimit, Tenant
+from baton.router.shared.state import SharedState
 
 _LIMITS: Mapping[Measure, str] = {
     "requests": "requests per minute",
@@ -25,74 +23,34 @@ _LIMITS: Mapping[Measure, str] = {
 }
 
 OPEN_PART = 0.5
-"""Of what its prompt leaves of a limit of tokens, that the answers to a request without max_tokens may have
-together. With all of it, each would have to wait for a minute in which its tenant has made no other."""
-LEAST_ANSWER = 16
-"""Tokens, if the context has room for them: a request without max_tokens whose answers could not have as many
-is refused, rather than answered with less than anybody wants."""
-
-
-class Ticket:
-    """One request's way through its tenant's limits, as an async context manager around its answer.
-
-    Raises ApiError (429) on entering when a limit is reached. Nothing is held before that.
-    """
-
-    def __init__(self, shared: SharedState, tenant: Tenant, job: Job) -> None:
-        self._shared = shared
-        self.tenant = tenant
-        self._reserved = reservation(job)
-        self._prompt_tokens = sum(map(len, job.prompts))
-        self._generated = 0
-        self._computed, self._told = computed_answers(job), job.choices
-        self._begun = False
-        self._lease: Lease | None = None
-        self.headers: Mapping[str, str] = {}
-        """What the client is told of its limits, once the request is admitted."""
-        self.trace: RequestTrace | None = None
-        """Of the request, once it runs."""
-
-    def begin(self) -> None:
-        """Something is done for it from now on: its prompt counts. What is refused or given up before it is
-        its turn has used nothing."""
-        self._begun = True
-
-    def generated(self, token_ids: Sequence[int]) -> None:
-        self._generated += len(token_ids)
-
-    async def __aenter__(self) -> Ticket:
-        decision, self._lease = await self._shared.admit(self.tenant, self._reserved)
-        self.headers = limit_headers(decision)
-        if self.trace is not None:
-            self.trace.admitted = time.perf_counter()
-        if decision.refused_by is not None:
-            raise refusal(self.tenant, decision, self._reserved)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._lease is not None:
-            self._shared.settle(self._lease, self._used() if self._begun else 0)
-
-    def _used(self) -> int:
-        """Tokens read and written, those of beams that nobody is told of included."""
-        return self._prompt_tokens + self._generated * self._computed // self._told
+"""The part of what its prompt leaves of a limit of tokens that the answers to a request without max_tokens
+may have together. With all of it, each such request would have to wait for a minute in which its tenant has
+made no other."""
+MIN_ANSWER = 16
+"""The least tokens of an answer, if the context has room for them: a request without max_tokens whose answers
+could not have as many is refused, as a shorter answer is of no use."""
 
 
 def reservation(job: Job) -> int:
-    """The tokens to count until it is known how many there are: the prompts and the longest answers."""
-    return sum(map(len, job.prompts)) + computed_answers(job) * job.params.max_tokens
+    """Return the tokens to count until the actual number is known: the prompts and the longest answers."""
+    return job.prompt_tokens + computed_answers(job) * job.params.max_tokens
+
+
+def used_tokens(job: Job, generated: int) -> int:
+    """Return the tokens read and written for ``job`` if its client got ``generated`` tokens, including those
+    of beams that no client gets."""
+    return job.prompt_tokens + generated * computed_answers(job) // job.choices
 
 
 def computed_answers(job: Job) -> int:
-    """How many answers are generated for ``job``: a beam search follows more than it tells."""
+    """Return how many answers are generated for ``job``: a beam search follows more than it returns."""
     beams = job.params.beam_search
     return job.choices if beams is None else max(job.choices, beams.width * len(job.prompts))
 
 
 def fitted(job: Job, tenant: Tenant, *, prompt_param: str, max_tokens_param: str = "max_tokens") -> Job:
-    """``job``, its answers no longer than its tenant's limits of tokens allow where that was left open.
+    """Return ``job`` with its answers no longer than its tenant's limits of tokens allow, where the request
+    left the length open.
 
     Raises ApiError (429, request_too_large), which names the field at fault, if what is asked for could never
     fit into a limit.
@@ -105,7 +63,7 @@ def fitted(job: Job, tenant: Tenant, *, prompt_param: str, max_tokens_param: str
     if not bounds:
         return job
     limit, measure = min(bounds)
-    prompts, answers = sum(map(len, job.prompts)), computed_answers(job)
+    prompts, answers = job.prompt_tokens, computed_answers(job)
     if job.open_ended:
         most = _open_answer(job, limit - prompts, answers)
         job = replace(job, open_ended=False, params=replace(job.params, max_tokens=most))
@@ -113,7 +71,7 @@ def fitted(job: Job, tenant: Tenant, *, prompt_param: str, max_tokens_param: str
     if needed <= limit:
         return job
     longest = job.params.max_tokens
-    if prompts + min(longest, LEAST_ANSWER) > limit:
+    if prompts + min(longest, MIN_ANSWER) > limit:
         param = prompt_param
     elif prompts + longest > limit:
         param = max_tokens_param
@@ -129,20 +87,35 @@ def fitted(job: Job, tenant: Tenant, *, prompt_param: str, max_tokens_param: str
 
 
 def _open_answer(job: Job, room: int, answers: int) -> int:
-    """How long each of so many answers may be, which was left open, if a limit has ``room`` for all."""
-    least = max(job.params.min_tokens, LEAST_ANSWER)
+    """Return the most tokens of each of ``answers`` answers of open length, if a limit has ``room`` for
+    all."""
+    least = max(job.params.min_tokens, MIN_ANSWER)
     return min(job.params.max_tokens, max(int(OPEN_PART * room) // answers, least))
 
 
 def _number_param(job: Job, prompt_param: str) -> str:
-    """The field by which there are so many answers."""
+    """Return the field that asks for this many answers."""
     beams = job.params.beam_search
     if beams is not None and beams.width > job.n:
         return "best_of"
     return prompt_param if job.n == 1 else "n"
 
 
-def refusal(tenant: Tenant, decision: Decision, tokens: int) -> ApiError:
+@asynccontextmanager
+async def counted(shared: SharedState, tenant: Tenant) -> AsyncIterator[Mapping[str, str]]:
+    """Count one request of ``tenant`` that generates nothing, for as long as the context is open. Yields the
+    headers that tell what is left of the tenant's limits. Raises ApiError (429) if a limit is reached."""
+    decision, lease = await shared.admit(tenant, 0)
+    try:
+        if decision.refused_by is not None:
+            raise refusal(tenant, decision, 0)
+        yield limit_headers(decision)
+    finally:
+        if lease is not None:
+            shared.settle(lease, 0)
+
+
+def refusal(tenant: Tenant, decision: LimitDecision, tokens: int) -> ApiError:
     assert decision.refused_by is not None
     limit = dict(zip(("requests", "tokens", "concurrent", "quota"), tenant.limits.in_order(), strict=True))[
         decision.refused_by
@@ -161,8 +134,8 @@ def refusal(tenant: Tenant, decision: Decision, tokens: int) -> ApiError:
     )
 
 
-def limit_headers(decision: Decision) -> dict[str, str]:
-    """OpenAI's headers of what is left, for the limits that the tenant has."""
+def limit_headers(decision: LimitDecision) -> dict[str, str]:
+    """Return OpenAI's headers of what is left, for the limits that the tenant has."""
     headers: dict[str, str] = {}
     for name, room in (("requests", decision.requests), ("tokens", decision.tokens)):
         if room is not None:
@@ -170,7 +143,7 @@ def limit_headers(decision: Decision) -> dict[str, str]:
     return headers
 
 
-def _of(name: str, room: Room) -> dict[str, str]:
+def _of(name: str, room: RemainingLimit) -> dict[str, str]:
     return {
         f"x-ratelimit-limit-{name}": str(room.limit),
         f"x-ratelimit-remaining-{name}": str(room.remaining),
@@ -179,8 +152,49 @@ def _of(name: str, room: Room) -> dict[str, str]:
 
 
 def _duration(ms: int) -> str:
-    """As OpenAI writes it: 120ms, 6.5s, 1m0s."""
+    """Return a duration as OpenAI writes it: 120ms, 6.5s, 1m0s."""
     if ms < 1000:
         return f"{ms}ms"
     minutes, rest = divmod(ms, 60_000)
     return f"{minutes}m{rest // 1000}s" if minutes else f"{rest / 1000:.3g}s"
+
+
+PRIORITY_S = 30.0
+"""The waiting time that is worth one level of priority, in seconds, as on the workers by default: no request
+starves."""
+
+
+def asked_of(job: Job, tenant: Tenant) -> QueuedRequest:
+    """Return what ``job`` asks of the queue in front of the ring."""
+    return QueuedRequest(
+        tenant=tenant.name,
+        weight=tenant.weight,
+        answers=computed_answers(job),
+        prompt_tokens=job.prompt_tokens,
+        max_outputs=job.choices * job.params.max_tokens,
+        turn=job.priority.since + PRIORITY_S * job.priority.level,
+        deadline=job.priority.deadline,
+    )
+
+
+def check_room(gate: Gate, tenant: Tenant) -> None:
+    """Raise ApiError if the least that ``tenant`` could ask would be refused now."""
+    least = QueuedRequest(
+        tenant=tenant.name, weight=tenant.weight, prompt_tokens=1, max_outputs=1, turn=time.monotonic()
+    )
+    try:
+        gate.check(least)
+    except RefusedError as error:
+        raise refused(tenant.name, error) from None
+
+
+def refused(tenant: str, error: RefusedError) -> ApiError:
+    seconds = retry_after(error.retry_after_s)
+    headers = {"retry-after": str(seconds)}
+    if error.blame == "tenant":
+        message = (
+            f"{tenant} has more requests waiting than its share ({error.reason}). Try again in {seconds} s."
+        )
+        return ApiError(429, message, code="rate_limit_exceeded", headers=headers)
+    message = f"The server is overloaded: {error.reason}. Try again in {seconds} s."
+    return ApiError(503, message, code="overloaded", headers=headers)

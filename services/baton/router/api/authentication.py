@@ -1,4 +1,4 @@
-"""From the key that a request brings to who asks, the same for every protocol."""
+"""Authentication: from the key of a request to its client, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _BEARER = "bearer "
 
 
 class Authentication:
-    """``find`` tells whom a key stands for; None: there are no keys, and everybody is ``tenant``."""
+    """Finds the clients that keys belong to. ``find`` returns a key's client; None: there are no keys, and
+    every client belongs to ``tenant``."""
 
     def __init__(self, find: Callable[[str], Client | None] | None, tenant: Tenant) -> None:
         self._find = find
@@ -23,8 +24,8 @@ class Authentication:
         return self._find is not None
 
     def client(self, authorization: str | None, api_key: str | None = None) -> Client:
-        """Who sends these headers: ``authorization: Bearer KEY``, or ``x-api-key: KEY`` where that is not
-        given. Raises ApiError (401), which quotes nothing of them."""
+        """Return the client that sends these headers: ``authorization: Bearer KEY``, or else ``x-api-key:
+        KEY``. Raises ApiError (401), which quotes neither header."""
         if self._find is None:
             return self._everybody
         if authorization is not None:
@@ -43,7 +44,8 @@ class Authentication:
         return client
 
     def answerable(self, client: Client | None) -> Client:
-        """Who is to be answered. Raises ApiError (401) when nobody is known where keys are needed."""
+        """Return the client to answer: ``client``, or the common one if there are no keys. Raises ApiError
+        (401) if keys are needed and ``client`` is None."""
         if client is not None:
             return client
         if self.required:
@@ -52,7 +54,8 @@ class Authentication:
 
 
 def not_allowed(name: str) -> ApiError:
-    """What a client is told of a model that its key is not for: who may not ask it need not hear of it."""
+    """Return the error for a model that the client's key is not for: it does not reveal whether the model
+    exists."""
     return ApiError(
         404,
         f"The model {shown(name)} does not exist, or this key may not ask it.",

@@ -1,4 +1,4 @@
-"""Errors as clients see them, whatever protocol they speak."""
+"""Errors as clients see them, whatever their protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import orjson
 
 from baton.request.errors import RequestError, in_short, invalid, shown
-from baton.router.types import DEADLINE_EXCEEDED, RingError
+from baton.router.dispatch.types import DEADLINE_EXCEEDED, RingError
 
 __all__ = ["ApiError", "RequestError", "as_api_error", "in_short", "invalid", "shown"]
 
@@ -29,7 +29,7 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """``headers`` go with the answer: over gRPC as metadata."""
+        """``headers`` go with the answer; over gRPC they are metadata."""
         super().__init__(message)
         self.headers = headers or {}
         self.status = status
@@ -39,7 +39,7 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's coarse class of the error."""
+        """The error's class in OpenAI's API."""
         if self.status == 429:
             return "rate_limit_error"
         if self.code == DEADLINE_EXCEEDED:
@@ -47,7 +47,7 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def body(self) -> bytes:
-        """The JSON document that OpenAI's clients read."""
+        """Return the error as the JSON document that OpenAI's clients read."""
         return orjson.dumps(
             {
                 "error": {
@@ -61,7 +61,8 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception, request_id: str) -> ApiError:
-    """What a client is told of ``error``. An unexpected one is logged in full and told in one sentence."""
+    """Return what a client is told of ``error``. An unexpected error is logged in full, and its client gets
+    one sentence."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):

@@ -1,4 +1,4 @@
-"""Whether one request keeps to the targets, and if not, why."""
+"""Whether one request meets its targets, and if not, why."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from baton.telemetry.goodput import GoodputMetrics, Missed
 from baton.telemetry.stages import RequestStage
 
 ALLOWED_LATE = 0.01
-"""Of the gaps between a choice's tokens. An answer of fewer than a hundred may have none that is late."""
+"""The part of the gaps between a choice's tokens that may be late. An answer of fewer than a hundred tokens
+may have no late gap."""
 
 
 class Goodput:
-    """Follows one request. It misses what the first of its choices to miss anything missed."""
+    """Follows one request. The first target that any of its choices misses counts for the whole request."""
 
     def __init__(self, metrics: GoodputMetrics, model: str, choices: int) -> None:
         self._metrics = metrics
@@ -24,14 +25,14 @@ class Goodput:
         self._missed: tuple[Missed, str] = ("none", "")
 
     def began(self, seconds: float, stages: Mapping[RequestStage, float], *, interrupted: bool) -> None:
-        """A choice has its first token after so many seconds, which ``stages`` took. ``interrupted``: an
-        attempt was lost meanwhile."""
+        """Note a choice's first token, ``seconds`` after arrival, of which ``stages`` are the parts.
+        ``interrupted``: whether an attempt was lost meanwhile."""
         limit = self._targets.ttft
         if limit is not None and seconds > limit:
             self._miss("ttft", "resume" if interrupted else max(stages, key=lambda stage: stages[stage]))
 
     def gap(self, index: int, seconds: float) -> None:
-        """Between two deliveries of a choice. For every token: as little as may be."""
+        """Note the time between two deliveries of a choice. Called per token: must be cheap."""
         limit = self._targets.itl
         if limit is None:
             return
@@ -41,13 +42,13 @@ class Goodput:
         self._gaps[index] += 1
 
     def ended(self, index: int, *, interrupted: bool) -> None:
-        """A choice is whole."""
+        """Note that a choice is complete."""
         late = self._late[index]
         if late <= ALLOWED_LATE * self._gaps[index]:
             return
         if interrupted:
             cause = "resume"
-        else:  # between the first two tokens the answer goes from prefill to decode
+        else:  # the answer goes from prefill to decode between its first two tokens
             cause = "handoff" if late == 1 and self._late_first[index] else "decode"
         self._miss("itl", cause)
 
@@ -56,11 +57,11 @@ class Goodput:
             self._missed = missed, cause
 
     def over(self) -> None:
-        """All choices are whole."""
+        """Count a request whose choices are all complete."""
         if self._targets:
             self._metrics.ended(self._model, *self._missed)
 
     def failed(self, code: str) -> None:
-        """The request ended in an error of this code."""
+        """Count a request that ended in an error of this code."""
         if self._targets:
             self._metrics.ended(self._model, "error", code)

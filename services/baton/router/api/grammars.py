@@ -1,4 +1,4 @@
-"""Structured outputs are checked before any work is done for them, the same for every protocol."""
+"""The check of structured outputs before any work is done for them, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import math
 import time
 from dataclasses import replace
 
-from baton.grammar.compiler import GrammarCompiler
+from baton.core.structured_output import StructuredOutput
+from baton.grammar.compiler import GrammarCompiler, GrammarStats
 from baton.grammar.errors import GrammarBusyError, GrammarError, GrammarLimitError
 from baton.grammar.limits import TENANT_CPU_S
 from baton.grammar.table import TokenTable
 from baton.router.api.admission import refusal
 from baton.router.api.errors import ApiError, RequestError, invalid
-from baton.router.shared.limits import Decision, Tenant
+from baton.router.shared.limits import LimitDecision, Tenant
 from baton.router.shared.state import SharedState
-from baton.structured_output import StructuredOutput
-from baton.telemetry.grammar import GrammarStats
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
 
 
 class GrammarCheck:
-    """Compiles grammars as the workers will, which compile them again: they trust nobody.
+    """Compiles grammars as the workers will. Workers compile them again: they trust no router.
 
-    A request that is refused here never comes to its tenant's limits, so it is counted for them here.
+    A request that is refused here never reaches its tenant's limits, so it is counted against them here.
     """
 
     def __init__(
@@ -35,26 +34,30 @@ class GrammarCheck:
         *,
         tenant_cpu_s: float = TENANT_CPU_S,
     ) -> None:
-        """``tenant_cpu_s``: CPU seconds a minute that each tenant's trials may take."""
+        """``tenant_cpu_s``: the CPU time per minute that each tenant's compilations may take, in seconds."""
         eos = tokenizer.special.eos_id
         self._compiler = GrammarCompiler(
             lambda: TokenTable.of(tokenizer, tokenizer.vocab_size, [0 if eos is None else eos]), tenant_cpu_s
         )
         self._shared = shared
         self._refusals = metrics.grammar_refusals
-        self._barred: dict[str, tuple[float, Decision]] = {}
-        """Tenants whose limit of requests was reached by refusals, until when (``time.monotonic()``)."""
+        self._barred: dict[str, tuple[float, LimitDecision]] = {}
+        """Tenants that reached their limit of requests by refused ones: the end of the bar, by
+        ``time.monotonic``, and the decision to tell."""
 
     def stats(self) -> GrammarStats:
         return self._compiler.stats()
 
     async def check(self, param: str, output: StructuredOutput, tenant: Tenant) -> StructuredOutput:
-        """``output``, if it can be followed. RequestError or ApiError, which name the field ``param``, if it
-        cannot: 429 where ``tenant`` has had its part of trials or of requests, 503 where all want too
-        many."""
+        """Return ``output`` if its grammar compiles.
+
+        Raises RequestError or ApiError, which name the field ``param``, if not: 429 if ``tenant`` has used up
+        its part of compilations or of requests, 503 if all tenants together ask for too many.
+        """
         self._check_barred(tenant)
         try:
-            # Others may wait for the same: that one client leaves must not cancel it.
+            # Shielded, as other requests may wait for the same grammar: one client that leaves must not
+            # cancel it.
             await asyncio.shield(asyncio.wrap_future(self._compiler.compile(output, tenant.name)))
         except GrammarError as error:
             reason, answer = _refused(param, error)
@@ -65,8 +68,8 @@ class GrammarCheck:
         raise answer
 
     def _check_barred(self, tenant: Tenant) -> None:
-        """Raises ApiError for a tenant that has made as many requests as it may, by refused ones too: nothing
-        is tried out for it any more."""
+        """Raise ApiError for a tenant that has made as many requests as it may, counting refused ones:
+        nothing more is compiled for it."""
         until, decision = self._barred.get(tenant.name, (0.0, None))
         left_s = until - time.monotonic()
         if decision is None:
@@ -84,7 +87,7 @@ class GrammarCheck:
 
 
 def _refused(param: str, error: GrammarError) -> tuple[str, ApiError | RequestError]:
-    """The word of the metric, and what the client is told."""
+    """Return the metric's label, and the error for the client."""
     if isinstance(error, GrammarLimitError):
         seconds = max(1, math.ceil(error.retry_after_s))
         return "tenant", ApiError(

@@ -1,4 +1,4 @@
-"""Which of the served models a request means, by the name that it gives."""
+"""The choice of the served model that a request means, by the name it gives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     """One served model, as one client may ask it."""
 
     names: tuple[str, ...]
-    """What clients call it besides its own name."""
+    """The names that clients use besides the model's own name."""
     model: ModelInfo | None
-    """None until a worker has told what it serves."""
+    """The model; None until a worker has said what it serves."""
     allowed: bool
-    """Whether the client may ask it."""
+    """Whether the client may ask the model."""
 
 
 class Menu(msgspec.Struct, frozen=True, array_like=True):
@@ -27,20 +27,21 @@ class Menu(msgspec.Struct, frozen=True, array_like=True):
 
     offers: tuple[Offer, ...]
     keyed: bool
-    """Names are only for those who may ask."""
+    """Whether there are keys, so that names are only told to clients that may ask."""
 
     def choose(self, name: str | None) -> tuple[int, ModelInfo]:
-        """The model called ``name``, and its place; see `place_of` and `called` for what it raises."""
+        """Return the place of the model called ``name``, and the model; see `place_of` and `called` for what
+        they raise."""
         place = place_of(name, [offer.names for offer in self.offers], keyed=self.keyed)
         offer = self.offers[place]
         return place, called(name, offer.model, offer.names, allowed=offer.allowed)
 
 
 def place_of(name: str | None, names: Sequence[Sequence[str]], *, keyed: bool) -> int:
-    """The place of the model that ``name`` is one of the ``names`` of; no name, or an empty one, means the
-    first, as in vLLM.
+    """Return the place of the model that has ``name`` among its ``names``. No name, or an empty one, means
+    the first model, as in vLLM.
 
-    Raises ApiError (404) for a name that no model has. A model that is alone judges names itself.
+    Raises ApiError (404) for a name that no model has. If there is a single model, `called` checks the name.
     """
     if not name or len(names) == 1:
         return 0
@@ -48,7 +49,7 @@ def place_of(name: str | None, names: Sequence[Sequence[str]], *, keyed: bool) -
         if name in own:
             return place
     known = ", ".join(shown(own[0]) for own in names)
-    # Where there are keys, names are for those who may ask: /v1/models tells them.
+    # Where there are keys, names are only told to clients that may ask, at /v1/models.
     has = "" if keyed else f"; this server has {known}"
     raise ApiError(
         404, f"The model {shown(name)} does not exist{has}.", param="model", code="model_not_found"
@@ -56,8 +57,8 @@ def place_of(name: str | None, names: Sequence[Sequence[str]], *, keyed: bool) -
 
 
 def called(name: str | None, model: ModelInfo | None, names: Sequence[str], *, allowed: bool) -> ModelInfo:
-    """``model``, which no ``name`` means too. Raises ApiError when ``name`` is another one's, the client may
-    not ask it, or no worker is there yet."""
+    """Return ``model``, which a missing ``name`` means too. Raises ApiError if ``name`` is another model's,
+    the client may not ask the model, or no worker is there yet."""
     if model is None:
         raise ApiError(503, "No worker has told which model it serves yet.", code="not_ready")
     if not allowed:

@@ -1,4 +1,4 @@
-"""What a generating request contributes to the metrics."""
+"""The metrics of a generating request."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from baton.router.api.goodput import Goodput
+from baton.router.dispatch.types import DEADLINE_EXCEEDED, RequestTimings, RingError
 from baton.router.traces.record import Delivered
-from baton.router.types import DEADLINE_EXCEEDED, Passage, RingError
 from baton.telemetry.goodput import GoodputMetrics
-from baton.telemetry.metrics import ModelMetrics
+from baton.telemetry.metrics import ModelMetrics, RouterMetrics
 from baton.telemetry.stages import RequestStage, Stages
 from baton.text.choice import Delta
 
 
 @dataclass(frozen=True, slots=True)
 class Meters:
-    """Where requests for one model are counted."""
+    """The metrics that requests for one model are counted in."""
 
     metrics: ModelMetrics
     stages: Stages
@@ -27,12 +27,12 @@ class Meters:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What is known of a request when it is its turn. Times are ``time.perf_counter``'s."""
+    """What is known of a request when its turn comes. Times are ``time.perf_counter``'s."""
 
     came: float
-    """When it arrived."""
+    """The time at which the request arrived."""
     asked: float
-    """When it could be run, but for its turn."""
+    """The time at which the request was ready to run and began to wait for its turn."""
     prompt_tokens: int
 
 
@@ -51,8 +51,8 @@ class RequestMeter:
         self._finished_ones = [False] * choices
         self._unfinished = choices
         self._goodput = Goodput(meters.goodput, meters.metrics.model, choices)
-        self.passages: Sequence[Passage] = ()
-        """Of each choice, once there are any."""
+        self.timings: Sequence[RequestTimings] = ()
+        """The timings of each choice, once there are any."""
 
     def __enter__(self) -> RequestMeter:
         self._turn = time.perf_counter()
@@ -62,7 +62,7 @@ class RequestMeter:
         return self
 
     def delivered(self, index: int, delta: Delta) -> None:
-        """Choice ``index`` got more tokens."""
+        """Observe the tokens of ``delta``, which choice ``index`` got."""
         metrics, now = self._metrics, time.perf_counter()
         if delta.token_ids:
             if self._tokens[index] == 0:
@@ -78,21 +78,22 @@ class RequestMeter:
             self._finished(index, delta.finish_reason)
 
     def _begins(self, index: int, now: float) -> None:
-        """The first token: what came before it is known."""
+        """Observe the stages before a choice's first token."""
         self._first[index] = now
         self._metrics.time_to_first_token.observe(now - self._arrival.came)
-        passage = self._passage(index)
-        stages = self._stages_of(passage, now)
-        self._stages.took(stages)
-        self._goodput.began(now - self._arrival.came, stages, interrupted=passage.interruptions > 0)
+        timings = self._timings_of(index)
+        stages = self._stages_of(timings, now)
+        self._stages.observe(stages)
+        self._goodput.began(now - self._arrival.came, stages, interrupted=timings.interruptions > 0)
 
-    def _stages_of(self, passage: Passage, now: float) -> dict[RequestStage, float]:
-        """They sum to the time to first token. What a ring does not tell of is in the last one."""
+    def _stages_of(self, timings: RequestTimings, now: float) -> dict[RequestStage, float]:
+        """Return the stages, which sum to the time to first token. Stages that a ring does not report are
+        part of the next one."""
         marks: tuple[tuple[RequestStage, float | None], ...] = (
             ("prepare", self._arrival.asked),
             ("admission", self._turn),
-            ("placement", passage.placed),
-            ("prefill_queue", passage.begun),
+            ("placement", timings.placed),
+            ("prefill_queue", timings.begun),
             ("prefill", now),
         )
         stages: dict[RequestStage, float] = {}
@@ -102,8 +103,8 @@ class RequestMeter:
             before = before if at is None else max(before, at)
         return stages
 
-    def _passage(self, index: int) -> Passage:
-        return self.passages[index] if self.passages else Passage()
+    def _timings_of(self, index: int) -> RequestTimings:
+        return self.timings[index] if self.timings else RequestTimings()
 
     def _finished(self, index: int, reason: str) -> None:
         self._finished_ones[index] = True
@@ -111,18 +112,18 @@ class RequestMeter:
         self._metrics.ended(self._endpoint, reason)
         self._metrics.answer_length.observe(self._tokens[index])
         self._metrics.decode_time.observe(self._last[index] - self._first[index])
-        self._goodput.ended(index, interrupted=self._passage(index).interruptions > 0)
+        self._goodput.ended(index, interrupted=self._timings_of(index).interruptions > 0)
         if self._tokens[index] > 1:
             seconds = self._last[index] - self._first[index]
             self._metrics.time_per_output_token.observe(seconds / (self._tokens[index] - 1))
 
     def deliveries(self) -> list[Delivered]:
-        """What each choice got so far."""
+        """Return what each choice got so far."""
         told = zip(self._first, self._last, self._tokens, self._finished_ones, strict=True)
         return [Delivered(*each) for each in told]
 
     def cached(self, tokens: int) -> None:
-        """A prompt's tokens that a prefix cache held."""
+        """Count a prompt's tokens that a prefix cache held."""
         self._metrics.cached_prompt_tokens.inc(tokens)
 
     def __exit__(
@@ -138,14 +139,32 @@ class RequestMeter:
             self._goodput.over()
 
 
+class ModelMeters:
+    """The meters of requests to a ring's model, whose name does not change while the ring is there."""
+
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._metrics = metrics
+        self._made: Meters | None = None
+
+    def of(self, model: str, endpoint: str, arrival: Arrival, choices: int) -> RequestMeter:
+        """Return the meter of one request."""
+        if self._made is None or self._made.metrics.model != model:  # the first request whose turn has come
+            metrics = self._metrics
+            self._made = Meters(
+                ModelMetrics(metrics, model), metrics.stages.of("router", model), metrics.goodput
+            )
+        return RequestMeter(self._made, endpoint, arrival, choices)
+
+
 def _is_clients_own(error: Exception) -> bool:
-    """What a worker finds wrong with a request, and the end of its client's patience, are no failures of the
-    service."""
+    """Whether ``error`` is no failure of the service: a fault of the request that a worker found, or the
+    client's deadline."""
     return isinstance(error, RingError) and (error.status < 500 or error.code == DEADLINE_EXCEEDED)
 
 
 def _ended_by(error: BaseException | None) -> str:
-    """A closed or cancelled generator raises outside of Exception: the client left."""
+    """Return the finish reason of choices that ``error`` ended. A closed or cancelled generator raises
+    outside of Exception: the client left."""
     if isinstance(error, RingError) and error.code == DEADLINE_EXCEEDED:
         return DEADLINE_EXCEEDED
     return "error" if isinstance(error, Exception) else "cancelled"

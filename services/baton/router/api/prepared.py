@@ -1,6 +1,6 @@
-"""What is left of a request's body once it is read: checked, rendered and tokenized.
+"""A request whose body is read: checked, rendered and tokenized.
 
-Structs of msgspec, since a body that is read in another process comes back as msgpack.
+The classes are structs of msgspec, since a body that is read in another process comes back as msgpack.
 """
 
 from __future__ import annotations
@@ -9,55 +9,55 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from baton.core.sampling_params import ResolvedSampling
+from baton.core.structured_output import StructuredOutput
 from baton.router.api.menu import Menu
 from baton.router.api.prompts import Echo
-from baton.sampling_params import SamplingParams
-from baton.structured_output import StructuredOutput
 
 Endpoint: TypeAlias = Literal[
     "completion", "chat", "response", "message", "count", "tokenize", "detokenize", "text"
 ]
-"""What a body is read for. ``text`` is a prompt of gRPC's, which has no body."""
+"""The purpose that a body is read for. ``text`` is a prompt of gRPC's, which has no body."""
 
 ID_TYPE = "i"
-"""Of arrays of token ids: 32 bits each."""
+"""The type code of arrays of token ids: 32 bits each."""
 
 UsageMode: TypeAlias = Literal["none", "final", "continuous"]
 
 
 class Assignment(msgspec.Struct, frozen=True, array_like=True):
-    """What has to be known to read a body, besides the body."""
+    """What must be known to read a body, besides the body."""
 
     endpoint: Endpoint
     menu: Menu
 
 
 class Telling(msgspec.Struct, frozen=True, array_like=True):
-    """How an answer is told."""
+    """How an answer is presented."""
 
     stream: bool = False
     usage: UsageMode = "none"
-    """In a stream."""
+    """The chunks of a stream that report usage: none, the final one, or all."""
     token_ids: bool = False
 
 
 class FormatAsked(msgspec.Struct, frozen=True, array_like=True):
-    """How answers are parsed, as far as it follows from the request: the formats are those of its model."""
+    """How answers are parsed, as far as the request decides it: the formats themselves are the model's."""
 
     reasoning: bool
     opened: bool
-    """Answers begin inside of the reasoning."""
+    """Whether answers begin inside the reasoning."""
     closed: bool
-    """The reasoning is over before they begin."""
+    """Whether the reasoning is over before answers begin."""
     tells_reasoning: bool
     tools: bool
     names: frozenset[str]
-    """Functions that may be called."""
+    """The functions that may be called."""
     several: bool
 
 
 class Repeated(msgspec.Struct, frozen=True, array_like=True):
-    """What a response of OpenAI's repeats of its request. Bytes are JSON."""
+    """The fields of a request that OpenAI's response repeats. Bytes are JSON."""
 
     instructions: bytes
     metadata: bytes
@@ -71,12 +71,12 @@ class Repeated(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PreparedJob(msgspec.Struct, kw_only=True, tag="job"):
-    """A request that only has to be let in."""
+    """A request that is ready for admission."""
 
     model: int
-    """Its place in the menu."""
+    """The model's place in the menu."""
     prompts: list[list[int]]
-    params: SamplingParams
+    params: ResolvedSampling
     n: int
     priority: int | None
     cache_salt: str | None
@@ -87,17 +87,17 @@ class PreparedJob(msgspec.Struct, kw_only=True, tag="job"):
     prompt_logprobs: int | None
     tokens_as_ids: bool
     grammars: list[tuple[str, StructuredOutput]]
-    """To be checked, each with the field that asks for it."""
+    """The grammars to check, each with the field that asks for it."""
     format: FormatAsked | None = None
     open_ended: bool = False
     """See `Job.open_ended`."""
     prompt_param: str
-    """The field with the prompts, by the name that its protocol has for it,"""
+    """The field with the prompts, as its protocol names it."""
     max_tokens_param: str = "max_tokens"
-    """and that with the length of the answers."""
+    """The field with the length of the answers, as its protocol names it."""
     telling: Telling
     repeated: Repeated | None = None
-    """Of a response."""
+    """The fields that a response repeats; None for other endpoints."""
 
 
 class Document(msgspec.Struct, frozen=True, tag="document"):

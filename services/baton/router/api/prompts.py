@@ -1,4 +1,4 @@
-"""From a client's prompt to checked token ids."""
+"""The conversion of a client's prompts to checked token ids."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ class Echo:
 
     text: str
     offsets: tuple[int, ...] = ()
-    """The character of ``text`` in which each of the prompt's tokens begins, where that matters."""
+    """The character of ``text`` at which each of the prompt's tokens begins; empty if not needed."""
 
 
 class TooMuchHereError(Exception):
-    """A request has more text than may be worked on where it is read."""
+    """A request with more text than may be processed where it is read."""
 
 
 class PromptReader:
     """Turns the texts, messages or ids of one request into prompts that fit the model."""
 
-    def __init__(self, tokenizer: Tokenizer, most_chars: int | None = None) -> None:
-        """``most_chars``: of all texts together; with more, TooMuchHereError is raised. None: any number."""
+    def __init__(self, tokenizer: Tokenizer, max_chars: int | None = None) -> None:
+        """``max_chars``: the most characters of all texts together, above which TooMuchHereError is raised;
+        None: any number."""
         self._tokenizer = tokenizer
-        self._left = most_chars
+        self._left = max_chars
 
     def from_text(
         self, text: str, model: ModelInfo, param: str, *, add_special_tokens: bool = True
     ) -> list[int]:
-        """The ids of ``text``. Raises RequestError when it is empty or longer than the context."""
+        """Return the ids of ``text``. Raises RequestError if it is empty or longer than the context."""
         check_text(text, self._tokenizer, model, param)
         try:
             ids = self.encode(
@@ -49,14 +50,15 @@ class PromptReader:
         return check_length(ids, model, param)
 
     def from_ids(self, ids: list[int], model: ModelInfo, param: str) -> list[int]:
-        """``ids`` as given. Raises RequestError for an id outside the vocabulary, none, or too many."""
+        """Return ``ids`` as given. Raises RequestError for an id outside the vocabulary, no ids, or too
+        many."""
         check_length(ids, model, param)
         check_ids(ids, model.vocab_size, param)
         return ids
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool, most: int) -> list[int]:
-        """The ids of ``text``. Raises RequestError for a text that is too long to begin with, and
-        TooManyTokensError for one that has more than ``most`` tokens."""
+        """Return the ids of ``text``. Raises RequestError for a text with too many characters, and
+        TooManyTokensError for one with more than ``most`` tokens."""
         self._use(len(text))
         try:
             return self._tokenizer.encode(text, add_special_tokens, most=most)
@@ -71,7 +73,7 @@ class PromptReader:
         skip_special_tokens: bool,
         with_offsets: bool,
     ) -> Echo:
-        """What repeats a prompt: a text as it was given, token ids by their text."""
+        """Return what repeats a prompt: a text as it was given, token ids by their text."""
         if isinstance(given, str):
             if not with_offsets:
                 return Echo(given)
@@ -91,7 +93,7 @@ class PromptReader:
         tools: Sequence[Mapping[str, Json]] | None = None,
         arguments: Mapping[str, Json] | None,
     ) -> str:
-        """The chat template's text for ``messages``; see `render_chat`."""
+        """Return the chat template's text for ``messages``; see `render_chat`."""
         return render_chat(
             self._tokenizer,
             messages,

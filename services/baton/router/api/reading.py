@@ -1,4 +1,4 @@
-"""Reading bodies without holding up anybody: small ones at once, large ones in another process."""
+"""The reading of bodies without blocking the event loop: small ones on it, large ones in another process."""
 
 from __future__ import annotations
 
@@ -7,64 +7,56 @@ import array
 import msgspec
 
 from baton.router.api.catalogue import Catalogue
-from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
 from baton.router.api.prepared import ID_TYPE, Assignment, Document, Endpoint, PreparedJob
 from baton.router.api.prompts import TooMuchHereError
+from baton.router.api.readers import HereReader
 from baton.router.security.client import Client
 from baton.tools.answer import AnswerFormat
 
 INLINE_BYTES = 16 * 1024
-"""Bodies up to here are read on the event loop, with texts of so many characters: what the slowest tokenizers
-take for them (28 ms for nothing but digits) is not worth a process."""
+"""The most bytes of a body that is read on the event loop, and the most characters of its texts: the time
+that the slowest tokenizers take for them (28 ms, for digits only) is not worth a process."""
 
 
 class Reading:
-    """From the bodies of requests to what they ask for."""
+    """Reads the bodies of requests, where their size allows."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, here: HereReader) -> None:
         self._catalogue = catalogue
         self._elsewhere = catalogue.elsewhere
-        self._models = [ModelPreparers.of(each.tokenizer, each.settings) for each in catalogue.services]
-        self._here = BodyReader(
-            self._models.__getitem__,
-            ignore_unknown=catalogue.settings.ignore_unknown_fields,
-            most_chars=None if self._elsewhere is None else INLINE_BYTES,
-        )
+        self._here = here
 
-    async def job(self, endpoint: Endpoint, body: bytes, client: Client | None) -> PreparedJob:
-        """The request for tokens that ``body`` is. Raises RequestError and ApiError."""
+    async def job(self, endpoint: Endpoint, body: bytes, client: Client) -> PreparedJob:
+        """Return the request for tokens that ``body`` holds. Raises RequestError and ApiError."""
         found = await self._prepare(endpoint, body, client)
         assert isinstance(found, PreparedJob)
         return found
 
-    async def document(self, endpoint: Endpoint, body: bytes, client: Client | None) -> bytes:
-        """The answer to ``body``, for which nothing is generated. Raises RequestError and ApiError."""
+    async def document(self, endpoint: Endpoint, body: bytes, client: Client) -> bytes:
+        """Return the answer to ``body``, for which nothing is generated. Raises RequestError and ApiError."""
         found = await self._prepare(endpoint, body, client)
         assert isinstance(found, Document)
         return found.content
 
     def format_of(self, prepared: PreparedJob) -> AnswerFormat | None:
-        """How the answers to a chat are parsed."""
-        return self._models[prepared.model].chats.calls.format_of(prepared.format)
+        """Return how the answers to a chat are parsed; None: as content alone."""
+        return self._here.format_of(prepared)
 
     async def text(self, text: str, model: str | None, client: Client) -> list[int]:
-        """The ids of a prompt that came without a body. Raises RequestError, by the name ``text``, and
-        ApiError."""
+        """Return the ids of a prompt that came without a body. Raises RequestError, which names the field
+        ``text``, and ApiError."""
         body = msgspec.json.encode({"model": model, "text": text})
         ids = array.array(ID_TYPE)
         ids.frombytes(await self.document("text", body, client))
         return ids.tolist()
 
-    async def _prepare(
-        self, endpoint: Endpoint, body: bytes, client: Client | None
-    ) -> PreparedJob | Document:
+    async def _prepare(self, endpoint: Endpoint, body: bytes, client: Client) -> PreparedJob | Document:
         assignment = Assignment(endpoint, self._catalogue.menu(client))
         if self._elsewhere is None:
             return self._here.prepare(assignment, body)
         if len(body) <= INLINE_BYTES:
             try:
                 return self._here.prepare(assignment, body)
-            except TooMuchHereError:  # a template has made much of little
+            except TooMuchHereError:  # a template has made a long text of a small body
                 pass
-        tenant = self._catalogue.authentication.answerable(client).tenant
-        return await self._elsewhere.prepare(tenant, assignment, body)
+        return await self._elsewhere.prepare(client.tenant, assignment, body)

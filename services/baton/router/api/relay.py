@@ -1,4 +1,5 @@
-"""Handing a stream on to a client that may be slower than it, with a bound on what waits in between."""
+"""The relay of a stream to a client that may be slower than the stream, with a bound on what waits in
+between."""
 
 from __future__ import annotations
 
@@ -10,35 +11,35 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PIECE_BYTES = 64 * 1024
-"""What is written at once, unless a single item is larger."""
+"""The most bytes that are written at once, unless a single item is larger."""
 
 
 class SlowClientError(Exception):
-    """A client does not read what it has asked for."""
+    """A client that does not read what it has asked for."""
 
 
 class Relay(Generic[T]):
     """Reads a stream as fast as it comes, and writes it as fast as the client takes it."""
 
-    def __init__(self, size: Callable[[T], int], *, most_bytes: int, patience_s: float) -> None:
-        """``size``: of an item, in bytes. More than ``most_bytes`` wait for nobody, and no write takes longer
-        than ``patience_s``."""
+    def __init__(self, size: Callable[[T], int], *, max_bytes: int, patience_s: float) -> None:
+        """``size`` returns the size of an item, in bytes. At most ``max_bytes`` wait, and no write takes
+        longer than ``patience_s`` seconds."""
         self._size = size
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._patience_s = patience_s
         self._items: deque[T] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
         self._ended = False
         self._errors: list[Exception] = []
-        """The source's, if it ended with one: raised when all before it is written. Whoever raises it takes
-        it out: what kept it would be kept by its traceback."""
+        """The source's error, if it ended with one: raised after everything before it is written. It is
+        popped before it is raised: a list that kept it would be kept by its traceback."""
 
     async def run(self, source: AsyncGenerator[T], write: Callable[[list[T]], Awaitable[None]]) -> None:
-        """Until the source has ended and everything is written. Raises SlowClientError when a bound is
-        reached, and what the source or ``write`` raise; the source is the caller's to close."""
-        # No task group: the error that it ends with would be kept by a frame of its own until somebody looks
-        # for cycles, and with it all that was asked.
+        """Run until the source has ended and everything is written. Raises SlowClientError if a bound is
+        reached, and what the source or ``write`` raise. The caller closes the source."""
+        # No task group: a frame of its own would keep the error that it ends with, and with it the whole
+        # request, until the next collection of cycles.
         reading: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(None) as writing:
@@ -67,15 +68,15 @@ class Relay(Generic[T]):
         self._changed.set()
 
     async def _read(self, source: AsyncGenerator[T], writing: asyncio.Timeout) -> None:
-        """Until the source has ended, or too much of it is unread, which ends the ``writing``."""
+        """Read until the source has ended, or too much of it is unread, which ends the ``writing``."""
         try:
             async for item in source:
                 self.add(item)
-                if self._bytes - self._size(item) > self._most_bytes:  # one alone may be larger
+                if self._bytes - self._size(item) > self._max_bytes:  # a single item may be larger
                     self._errors.append(SlowClientError(f"{self._bytes} bytes are unread"))
                     writing.reschedule(0.0)
                     return
-        except Exception as error:  # noqa: BLE001 - raised when all before it is written
+        except Exception as error:  # noqa: BLE001 - raised after everything before it is written
             self._errors.append(error)
         finally:
             self._ended = True

@@ -1,4 +1,4 @@
-"""The limits of the client-facing APIs, and what they take for granted."""
+"""The limits and defaults of the client-facing APIs."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from baton.tools.formats import AUTO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings(SamplingLimits):
-    """Limits that hold for every client, HTTP or gRPC. Each bounds memory or work of one request."""
+    """Limits for every client, HTTP or gRPC. Each bounds the memory or work of one request."""
 
     max_body_bytes: int = 8 * 1024 * 1024
     max_n: int = MAX_ANSWERS
     max_choices: int = 256
-    """Prompts times ``n``: each is one request to the workers."""
+    """The most choices of a request, prompts times ``n``: each is one request to the workers."""
     max_tokenize_bytes: int = 1024 * 1024
-    """Of a text at ``/tokenize``, in UTF-8."""
+    """The most bytes of a text at ``/tokenize``, in UTF-8."""
     max_tokenize_tokens: int = 512 * 1024
-    """That it may have: each takes 270 bytes while it is made."""
+    """The most tokens of a text at ``/tokenize``: each takes 270 bytes while it is made."""
     max_detokenize_tokens: int = 1024 * 1024
     max_counted_tokens: int = 512 * 1024
-    """That ``count_tokens`` counts; a conversation may be longer than the context."""
+    """The most tokens that ``count_tokens`` counts; a conversation may be longer than the context."""
     max_prompt_tokens: int = 1024 * 1024
-    """Of all prompts of one request together, beside a single one, which may fill the context."""
+    """The most tokens of all prompts of one request together; a single prompt may fill the context."""
     max_told_tokens: int = 1024 * 1024
-    """Tokens of prompts that the choices of one request repeat, by ``echo`` or ``return_token_ids``."""
+    """The most prompt tokens that the choices of one request repeat, by ``echo`` or ``return_token_ids``."""
     max_told_chars: int = 8 * 1024 * 1024
-    """Characters likewise."""
+    """The most characters of prompts that the choices of one request repeat."""
     conversation: ConversationLimits = field(default_factory=ConversationLimits)
     default_max_tokens: int = 16
-    """For ``/v1/completions``, as OpenAI has it; a chat may fill the context."""
+    """The ``max_tokens`` of ``/v1/completions`` by default, as OpenAI's; a chat may fill the context."""
     retry_after_seconds: int = 1
-    """What a client is told to wait for when the ring is full or not ready."""
+    """The time that a client is told to wait if the ring is full or not ready, in seconds."""
     max_stream_backlog: int = 1024 * 1024
-    """Bytes of a stream that wait for a client that reads too slowly; with more it is cut off."""
+    """The most bytes of a stream that wait for a client that reads too slowly; with more the stream is cut
+    off."""
     slow_client_seconds: float = 30.0
-    """Likewise when nothing is read for so long."""
+    """The time after which a stream is cut off if its client reads nothing, in seconds."""
     ignore_unknown_fields: bool = False
-    """Ignore request fields that no version of the API knows. By default they are refused, as OpenAI does: a
-    misspelled setting that is silently ignored gives a wrong answer."""
+    """Whether to ignore request fields that no version of the API knows. By default they are refused, as
+    OpenAI does: a misspelled setting that is silently ignored gives a wrong answer."""
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    """The model's."""
+    """The model's sampling defaults."""
     tools: ToolLimits = field(default_factory=ToolLimits)
     tool_call_parser: str = AUTO
     """A name in `baton.tools.formats.TOOL_PARSERS`; auto: what the chat template shows."""
     reasoning_parser: str = AUTO
-    """Likewise, in ``REASONING_PARSERS``."""
+    """A name in `baton.tools.formats.REASONING_PARSERS`; auto: what the chat template shows."""

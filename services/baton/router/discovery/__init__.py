@@ -1,1 +1,1 @@
-"""Who is a worker: a fixed list, or what the EndpointSlices of a Kubernetes namespace say."""
+"""Discovery of workers: from a fixed list, or from the EndpointSlices of a Kubernetes namespace."""

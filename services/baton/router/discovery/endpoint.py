@@ -1,4 +1,4 @@
-"""What discovery knows of one worker, and what the router asks of any way to discover them."""
+"""A worker as discovery knows it, and the interface of discovery."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from baton.router.placement import Role
+from baton.core.role import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One worker, as somebody else describes it: what it really is, it says itself on its stream.
+    """One worker, as discovery describes it. The worker's own description comes on its stream.
 
-    Two endpoints with the same ``address`` and another ``uid`` are two workers, the second of which was given
-    the address of the first.
+    Two endpoints with the same ``address`` and different ``uid`` are two workers, the second of which was
+    given the address of the first.
     """
 
     address: str
-    """host:port of its gRPC server; an IPv6 host is in brackets."""
+    """``host:port`` of the worker's gRPC server. An IPv6 host is in brackets."""
     uid: str = ""
-    """Of its pod; empty where nobody gives one."""
+    """The uid of the worker's pod. Empty if there is none."""
     ready: bool = True
-    """It may be given requests."""
+    """Whether the worker may be given requests."""
     serving: bool = True
-    """What it has, it can finish; false: its pod no longer passes its readiness check."""
+    """Whether the worker can finish its requests. False: its pod no longer passes its readiness check."""
     terminating: bool = False
-    """It is being ended: what it has it finishes while it is ``serving``, and nothing new comes."""
+    """Whether the worker is being ended. It finishes its requests while it is ``serving``, and gets no new
+    ones."""
     role: Role | None = None
     model: str = ""
     revision: str = ""
@@ -34,25 +35,25 @@ class Endpoint:
 
     @property
     def admits(self) -> bool:
-        """Whether it may be given new requests."""
+        """Whether the worker may be given new requests."""
         return self.ready and not self.terminating
 
 
 Tell: TypeAlias = Callable[[Sequence[Endpoint]], None]
-"""Takes the set of workers that are known now, all of them, whenever it has changed."""
+"""Takes the whole set of known workers, whenever it has changed."""
 
 
 class Discovery(Protocol):
-    """A way to know the workers."""
+    """A source of the set of workers."""
 
     @property
     def known(self) -> Sequence[Endpoint]:
-        """The set as it was told last, or as it is known before anything has run."""
+        """The last set told, or the set that is known before ``run``."""
 
     async def run(self, tell: Tell) -> None:
-        """Tell the set of workers at once or as soon as it is known, then again after each change. Ends only
-        by being cancelled; what goes wrong on the way is logged and tried again."""
+        """Tell the set of workers as soon as it is known, and again after each change. Runs until cancelled;
+        failures are logged and retried."""
 
     @property
     def staleness_s(self) -> float:
-        """Seconds since the set was last confirmed; infinite as long as it never was."""
+        """The time since the set was last confirmed, in seconds. Infinite if it never was."""

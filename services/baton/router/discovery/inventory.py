@@ -1,4 +1,4 @@
-"""The EndpointSlices that are known, from lists and the events of watches. Pure: no clock, no network."""
+"""The known EndpointSlices, from lists and the events of watches. Pure: no clock, no network."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from baton.router.discovery.slices import EndpointSlice, endpoints_of
 
 
 class Inventory:
-    """Events may come twice, late or not at all; the next list puts right what they left wrong."""
+    """The known EndpointSlices. Events may come twice, late or not at all; the next list corrects the
+    errors."""
 
     def __init__(self, port_name: str) -> None:
         self._port_name = port_name
         self._slices: dict[tuple[str, str], EndpointSlice] = {}
         self._gone: dict[tuple[str, str], str] = {}
-        """Slices deleted since the last list, with the version of that."""
+        """Slices deleted since the last list, with the version of each deletion."""
 
     def replace(self, slices: Iterable[EndpointSlice]) -> None:
-        """A list: what it does not hold is gone."""
+        """Replace all slices by those of a list."""
         self._slices = {each.key: each for each in slices}
         self._gone.clear()
 
     def apply(self, kind: str, changed: EndpointSlice) -> None:
-        """The event ADDED, MODIFIED or DELETED, unless what is known is newer."""
+        """Apply an event, ADDED, MODIFIED or DELETED, unless the known slice is newer."""
         known = self._slices.get(changed.key)
         version = self._gone.get(changed.key) if known is None else known.metadata.resource_version
         if version is not None and _older(changed.metadata.resource_version, version):
@@ -40,8 +41,8 @@ class Inventory:
 
 
 def _older(version: str, than: str) -> bool:
-    """Resource versions are decimal numbers that grow (so promised since Kubernetes 1.35, and so before).
-    Whatever else they are cannot be compared, and what came last counts."""
+    """Whether ``version`` is older. Resource versions are decimal numbers that grow (guaranteed since
+    Kubernetes 1.35, and true before). Other versions cannot be compared: the last one counts."""
     if version.isdecimal() and than.isdecimal():
         return int(version) < int(than)
     return False

@@ -1,8 +1,8 @@
-"""Workers from the EndpointSlices of a Kubernetes namespace.
+"""Discovery of workers from the EndpointSlices of a Kubernetes namespace.
 
-The loop is a list, a watch from it, and again, whatever ended the watch. A watch cannot be trusted to tell
-everything: events get lost behind proxies and restarted API servers, and a connection that died silently
-looks like one where nothing happens. So no watch lasts for longer than a deleted pod may be given requests.
+The loop is a list, a watch from its version, and a list again, whatever ended the watch. A watch may miss
+changes: events get lost behind proxies and restarted API servers, and a connection that died silently looks
+like a quiet one. So no watch lasts longer than a deleted pod may be given requests.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ import msgspec
 from baton.router.discovery.api_server import ApiServer, ApiServerError
 from baton.router.discovery.endpoint import Endpoint, Tell
 from baton.router.discovery.inventory import Inventory
-from baton.router.discovery.pace import Pace
-from baton.router.discovery.slices import EndpointSlice, EndpointSliceList, Status, WatchEvent
+from baton.router.discovery.pace import WatchTimings
+from baton.router.discovery.slices import ApiStatus, EndpointSlice, EndpointSliceList, WatchEvent
 from baton.telemetry.discovery import DiscoveryCounts
 
 log = logging.getLogger(__name__)
 
 GONE = 410
 PATIENT_TRIES = 2
-"""Lists that may time out before the next gets more time: an API server that is slow, and not stalled, must
-be waited for in the end."""
-MOST_PATIENCE = 16.0
+"""Lists that may time out before the next gets more time: an API server that is slow but not stalled must
+answer in the end."""
+MAX_PATIENCE = 16.0
 
 
 class KubernetesDiscovery:
-    """Keeps the set of workers for as long as ``run`` runs."""
+    """Keeps the set of workers while ``run`` runs."""
 
     def __init__(
-        self, api: ApiServer, port_name: str, counts: DiscoveryCounts, pace: Pace | None = None
+        self, api: ApiServer, port_name: str, counts: DiscoveryCounts, pace: WatchTimings | None = None
     ) -> None:
         self._api = api
-        self._pace = pace or Pace()
+        self._pace = pace or WatchTimings()
         self._counts = counts
         self._inventory = Inventory(port_name)
         self._told: list[Endpoint] | None = None
         self._confirmed_at = -math.inf
         self._bad_lists = 0
         self._bad_watches = 0
-        """In a row, and each by itself: a list that fails is repeated soon, whatever befell the watches
-        before it, or what was missed meanwhile would be missed for too long."""
+        """Failed watches in a row. Failed lists are counted apart, so that a failed list is repeated soon
+        even after many failed watches: changes missed meanwhile must not stay missed."""
         self._timeouts = 0
-        """Lists in a row that took too long."""
+        """Lists in a row that timed out."""
 
     @property
     def known(self) -> Sequence[Endpoint]:
@@ -57,7 +57,7 @@ class KubernetesDiscovery:
 
     @property
     def staleness_s(self) -> float:
-        """Seconds since the API server last said anything of its slices."""
+        """The time since the API server last sent anything about its slices, in seconds."""
         return time.monotonic() - self._confirmed_at
 
     async def run(self, tell: Tell) -> None:
@@ -68,7 +68,7 @@ class KubernetesDiscovery:
             await self._api.close()
 
     async def _list_and_watch(self, tell: Tell) -> None:
-        """Once. Whatever fails, the next list puts it right."""
+        """List and watch once. The next list corrects whatever fails."""
         try:
             version = await self._list(tell)
         except Exception as error:  # noqa: BLE001
@@ -82,8 +82,8 @@ class KubernetesDiscovery:
             await self._pause_after(error, self._bad_watches)
 
     async def _list(self, tell: Tell) -> str:
-        """Replace what is known. Returns the version of it."""
-        patience = min(MOST_PATIENCE, 2.0 ** max(0, self._timeouts - PATIENT_TRIES + 1))
+        """Replace the known slices by a list. Returns the version of the list."""
+        patience = min(MAX_PATIENCE, 2.0 ** max(0, self._timeouts - PATIENT_TRIES + 1))
         try:
             body = await self._api.list(self._pace.list_s * patience)
             listed = msgspec.json.decode(body, type=EndpointSliceList)
@@ -98,7 +98,8 @@ class KubernetesDiscovery:
         return listed.metadata.resource_version
 
     async def _watch(self, version: str, tell: Tell) -> None:
-        """Apply changes until the watch ends, well or by its time. Raises what ends it badly."""
+        """Apply changes until the watch ends in order or by its timeout. Raises the error that ends it
+        otherwise."""
         pace = self._pace
         began = time.monotonic()
         reason = "end"
@@ -122,7 +123,7 @@ class KubernetesDiscovery:
             event = msgspec.json.decode(line, type=WatchEvent)
             kind = event.type
             if kind == "ERROR":
-                status = msgspec.json.decode(event.object, type=Status)
+                status = msgspec.json.decode(event.object, type=ApiStatus)
                 raise ApiServerError(status.code, status.message or status.reason)
             if kind in ("ADDED", "MODIFIED", "DELETED"):
                 self._inventory.apply(kind, msgspec.json.decode(event.object, type=EndpointSlice))
@@ -132,7 +133,7 @@ class KubernetesDiscovery:
             self._confirm(tell)
 
     def _confirm(self, tell: Tell) -> None:
-        """The set is known as of now; tell it if it differs."""
+        """Note that the set is confirmed now, and tell it if it has changed."""
         self._confirmed_at = time.monotonic()
         endpoints = self._inventory.endpoints()
         if endpoints != self._told:
@@ -140,20 +141,20 @@ class KubernetesDiscovery:
             tell(endpoints)
 
     async def _pause_after(self, error: Exception, failures: int) -> None:
-        """Longer after each failure, and never the same as other routers'. None after the first 410, which
-        only says that the version is too old."""
+        """Pause, longer after each failure, for a random time, so that routers do not retry together. The
+        first 410, which only means that the version is too old, causes no pause."""
         known = isinstance(error, ApiServerError) and error.status == GONE
         level = logging.DEBUG if known or failures == 1 else logging.WARNING
         log.log(level, "discovery: failure %d in a row: %s", failures, error or type(error).__name__)
         if known and failures == 1:
             return
         pace = self._pace
-        longest = min(pace.longest_pause_s, pace.first_pause_s * 2.0 ** min(failures - 1, 10))
+        longest = min(pace.max_pause_s, pace.first_pause_s * 2.0 ** min(failures - 1, 10))
         await asyncio.sleep(longest * random.uniform(0.5, 1))
 
 
 def _word(error: Exception) -> str:
-    """The label of a failure: bounded, and of use to whoever reads it."""
+    """Return the metric label of a failure, one of a few."""
     if isinstance(error, ApiServerError):
         if error.status == 200:
             return "early" if "ended" in str(error) else "malformed"

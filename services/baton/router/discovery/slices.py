@@ -1,25 +1,24 @@
 """EndpointSlices (``discovery.k8s.io/v1``) as the API server sends them, and the workers in them.
 
-Only the fields that are used are decoded. A null or absent condition means what the API says it means:
-``ready`` and ``serving`` true, ``terminating`` false.
+Only the fields that are used are decoded. A null or absent condition has the API's meaning: ``ready`` and
+``serving`` are true, ``terminating`` is false.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import get_args
 
 import msgspec
 
-from baton.options import join_address
+from baton.core.role import role_named
+from baton.process.options import join_address
 from baton.router.discovery.endpoint import Endpoint
-from baton.router.placement import Role
 
 ROLE_LABEL = "baton.dev/role"
 MODEL_LABEL = "baton.dev/model"
 REVISION_LABEL = "baton.dev/revision"
-"""Labels of the Service, which Kubernetes copies to its slices. Those of pods are in no slice."""
+"""The labels of the Service, which Kubernetes copies to its slices. Labels of pods are in no slice."""
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -69,24 +68,24 @@ class EndpointSliceList(msgspec.Struct, frozen=True):
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
-    """``object`` is an EndpointSlice, or a Status where ``type`` is ERROR."""
+    """An event of a watch. ``object`` is an EndpointSlice, or a Status if ``type`` is ERROR."""
 
     type: str
     object: msgspec.Raw
 
 
-class Status(msgspec.Struct, frozen=True):
+class ApiStatus(msgspec.Struct, frozen=True):
     code: int = 0
     reason: str = ""
     message: str = ""
 
 
 def endpoints_of(slices: Iterable[EndpointSlice], port_name: str) -> list[Endpoint]:
-    """The workers in ``slices``, ordered by address, each once.
+    """Return the workers in ``slices``, ordered by address, each once.
 
-    An endpoint may be in several slices for a while, when it is moved from one to another. If they do not
-    agree, one word against it is enough. A pod with addresses of both families is one worker, called at its
-    IPv4 address.
+    An endpoint may be in several slices for a while, when it is moved from one to another. If the slices do
+    not agree, the least favourable conditions count. A pod with addresses of both families is one worker,
+    called at its IPv4 address.
     """
     found: dict[str, Endpoint] = {}
     for one in sorted(slices, key=lambda each: (each.address_type != "IPv4", each.key)):
@@ -106,14 +105,14 @@ def _endpoints(one: EndpointSlice, port_name: str) -> Iterable[Endpoint]:
     if port is None:
         return
     labels = one.metadata.labels or {}
-    role = next((role for role in get_args(Role) if role == labels.get(ROLE_LABEL)), None)
+    role = role_named(labels.get(ROLE_LABEL))
     for endpoint in one.endpoints or ():
         if not endpoint.addresses:  # a pod without an address
             continue
         conditions = endpoint.conditions or Conditions()
         target = endpoint.target_ref
         yield Endpoint(
-            # More than one address is allowed by the schema, and all mean the same endpoint.
+            # The schema allows more than one address: all are of the same endpoint.
             address=join_address(endpoint.addresses[0], port),
             uid=target.uid if target is not None and target.kind == "Pod" else "",
             ready=conditions.ready is not False,
@@ -127,8 +126,8 @@ def _endpoints(one: EndpointSlice, port_name: str) -> Iterable[Endpoint]:
 
 
 def _cautious(one: Endpoint, other: Endpoint) -> Endpoint:
-    """Of two descriptions of one address, or one pod, which keeps the first one's address. Another pod's
-    counts for nothing: the addresses of the ended are given out again, so the one not ending is meant."""
+    """Merge two descriptions of one address or one pod, at the first one's address. If they are of two pods,
+    the pod that is not ending counts: an ended pod's address may be given to another."""
     if one.uid != other.uid:
         return one if one.admits or not other.admits else other
     return replace(

@@ -1,4 +1,4 @@
-"""Workers that were named when the router was started, as ``baton up`` does with its own processes."""
+"""A fixed set of workers, named when the router is started, as ``baton up`` does with its own processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from baton.router.discovery.endpoint import Endpoint, Tell
 
 
 class StaticDiscovery:
-    """Always the same addresses. A process that is started again at its address is found by its stream."""
+    """A fixed set of addresses. A process restarted at its address is detected by its stream."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._endpoints = [Endpoint(address=address) for address in addresses]
@@ -24,5 +24,5 @@ class StaticDiscovery:
 
     @property
     def staleness_s(self) -> float:
-        """What cannot change is never stale."""
+        """Always 0: a fixed set is never stale."""
         return 0.0

@@ -1,35 +1,36 @@
-"""Which worker holds which block: one table for all workers, models and tenants.
+"""The index of the KV blocks that workers hold: one table for all workers, models and tenants.
 
-Blocks of different models, block sizes or tenants have different digests, so one table holds them all. It is
-built from what the workers tell of their prefix caches, and nothing is guessed.
+Blocks of different models, block sizes or tenants have different digests, so one table holds them all. The
+table is built from the block events of the workers' prefix caches, and nothing is guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_BLOCKS = 2_000_000
-"""Distinct blocks, of 90 to 150 bytes (``python -m loadtest.placement --parts memory``): 300 MB at most."""
+MAX_BLOCKS = 2_000_000
+"""Most distinct blocks. Each takes 90 to 150 bytes (``python -m loadtest.placement --parts memory``): 300
+MB."""
 
 
 class PrefixIndex:
-    """Hash of a block → the workers that hold it, as the bits of an integer.
+    """A map from the hash of a block to the workers that hold it, as the bits of an integer.
 
-    Workers have small numbers, given out again when the last trace of the one that had them is swept away.
-    What is asked for costs a look-up for each leading block that anybody holds, however many workers there
-    are. Beyond ``most_blocks`` new blocks are not taken in, and counted.
+    Workers have small numbers; a number is reused once the last block of its former worker is swept away. A
+    query costs one look-up for each leading block that any worker holds, however many workers there are.
+    Beyond ``max_blocks`` new blocks are dropped, and counted.
     """
 
-    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
-        self._most_blocks = most_blocks
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self._max_blocks = max_blocks
         self._holders: dict[int, int] = {}
         self._bits: list[int] = []
-        """1 << worker. Most blocks have one holder, and share these integers."""
+        """``1 << worker`` for each worker. Most blocks have one holder, and share these integers."""
         self._live = 0
         self._dead = 0
-        """Numbers of workers that are gone, with blocks that still name them."""
+        """Workers that are gone but may still be named by blocks, as bits."""
         self._sweeping = 0
-        """Those of them that the sweep under way will have cleared."""
+        """The workers of ``_dead`` that the sweep under way clears."""
         self._unswept: list[int] = []
         self.dropped_blocks = 0
 
@@ -39,7 +40,7 @@ class PrefixIndex:
     # --- workers
 
     def add_worker(self) -> int:
-        """A number for a worker of which nothing is known."""
+        """Return a number for a new worker, which holds no blocks."""
         taken = self._live | self._dead
         worker = (~taken & (taken + 1)).bit_length() - 1
         if worker == len(self._bits):
@@ -48,13 +49,13 @@ class PrefixIndex:
         return worker
 
     def remove_worker(self, worker: int) -> None:
-        """It is found nowhere from now on; its blocks go with the next sweeps."""
+        """Remove a worker: no query finds it from now on, and the next sweeps clear its blocks."""
         self._live &= ~self._bits[worker]
         self._dead |= self._bits[worker]
 
     def sweep(self, most: int) -> None:
-        """Clear away up to ``most`` blocks' traces of workers that are gone. To be called now and then: it
-        keeps the removal of a worker from taking long at once."""
+        """Clear up to ``most`` blocks of workers that are gone. Called regularly, so that no removal of a
+        worker takes long at once."""
         if not self._unswept:
             self._dead &= ~self._sweeping
             self._sweeping = self._dead
@@ -82,7 +83,7 @@ class PrefixIndex:
             held = holders.get(block)
             if held is not None:
                 holders[block] = held | bit
-            elif len(holders) < self._most_blocks:
+            elif len(holders) < self._max_blocks:
                 holders[block] = bit
             else:
                 self.dropped_blocks += 1
@@ -100,9 +101,9 @@ class PrefixIndex:
                 del holders[block]
 
     def leading(self, chain: Iterable[int], among: int | None = None) -> dict[int, int]:
-        """Worker → how many leading blocks of ``chain`` it holds, for those that hold the first. ``among``:
-        the workers that are asked about, as bits; None: all. ``chain`` is followed no further than any of
-        them does."""
+        """Return worker → the number of leading blocks of ``chain`` that it holds, for workers that hold the
+        first. ``among``: the workers to look at, as bits; None: all. ``chain`` is read no further than the
+        first block that none of them holds."""
         holders = self._holders
         going = self._live if among is None else self._live & among
         found: dict[int, int] = {}

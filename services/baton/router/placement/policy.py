@@ -1,5 +1,5 @@
-"""The choice: which prefill worker computes a prompt and which decode worker answers it, or which worker does
-both, by what each is estimated to take."""
+"""The choice of the prefill worker that computes a prompt and the decode worker that answers it, or of one
+worker for both, by the estimated cost."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from heapq import nsmallest
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
+from baton.core.role import Role
+from baton.router.placement.estimate import BEYOND_S, Estimate
 from baton.router.placement.options import HANDOFF_S, PlacementOptions
-from baton.router.placement.report import Role
-from baton.router.placement.standing import BEYOND_S, Standing
 
-MOST_PAIRED = 3
-"""Workers of each side that are looked at in pairs: those that would be best if the other side did not
-matter. All that a pair has beyond its sides is the transfer, and how much of it the computing hides."""
+MAX_PAIRED = 3
+"""Most workers of each role that are compared in pairs: those of least cost by themselves. A pair adds only
+the transfer, and how much of it the computing hides."""
 TICK_S = 0.001
-"""Estimates that differ by less are equals."""
+"""The difference below which two estimates count as equal, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be placed."""
+    """A prompt to place."""
 
     num_tokens: int
-    """Of the prompt, and of the answer so far when it goes on elsewhere."""
+    """Tokens of the prompt, and of the answer so far if it continues on another worker."""
     cached: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    """Worker → leading tokens that its prefix cache has; 0 for those not named."""
+    """Worker → leading tokens that its prefix cache has; 0 for workers not named."""
 
 
 class Choice(NamedTuple):
-    """Where a request runs. Without ``prefill`` the decode worker computes the prompt as well."""
+    """The workers of a request. Without ``prefill`` the decode worker computes the prompt as well."""
 
     decode: str
     prefill: str | None = None
@@ -48,15 +48,15 @@ class Candidate(NamedTuple):
     queue_s: float
     compute_s: float
     handoff_s: float
-    """What of the transfer the computing does not hide, and the words around it."""
+    """The part of the transfer that the computing does not hide, plus ``HANDOFF_S``."""
     wait_s: float
-    """For a seat and room at decode."""
+    """The wait at decode until the answer may run and its KV has room."""
     itl_s: float
-    """A step of decode with this answer; in which the prompt is computed, if it is computed there."""
+    """The time of a decode step with this answer, or of one that computes the prompt if decode does that."""
     stream_s: float
     harm_s: float
     cost_s: float
-    """What the choice goes by: the first token, the answer's steps, and what both cost others."""
+    """The cost that the choice minimises: TTFT, the answer's steps, and the delay that both cause others."""
 
     @property
     def ttft_s(self) -> float:
@@ -75,12 +75,12 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A choice, and what it was made from."""
+    """A choice, with the candidates that it was made from."""
 
     prompt: Prompt
     chosen: Candidate
     considered: tuple[Candidate, ...]
-    """Those that were compared, the chosen one among them."""
+    """The candidates that were compared, with the chosen one."""
 
     @property
     def choice(self) -> Choice:
@@ -91,12 +91,12 @@ class Decision:
         return f"{self.prompt.num_tokens} tokens at {self.chosen}" + (f" (not {others})" if others else "")
 
 
-def choose(prompt: Prompt, workers: Iterable[Standing], options: PlacementOptions) -> Decision | None:
-    """The way to answer that costs least; None if nobody can, or may.
+def choose(prompt: Prompt, workers: Iterable[Estimate], options: PlacementOptions) -> Decision | None:
+    """Return the decision of least cost; None if no worker can answer, or may.
 
-    Only workers that accept are looked at. A ``both`` worker answers what it computes; a ``decode`` worker
-    computes a prompt itself where ``options`` says so; see there also for what is done without prefill.
-    Among equals it is whoever has the fewest sequences, then whoever was given nothing for longest.
+    Only workers that accept are compared. A ``both`` worker answers what it computes; a ``decode`` worker
+    computes a prompt itself where ``options`` allows it, which also say what is done without prefill workers.
+    Among equals the worker with the fewest sequences wins, then the one that was given nothing for longest.
     """
     found: list[_Found] = []
     groups = _groups(workers)
@@ -112,21 +112,21 @@ def choose(prompt: Prompt, workers: Iterable[Standing], options: PlacementOption
     return Decision(prompt, chosen.candidate, tuple([entry.candidate for entry in found]))
 
 
-_Group: TypeAlias = dict[Role, list[Standing]]
+_Group: TypeAlias = dict[Role, list[Estimate]]
 """Workers that may be paired, by role."""
 
 
 class _Found(NamedTuple):
     rank_s: float
     candidate: Candidate
-    decode: Standing
-    prefill: Standing
+    decode: Estimate
+    prefill: Estimate
 
 
 def _paired_first(found: list[_Found]) -> list[_Found]:
-    """Of two releases, the one that has no prefill workers yet, or any more, is not to get the requests for
-    it; unless nobody else has a seat and room: while decode is rolled out, one worker of the new release is
-    not to be buried under the requests of all."""
+    """Rank decode workers of a release without prefill workers last, if another release has pairs: while
+    decode is rolled out, one worker of the new release must not get the requests of all. The order stays if
+    no paired worker can take the answer without a wait."""
     paired = {entry.decode.group for entry in found if entry.candidate.prefill}
     if not any(entry.decode.group in paired and not entry.candidate.wait_s for entry in found):
         return found
@@ -138,8 +138,8 @@ def _paired_first(found: list[_Found]) -> list[_Found]:
     ]
 
 
-def _groups(workers: Iterable[Standing]) -> Collection[_Group]:
-    """Of those that accept."""
+def _groups(workers: Iterable[Estimate]) -> Collection[_Group]:
+    """Group the workers that accept."""
     groups: defaultdict[str, _Group] = defaultdict(lambda: {"prefill": [], "decode": [], "both": []})
     for worker in workers:
         if worker.accepts:
@@ -151,7 +151,7 @@ def _turns(found: _Found) -> tuple[int | float | str, ...]:
     return (*_turn(found.decode), *_turn(found.prefill))
 
 
-def _turn(worker: Standing) -> tuple[int, float, str]:
+def _turn(worker: Estimate) -> tuple[int, float, str]:
     return worker.report.sequences, worker.report.last_given_s, worker.address
 
 
@@ -174,27 +174,28 @@ def _candidates(prompt: Prompt, group: _Group, options: PlacementOptions) -> Ite
                 yield _Found(candidate.cost_s + decode.penalty_s, candidate, decode, prefill)
 
 
-def _least(workers: Sequence[Standing], costs: Sequence[float]) -> Sequence[Standing]:
-    """The ``MOST_PAIRED`` workers of least cost, equals in turn."""
-    if len(workers) <= MOST_PAIRED:
+def _least(workers: Sequence[Estimate], costs: Sequence[float]) -> Sequence[Estimate]:
+    """The ``MAX_PAIRED`` workers of least cost, equals in turn."""
+    if len(workers) <= MAX_PAIRED:
         return workers
-    bound = nsmallest(MOST_PAIRED, costs)[-1] + TICK_S
+    bound = nsmallest(MAX_PAIRED, costs)[-1] + TICK_S
     close = [(cost, worker) for cost, worker in zip(costs, workers, strict=True) if cost <= bound]
-    if len(close) > MOST_PAIRED:
+    if len(close) > MAX_PAIRED:
         close.sort(key=lambda entry: (round(entry[0] / TICK_S), *_turn(entry[1])))
-    return [worker for _, worker in close[:MOST_PAIRED]]
+    return [worker for _, worker in close[:MAX_PAIRED]]
 
 
-# What a side costs without the other. Loops over all workers, for each request: kept free of calls.
+# The costs of one role without the other. Each request loops over all workers here: keep the loops free of
+# calls.
 
 
-def _prefill_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
+def _prefill_costs(prompt: Prompt, workers: Sequence[Estimate]) -> list[float]:
     num_tokens, cached = prompt.num_tokens, prompt.cached.get
     return [w.queue_s + (num_tokens - cached(w.address, 0)) * w.token_s for w in workers]
 
 
-def _decode_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
-    """As if nothing of the transfer were hidden."""
+def _decode_costs(prompt: Prompt, workers: Sequence[Estimate]) -> list[float]:
+    """Return the costs at decode as if the computing hid nothing of the transfer."""
     num_tokens, cached = prompt.num_tokens, prompt.cached.get
     return [
         w.decode_s
@@ -204,7 +205,7 @@ def _decode_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
     ]
 
 
-def _local_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
+def _local_costs(prompt: Prompt, workers: Sequence[Estimate]) -> list[float]:
     num_tokens, cached = prompt.num_tokens, prompt.cached.get
     return [
         w.local_s
@@ -214,14 +215,14 @@ def _local_costs(prompt: Prompt, workers: Sequence[Standing]) -> list[float]:
     ]
 
 
-# The estimates of one candidate; formulas: docs/routing.md.
+# The estimates of one candidate; formulas in docs/routing.md.
 
 
-def _wait_s(prompt: Prompt, decode: Standing) -> float:
+def _wait_s(prompt: Prompt, decode: Estimate) -> float:
     return decode.seat_s + max(0, prompt.num_tokens - decode.room_tokens) * decode.missing_s
 
 
-def _local(prompt: Prompt, worker: Standing) -> Candidate:
+def _local(prompt: Prompt, worker: Estimate) -> Candidate:
     cached = prompt.cached.get(worker.address, 0)
     uncached = prompt.num_tokens - cached
     compute_s, harm_s = uncached * worker.local_token_s, uncached * worker.harm_s
@@ -241,7 +242,7 @@ def _local(prompt: Prompt, worker: Standing) -> Candidate:
     )
 
 
-def _pair(prompt: Prompt, prefill: Standing, decode: Standing) -> Candidate:
+def _pair(prompt: Prompt, prefill: Estimate, decode: Estimate) -> Candidate:
     cached = prompt.cached.get(prefill.address, 0)
     compute_s = (prompt.num_tokens - cached) * prefill.token_s
     missing = prompt.num_tokens - prompt.cached.get(decode.address, 0)

@@ -1,47 +1,37 @@
-"""What is known of a worker when a request is placed."""
+"""The report of a worker that requests are placed by."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Role = Literal["prefill", "decode", "both"]
-
-
-def may_prefill(role: Role) -> bool:
-    """Whether such a worker may compute prompts for decode workers."""
-    return role != "decode"
-
-
-def takes_over(role: Role) -> bool:
-    """Whether requests are handed on to such a worker."""
-    return role == "decode"
+from baton.core.role import Role
 
 
 class WorkerReport(NamedTuple):
-    """What the router knows of a worker: its greeting, its last load report, and what the router has sent
-    since. A figure that is measured is 0.0 before it is."""
+    """The router's view of a worker: its greeting, its last load report, and the requests sent since.
+    Measured figures are 0.0 before their first measurement."""
 
     address: str
     role: Role
     prefill_tokens: int
-    """Prompt tokens that wait there to be computed, less what was cached when they came."""
+    """Prompt tokens that wait to be computed, without those that were cached on arrival."""
     sequences: int
-    """Running, waiting, and on their way there."""
+    """Sequences that run, wait, or are on their way to the worker."""
     last_given_s: float = 0.0
-    """When this router last gave it a request, by the router's monotonic clock."""
+    """The time at which this router last gave the worker a request, on the router's monotonic clock."""
     accepts: bool = True
-    """It is ready, does not drain, and may have new requests."""
+    """Whether the worker is ready, does not drain, and may have new requests."""
     group: str = ""
-    """Only workers of one group can be paired."""
+    """The compatibility group; only workers of one group can be paired."""
     max_running: int = 64
     block_size: int = 16
     blocks_held: int = 0
     blocks_spare: int | None = None
-    """Free or reclaimable, and not promised. None: not known, and taken for enough."""
+    """KV blocks that are free or reclaimable, and not promised. None: not known, and taken for enough."""
     prefill_tokens_per_s: float = 0.0
     step_base_s: float = 0.0
     step_row_s: float = 0.0
-    """A step that decodes n sequences takes ``step_base_s + n * step_row_s``."""
+    """The slope of the step time, in seconds: decoding n sequences takes ``step_base_s + n * step_row_s``."""
     chunk_tokens: int = 256
     """Most tokens of a prompt in a step that decodes nothing."""
     mixed_prefill_tokens: int = 256

@@ -1,7 +1,7 @@
-"""What a router says to a process that reads bodies, and what it answers.
+"""The messages between a router and a process that reads bodies.
 
-Frames of msgpack, each behind its length in 4 bytes, big endian. First of all a ``Setup``; then for each body
-an ``Assignment`` and the body as it came, answered by one ``Said``.
+Each message is a frame of msgpack behind its length in 4 bytes, big endian. The router sends one ``Setup``,
+then for each body an ``Assignment`` and the body as it came; the process answers each with one ``Said``.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ class ModelSetup(msgspec.Struct, frozen=True):
     """A model that bodies may be for."""
 
     directory: str
-    """With its tokenizer."""
+    """The model's directory, which has its tokenizer."""
     settings: ApiSettings
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """All that holds for every body."""
+    """The settings that hold for every body."""
 
     models: tuple[ModelSetup, ...]
-    """In the order of all menus."""
+    """The models, in the order of all menus."""
     cpu_s: float
-    """Most CPU time for one body."""
+    """The most CPU time for one body, in seconds."""
     address_bytes: int
-    """The process's address space."""
+    """The most address space of the process, in bytes."""
 
 
 class Packed(msgspec.Struct, frozen=True, tag="packed"):
-    """A request that is read, its prompts as arrays of ``ID_TYPE``: a list has an object for each token."""
+    """A prepared request, its prompts as arrays of ``ID_TYPE``: a list would have an object for each
+    token."""
 
     job: PreparedJob
     prompts: tuple[bytes, ...]
@@ -49,7 +50,7 @@ class Packed(msgspec.Struct, frozen=True, tag="packed"):
 
 
 class RefusedBody(msgspec.Struct, frozen=True, tag="refused"):
-    """An error that the client is told."""
+    """The error that the client of a refused body is told."""
 
     status: int
     message: str
@@ -62,18 +63,18 @@ class Said(msgspec.Struct, frozen=True):
 
     result: Packed | Document | RefusedBody
     ends: bool = False
-    """This process answers nothing more: another is to take its place."""
+    """Whether this process answers nothing more, so that another takes its place."""
 
 
 Content: TypeAlias = msgspec.Struct | bytes
 
 
 def frame(content: Content) -> bytes:
-    """``content``, behind its length."""
+    """Return ``content`` behind its length."""
     body = content if isinstance(content, bytes) else msgspec.msgpack.encode(content)
     return length_of(body) + body
 
 
 def length_of(body: bytes) -> bytes:
-    """What goes before ``body``."""
+    """Return the length prefix of ``body``."""
     return len(body).to_bytes(LENGTH_BYTES)

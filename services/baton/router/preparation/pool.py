@@ -1,4 +1,4 @@
-"""The processes that read large bodies, shared out fairly among tenants."""
+"""The pool of processes that read large bodies, shared fairly among tenants."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from baton.router.admission.capacity import Capacity
 from baton.router.admission.gate import Gate
-from baton.router.admission.queue import Asked, Bounds, Entry, RefusedError
+from baton.router.admission.queue import QueueBounds, QueuedRequest, QueueEntry, RefusedError
+from baton.router.api.admission import refused
 from baton.router.api.errors import ApiError
 from baton.router.api.prepared import ID_TYPE, Assignment, Document, PreparedJob
-from baton.router.api.queued import refused
 from baton.router.preparation.frames import ModelSetup, Packed, RefusedBody, Said, Setup, frame
 from baton.router.preparation.limits import (
     ADDRESS_BYTES,
@@ -25,9 +25,9 @@ from baton.router.preparation.limits import (
     IDLE_S,
     IDS_AT_ONCE,
     LARGE_BYTES,
-    LEAST_PROCESSES,
-    LONGEST_WAIT_S,
-    MOST_PROCESSES,
+    MAX_PROCESSES,
+    MAX_WAIT_S,
+    MIN_PROCESSES,
     OUT_OF_MEMORY,
     PROCESSES_PER_LARGE,
     QUEUED_BODIES,
@@ -43,18 +43,18 @@ from baton.telemetry.preparation import PreparationMetrics
 log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV)
-"""Statuses of a process that its address space was too small for: tokenizers abort then, and what decodes
-JSON uses the string that it did not get."""
+"""Exit statuses of a process whose address space was too small: tokenizers abort then, and the JSON decoder
+dereferences the allocation that failed."""
 
 
 class PreparationPool:
-    """Reads bodies in processes of its own, which beyond the first are started when they are needed. Event
-    loop's thread only.
+    """Reads bodies in processes of its own, which beyond the first are started as needed. Event loop's thread
+    only.
 
-    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take: large ones, of which
-    few are read at a time since they take much memory, in one of their own. So large ones never hold up
-    smaller ones, and of several tenants none may have all processes, where there are more than two: a body
-    that has begun is not interrupted for another.
+    Bodies wait in a fair queue by tenant, measured in bytes and by the time they take. Large bodies wait in a
+    queue of their own, and few are read at a time since they take much memory. So large bodies never hold up
+    smaller ones. Where tenants share more than two processes, no tenant may occupy all: a body that has begun
+    is not interrupted for another.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class PreparationPool:
         cpu_s: float = CPU_S,
         address_bytes: int = ADDRESS_BYTES,
     ) -> None:
-        """``models`` in the order of all menus. ``shared``: among tenants. There are fewer processes
-        than ``cores``, within bounds; ``cpu_s`` is for one body, ``address_bytes`` for one of them."""
-        seats = max(LEAST_PROCESSES, min(MOST_PROCESSES, cores - 1))
+        """``models`` are in the order of all menus. ``shared``: whether tenants share the processes. There
+        are fewer processes than ``cores``, within bounds; ``cpu_s`` is for one body, ``address_bytes`` for
+        one process."""
+        seats = max(MIN_PROCESSES, min(MAX_PROCESSES, cores - 1))
         large = max(1, seats // PROCESSES_PER_LARGE)
         self._large = _gate(large, shared=shared)
         self._small = _gate(seats - large, shared=shared)
@@ -84,7 +85,7 @@ class PreparationPool:
         metrics.watch(lambda: len(self._idle) + len(self._busy))
 
     async def start(self) -> None:
-        """Have a process ready for the first body, which would wait a third of a second for it."""
+        """Start a process for the first body, which would otherwise wait a third of a second for it."""
         try:
             self._idle.append(await BodyProcess.start(self._setup))
         except OSError as error:
@@ -93,11 +94,11 @@ class PreparationPool:
     async def prepare(self, tenant: Tenant, assignment: Assignment, body: bytes) -> PreparedJob | Document:
         """See `ElsewhereReader.prepare`."""
         gate = self._large if len(body) > LARGE_BYTES else self._small
-        asked = Asked(
+        asked = QueuedRequest(
             tenant=tenant.name,
             weight=tenant.weight,
             prompt_tokens=len(body),
-            most_outputs=1,
+            max_outputs=1,
             turn=time.monotonic(),
         )
         began = time.perf_counter()
@@ -106,7 +107,7 @@ class PreparationPool:
         except RefusedError as error:
             self._metrics.refused.labels(tenant.name, error.blame).inc()
             raise refused(tenant.name, error) from None
-        # Of its own: what a process has begun it also ends, and until then it is nobody else's.
+        # A task of its own: a process ends what it has begun, and until then it takes no other body.
         reading = asyncio.create_task(self._read(gate, entry, assignment, body))
         self._reading.add(reading)
         reading.add_done_callback(self._reading.discard)
@@ -115,7 +116,7 @@ class PreparationPool:
         return await _unpacked(said)
 
     async def close(self) -> None:
-        """End all processes, and whatever they read."""
+        """End all processes, whatever they read."""
         if self._cleaning is not None:
             self._cleaning.cancel()
         processes = [*self._idle, *self._busy]
@@ -123,7 +124,7 @@ class PreparationPool:
         await asyncio.gather(*(process.end() for process in processes))
         await asyncio.gather(*self._reading, *self._ending, return_exceptions=True)
 
-    async def _read(self, gate: Gate, entry: Entry, assignment: Assignment, body: bytes) -> Said:
+    async def _read(self, gate: Gate, entry: QueueEntry, assignment: Assignment, body: bytes) -> Said:
         began = time.monotonic()
         try:
             return await self._ask(await self._process(), assignment, body)
@@ -131,8 +132,8 @@ class PreparationPool:
             log.error("no process to read bodies can be started: %s", error)
             raise _overloaded() from None
         finally:
-            # Bytes say little of how long a body takes: no wait is estimated by them, which a completed one
-            # would begin, and what it took counts for its tenant instead.
+            # Bytes say little about how long a body takes. So the request is not "completed", which would
+            # begin estimates of waits from bytes, and its tenant is charged the time it took instead.
             took = round((time.monotonic() - began) * BYTES_PER_S)
             gate.leave(entry, took, completed=False)
 
@@ -166,7 +167,7 @@ class PreparationPool:
         return await BodyProcess.start(self._setup)
 
     def _died(self, process: BodyProcess, error: DiedError) -> ApiError:
-        """What the client is told whose body was the end of ``process``."""
+        """Return the error for the client whose body was the end of ``process``."""
         if error.status == -signal.SIGPROF:
             self._metrics.lost.labels("too_complex").inc()
             message = (
@@ -179,7 +180,7 @@ class PreparationPool:
             return ApiError(400, TOO_MUCH_MEMORY, code="request_too_complex")
         self._metrics.lost.labels("died").inc()
         log.error("process %d, which read a body, has ended with status %s", process.pid, error.status)
-        if error.status == -signal.SIGKILL:  # by the system, which is short of memory, or by an operator
+        if error.status == -signal.SIGKILL:  # sent by an operator, or by a system short of memory
             return ApiError(
                 503,
                 "The server is overloaded: the process that read the request was ended.",
@@ -198,7 +199,7 @@ class PreparationPool:
             self._cleaning = asyncio.get_running_loop().call_later(IDLE_S, self._clean)
 
     def _clean(self) -> None:
-        """End a process that others leave nothing to do."""
+        """End an idle process if there is another."""
         self._cleaning = None
         if len(self._idle) > 1:
             self._end(self._idle.pop(0))
@@ -206,20 +207,21 @@ class PreparationPool:
 
 
 def _gate(seats: int, *, shared: bool) -> Gate:
-    """For bodies, of which ``seats`` are read at a time."""
-    bounds = Bounds(
+    """Return a queue for bodies of which ``seats`` are read at a time."""
+    bounds = QueueBounds(
         requests=QUEUED_BODIES,
         prompt_tokens=QUEUED_BYTES,
-        longest_wait_s=LONGEST_WAIT_S,
+        max_wait_s=MAX_WAIT_S,
         shared=shared,
-        most_open=max(1, seats - 1) if shared else None,
+        max_open=max(1, seats - 1) if shared else None,
     )
-    # It counts bytes here, and requests of the ring elsewhere: its own metrics are told nowhere.
+    # This gate counts bytes, where the ring's counts tokens: its own metrics are exported nowhere.
     return Gate(bounds, lambda: Capacity(seats), AdmissionMetrics(CollectorRegistry()))
 
 
 async def _unpacked(said: Said) -> PreparedJob | Document:
-    """What was said, with the ids of prompts taken in by and by."""
+    """Return the result of ``said``, its prompts' ids unpacked over several turns of the event loop. Raises
+    ApiError for a refused body."""
     result = said.result
     if isinstance(result, RefusedBody):
         raise ApiError(result.status, result.message, param=result.param, code=result.code)

@@ -1,4 +1,4 @@
-"""One process that reads bodies, as its router sees it."""
+"""One process that reads bodies, seen from its router."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from baton.router.preparation.limits import MAX_ANSWER_BYTES
 
 _BUFFER_BYTES = 1 << 20
 _ENDS_S = 10.0
-"""How long a process that has closed its end may take to be gone, on a machine that is busy."""
+"""The time that a killed process may take to be gone on a busy machine, in seconds."""
 _LOOK_S = 0.01
 _SINGLE_THREADED = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 _GIVES_BACK = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 20)}
-"""What a large body took is the system's again after it. By itself, malloc learns to keep more and more."""
+"""Settings of malloc by which the memory of a large body returns to the system. By default malloc adapts its
+thresholds and keeps more and more."""
 _SAID = msgspec.msgpack.Decoder(Said)
 
 
 class DiedError(Exception):
-    """The process has ended, or says what makes no sense. ``status``: as ``subprocess`` tells it."""
+    """A process that has ended, or that sends what makes no sense. ``status``: as ``subprocess`` gives it, or
+    None."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(f"a process that reads bodies has ended with status {status}")
@@ -33,7 +35,7 @@ class DiedError(Exception):
 
 
 class BodyProcess:
-    """Answers one question at a time."""
+    """A process that reads one body at a time."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -44,12 +46,13 @@ class BodyProcess:
 
     @classmethod
     async def start(cls, setup: bytes) -> BodyProcess:
-        """``setup``: the frame that comes first. What it takes to get ready is waited for by the first
-        question. Raises OSError."""
+        """Start a process and send it ``setup``, its first frame. The first question waits until the process
+        is ready. Raises OSError."""
         ours, its = socket.socketpair()
         with its:
-            # Not by the event loop: it forks, and gRPC would have its threads stop for that. This does not.
-            process = subprocess.Popen(  # noqa: ASYNC220 - until the program has begun, which is a moment
+            # Not started by the event loop, which forks, and gRPC would stop its threads for that. Popen does
+            # not fork.
+            process = subprocess.Popen(  # noqa: ASYNC220 - blocks for a moment: until the program has begun
                 [sys.executable, "-m", "baton.router.preparation.program", str(os.getpid())],
                 stdin=its.fileno(),
                 stdout=its.fileno(),
@@ -69,7 +72,7 @@ class BodyProcess:
         return self._process.pid
 
     async def ask(self, assignment: Assignment, body: bytes) -> Said:
-        """The answer to ``body``. Raises DiedError."""
+        """Return the answer to ``body``. Raises DiedError."""
         try:
             self._writer.write(frame(assignment) + length_of(body))
             self._writer.write(body)
@@ -90,7 +93,7 @@ class BodyProcess:
         await self._ended()
 
     async def _ended(self) -> int | None:
-        """The status of a process that ends now; None: it did not in time."""
+        """Return the exit status of a process that is ending; None if it does not end in time."""
         for _ in range(round(_ENDS_S / _LOOK_S)):
             if (status := self._process.poll()) is not None:
                 return status

@@ -1,8 +1,8 @@
-"""The program that reads bodies, for ``baton.router.preparation.pool``:
+"""The program that reads bodies for ``baton.router.preparation.pool``:
 ``python -m baton.router.preparation.program PARENT``.
 
-It reads frames from standard input and answers on standard output, as ``frames`` says. A body that takes too
-long or too much memory is the death of this process, or of its answer, and of nothing else.
+It reads frames from standard input and answers on standard output, in the format of ``frames``. A body that
+takes too long or too much memory ends this process, or its answer, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from baton.parent import exit_with_parent
+from baton.process.parent_death import exit_with_parent
 from baton.router.api.errors import ApiError, RequestError
 from baton.router.api.http.preparing.prepare import BodyReader, ModelPreparers
 from baton.router.api.prepared import Assignment, Document
@@ -27,7 +27,7 @@ from baton.text.tokenizer import Tokenizer
 
 
 class _Models:
-    """What reads the bodies for each model, loaded for the first."""
+    """The preparers of each model, loaded for its first body."""
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup.models
@@ -38,12 +38,12 @@ class _Models:
             model = self._setup[place]
             tokenizer = Tokenizer.from_dir(Path(model.directory))
             self._loaded[place] = ModelPreparers.of(tokenizer, model.settings)
-            gc.freeze()  # it stays: nobody need look at it again
+            gc.freeze()  # the tokenizer stays: no collection need look at it
         return self._loaded[place]
 
 
 def answer(reader: BodyReader, assignment: Assignment, body: bytes) -> Said:
-    """What ``body`` asks for, or the error that its client gets."""
+    """Return the request that ``body`` asks for, or the error for its client."""
     try:
         found = reader.prepare(assignment, body)
         return Said(found if isinstance(found, Document) else Packed.of(found))
@@ -56,14 +56,14 @@ def answer(reader: BodyReader, assignment: Assignment, body: bytes) -> Said:
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
-    """Answer until the other end closes."""
+    """Answer bodies until ``source`` ends."""
     content = _read_frame(source)
     if content is None:
         return
     setup = msgspec.msgpack.decode(content, type=Setup)
     resource.setrlimit(resource.RLIMIT_AS, (setup.address_bytes, setup.address_bytes))
     models = _Models(setup)
-    models(0)  # before anybody waits; others when they are asked for
+    models(0)  # before the first body; other models when they are asked for
     reader = BodyReader(models, ignore_unknown=setup.models[0].settings.ignore_unknown_fields)
     assignments = msgspec.msgpack.Decoder(Assignment)
     while (content := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
@@ -82,7 +82,7 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
 
 def _read_frame(source: BinaryIO) -> bytes | None:
-    """The next frame's content; None at the end."""
+    """Return the next frame's content; None at the end."""
     header = source.read(LENGTH_BYTES)
     if len(header) < LENGTH_BYTES:
         return None
@@ -94,7 +94,7 @@ def _read_frame(source: BinaryIO) -> bytes | None:
 def _resident_bytes() -> int:
     statm = Path("/proc/self/statm")
     if not statm.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # elsewhere in bytes, and the most it had
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on other systems in bytes, and the peak
     return int(statm.read_text().split()[1]) * resource.getpagesize()
 
 
@@ -102,13 +102,13 @@ def main() -> None:
     exit_with_parent(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which closes the pipe
-    gc.disable()  # JSON has no cycles; what has is collected between two bodies
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the router, which closes the pipe
+    gc.disable()  # JSON has no cycles; the rest is collected between two bodies
     target = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever is printed is no frame
+    os.dup2(2, 1)  # whatever is printed must not look like a frame
     try:
         serve(sys.stdin.buffer, target)
-    except MemoryError:  # where there is not even room for a question, or an answer
+    except MemoryError:  # no memory even to read a question or write an answer
         os._exit(OUT_OF_MEMORY)
 
 

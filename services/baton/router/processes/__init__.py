@@ -1,5 +1,5 @@
-"""A router of several processes: one address, and one answer to whoever asks about all of it.
+"""A router of several processes, with one address, and one answer to questions about the whole router.
 
-Each process is a router of its own, as if it were another replica. A parent holds the ports and sees to it
-that all of them run; what is asked of one and known to another is asked on between them.
+Each process is a router of its own, like another replica. A parent holds the ports and keeps the processes
+running. A process asked about what another process knows forwards the question.
 """

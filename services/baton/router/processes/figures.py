@@ -17,8 +17,8 @@ class _Sample(msgspec.Struct, array_like=True, frozen=True):
     value: float
 
 
-class Family(msgspec.Struct, array_like=True, frozen=True):
-    """A metric as one process has it."""
+class MetricFamily(msgspec.Struct, array_like=True, frozen=True):
+    """A metric of one process."""
 
     name: str
     documentation: str
@@ -26,10 +26,10 @@ class Family(msgspec.Struct, array_like=True, frozen=True):
     samples: list[_Sample]
 
 
-def families(metrics: Iterable[Metric]) -> list[Family]:
-    """As another process can be told of them."""
+def families(metrics: Iterable[Metric]) -> list[MetricFamily]:
+    """Return metrics in a form that can be sent to another process."""
     return [
-        Family(
+        MetricFamily(
             metric.name,
             metric.documentation,
             metric.type,
@@ -39,20 +39,21 @@ def families(metrics: Iterable[Metric]) -> list[Family]:
     ]
 
 
-def pack(told: list[Family]) -> bytes:
-    """Not as JSON, which has no NaN and no infinity."""
+def pack(told: list[MetricFamily]) -> bytes:
+    """Serialize metrics as MessagePack: JSON has no NaN and no infinity."""
     return msgspec.msgpack.encode(told)
 
 
-def unpack(packed: bytes) -> list[Family]:
-    """What `pack` made. Raises ValueError if it did not."""
-    return msgspec.msgpack.decode(packed, type=list[Family])
+def unpack(packed: bytes) -> list[MetricFamily]:
+    """Deserialize the bytes made by `pack`. Raises ValueError for other bytes."""
+    return msgspec.msgpack.decode(packed, type=list[MetricFamily])
 
 
 class Together(Collector):
-    """A metric that several processes have, is one, with a series for each."""
+    """A collector that merges the metrics of several processes: each metric has the series of all
+    processes."""
 
-    def __init__(self, processes: Mapping[int, Iterable[Family]]) -> None:
+    def __init__(self, processes: Mapping[int, Iterable[MetricFamily]]) -> None:
         self._processes = processes
 
     def collect(self) -> Iterator[Metric]:

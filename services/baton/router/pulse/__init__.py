@@ -1,1 +1,1 @@
-"""Whether the router's event loop runs, and its life sign to the workers while it does not."""
+"""The watch over the router's event loop, and the beats to workers while the loop does not run."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import grpc
 
-from baton.connector.identity import sign_beat
-from baton.tls.channels import Dialer
+from baton.handoff.identity import sign_beat
+from baton.net.channels import Dialer
 from baton.v1 import worker_pb2 as pb
 from baton.v1 import worker_pb2_grpc as pb_grpc
 
@@ -21,12 +21,13 @@ log = logging.getLogger(__name__)
 
 NONCE_BYTES = 16
 ANSWER_S = 0.5
-"""For one beat, and for the connection that the first one needs."""
+"""The time in which a beat must be answered, and in which its connection must be made, in seconds."""
 CALLERS = 16
-"""Threads that beat at once. Each has to win the interpreter from the busy event loop a few times for a beat,
-which takes 5 ms each time: 256 workers hear of it within 0.4 s, one after the other it would be 2 s."""
-MOST_SUSPECTS = CALLERS // 2
-"""Threads for workers that did not hear the beat before: those that hang must leave room for the others."""
+"""Threads that send beats. For a beat, a thread has to take the GIL from the busy event loop a few times, 5
+ms each: 256 workers get a beat within 0.4 s, and would within 2 s one after the other."""
+MAX_SUSPECTS = CALLERS // 2
+"""Most threads for workers that did not answer their last beat, so that hanging workers leave threads for the
+others."""
 CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -37,13 +38,13 @@ CHANNEL_OPTIONS = (
 
 
 def new_nonce() -> bytes:
-    """What the beats of one stream are bound to."""
+    """Return a nonce to which the beats of one stream are bound."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """A worker with a stream of ours."""
+    """A worker to which this router has a stream."""
 
     address: str
     incarnation: str
@@ -51,29 +52,30 @@ class _Line:
     channel: grpc.Channel | None = None
     count: int = 0
     under_way: bool = False
-    """A beat is, and as long as it is there is no other."""
+    """Whether a beat is under way. There is one at a time."""
     failures: int = 0
-    """Beats in a row that were not heard, up to the last."""
+    """Beats in a row, up to the last, that were not answered."""
 
 
 class Beats:
-    """The beats of one router id. The event loop says to whom; the rest is for one other thread, which never
-    waits for a worker."""
+    """The beats of one router id. The event loop registers workers with ``to``; one other thread calls the
+    rest, and never waits for a worker."""
 
     def __init__(self, router_id: str, cluster_key: bytes, dialer: Dialer) -> None:
-        """``dialer``: one that no other thread uses."""
+        """``dialer``: a dialer that no other thread uses."""
         self._router_id = router_id
         self._cluster_key = cluster_key
         self._dialer = dialer
         self._lock = threading.Lock()
         self._lines: set[_Line] = set()
         self._open: set[_Line] = set()
-        """Workers with a connection; some may have left."""
+        """Workers with an open connection. Some may have left."""
         self._callers: ThreadPoolExecutor | None = None
 
     @contextmanager
     def to(self, address: str, incarnation: str, nonce: bytes) -> Iterator[None]:
-        """While this lasts, a worker that greeted as ``incarnation`` has a stream begun with ``nonce``."""
+        """Send beats, while the context lasts, to a worker that greeted as ``incarnation`` on a stream begun
+        with ``nonce``."""
         line = _Line(address, incarnation, nonce)
         with self._lock:
             self._lines.add(line)
@@ -84,7 +86,7 @@ class Beats:
                 self._lines.discard(line)
 
     def send(self) -> None:
-        """Let every worker hear that the router lives, on connections that are made where there are none."""
+        """Send a beat to every worker, and open the connections that are missing."""
         with self._lock:
             lines = sorted(self._lines, key=lambda line: line.failures)
         for gone in self._open.difference(lines):
@@ -93,14 +95,14 @@ class Beats:
             self._callers = ThreadPoolExecutor(CALLERS, thread_name_prefix="beat")
         suspects = sum(line.under_way and line.failures > 0 for line in lines)
         for line in lines:
-            if line.under_way or (line.failures and suspects >= MOST_SUSPECTS):
+            if line.under_way or (line.failures and suspects >= MAX_SUSPECTS):
                 continue
             suspects += line.failures > 0
             line.under_way = True
             self._callers.submit(self._tell, line, self._channel(line))
 
     def rest(self) -> None:
-        """Close the connections and end the threads: the event loop speaks for itself."""
+        """Close the connections and end the threads: the event loop runs again."""
         if self._callers is not None:
             self._callers.shutdown(wait=False, cancel_futures=True)
             self._callers = None
@@ -114,7 +116,7 @@ class Beats:
         return line.channel
 
     def _tell(self, line: _Line, channel: grpc.Channel) -> None:
-        """One beat, and until it is answered. In a thread of its own."""
+        """Send one beat and wait for its answer. Runs in a thread of the pool."""
         line.count += 1
         proof = sign_beat(self._cluster_key, self._router_id, line.incarnation, line.nonce, line.count)
         beat = pb.RouterBeat(router_id=self._router_id, count=line.count, proof=proof)

@@ -1,4 +1,4 @@
-"""How long the turns of the event loop are, by a timer that measures how late it comes."""
+"""The durations of the event loop's turns, measured by the lateness of a timer."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from collections.abc import Callable
 from baton.telemetry.turns import TurnMetrics
 
 TICK_S = 0.01
-"""For ``CLOSE_S`` after a tick that was late by ``LONG_S``: long turns seldom come alone."""
+"""The tick for ``CLOSE_S`` after a tick that was late by ``LONG_S``, in seconds: long turns seldom come
+alone."""
 CALM_TICK_S = 0.04
-"""While requests are under way and turns are short. Each tick wakes the loop, which takes 0.1 ms of processor
-time on a virtual machine: each 10 ms, that is a hundredth of a core."""
+"""The tick while requests are under way and turns are short, in seconds. Each tick wakes the loop, which
+takes 0.1 ms of processor time on a virtual machine: every 10 ms, that would be a hundredth of a core."""
 LONG_S = 0.02
 CLOSE_S = 5.0
 IDLE_TICK_S = 0.1
-"""While no request is under way: an idle loop has to be woken for each tick, which is what costs most."""
+"""The tick while no request is under way, in seconds: waking an idle loop is the greatest cost of a tick."""
 LATE_S = 0.005
-"""No timer of an idle loop is later than that."""
+"""Most seconds by which a timer of an idle loop is late."""
 SLOW_S = 0.1
-"""A turn so long holds up heartbeats, which take a few turns each."""
+"""The length of a turn, in seconds, that delays heartbeats, which take a few turns each."""
 
 
 class ProcessorWait:
-    """How long one thread has been ready to run while others had the processors."""
+    """The time that one thread was ready to run while other threads had the processors."""
 
     def __init__(self) -> None:
-        """For the thread that makes it."""
+        """Measures the thread that calls this."""
         try:
             self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # not Linux, or one that does not count
+        except OSError:  # not Linux, or a kernel that does not count
             self._file = -1
 
     def seconds(self) -> float:
-        """Since the thread began; 0 where the system does not tell."""
+        """Return the seconds since the thread began; 0 if the system does not count them."""
         if self._file < 0:
             return 0.0
         return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
@@ -48,12 +49,13 @@ class ProcessorWait:
 
 
 class Turns:
-    """The tick of one event loop. It belongs to the loop's thread; others may read what is public."""
+    """The tick of one event loop. It belongs to the loop's thread; other threads may read public
+    attributes."""
 
     def __init__(self, metrics: TurnMetrics, idle: Callable[[], bool] = lambda: False) -> None:
-        """``idle``: whether no request is under way. It is asked at each tick."""
+        """``idle``: whether no request is under way. It is called at each tick."""
         self.thread = 0
-        """Of the loop, once it is started."""
+        """The id of the loop's thread, once started."""
         self.ticked_at = time.monotonic()
         self._slow_s = 0.0
         self._close_until = self.ticked_at + CLOSE_S
@@ -61,11 +63,11 @@ class Turns:
         self._idle = idle
         self._due = self.ticked_at
         self._used_s: float | None = None
-        """Processor time of the thread at the last tick, of a loop that was idle."""
+        """Processor time of the thread at the last tick, in seconds, if the loop was idle then."""
         self._timer: asyncio.TimerHandle | None = None
         self._processor: ProcessorWait | None = None
         self._waited_s = 0.0
-        """By ``_processor``, at the last tick."""
+        """The seconds of ``_processor`` at the last tick."""
 
     def start(self) -> None:
         """Tick from now on, on the running loop."""
@@ -81,7 +83,8 @@ class Turns:
             self._processor.close()
 
     def slow_at(self, now: float) -> float:
-        """Seconds by which ticks came late so far, by ``SLOW_S`` and more; with one that is due."""
+        """Return the sum of lateness of all ticks that were late by ``SLOW_S`` or more, in seconds. A tick
+        that is due counts."""
         overdue = now - self._due
         return self._slow_s + (overdue if overdue >= SLOW_S else 0.0)
 
@@ -102,14 +105,14 @@ class Turns:
         if late >= SLOW_S:
             self._slow_s += late
         if self._used_s is not None and late >= LATE_S:
-            # The turn began before the tick was due: how long before, its computing tells.
+            # The turn began before the tick was due; its processor time tells how long before.
             late = max(late, time.thread_time() - self._used_s)
-        self._metrics.took(late, now, late - min(late, self._waited_in_turn()))
+        self._metrics.observe(late, now, late - min(late, self._waited_in_turn()))
         self._arm(loop, now)
 
     def _waited_in_turn(self) -> float:
-        """How long the thread at least has waited for a processor since the tick was due: what it has waited
-        since the last tick, less all the time until it was due."""
+        """Return the least time that the thread has waited for a processor since the tick was due, in
+        seconds: its wait since the last tick, less the time from that tick until this one was due."""
         if self._processor is None:
             return 0.0
         before, self._waited_s = self._waited_s, self._processor.seconds()

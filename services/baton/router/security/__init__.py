@@ -1,1 +1,1 @@
-"""Who may ask: API keys, and whom they stand for."""
+"""API keys, the clients they identify, and cache salts."""

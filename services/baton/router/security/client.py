@@ -1,37 +1,37 @@
-"""Who asks."""
+"""The client of a request."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 
+from baton.core.priority import MAX_PRIORITY
 from baton.router.shared.limits import Tenant
-from baton.urgency import MOST_PRIORITY
 
 _SALT = b"baton-cache-salt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What a request's key says of it; without keys, everybody is the same one."""
+    """The client that a request's key identifies. Without keys, all requests are of the same client."""
 
     tenant: Tenant
     key: str | None = None
-    """The key's name, for logs; None: there are no keys."""
+    """The key's name, for logs. None: there are no keys."""
     models: frozenset[str] | None = None
-    """Those it may ask; None: all."""
+    """The models that the client may use. None: all."""
     operator: bool = False
-    """It may hear of all tenants' requests, and of workers."""
-    most_urgent: int = -MOST_PRIORITY
-    """The least ``priority`` that its requests may have."""
+    """Whether the client may see the requests of all tenants, and the workers."""
+    most_urgent: int = -MAX_PRIORITY
+    """The lowest ``priority`` value that the client's requests may have."""
 
     def may_ask(self, model: str) -> bool:
         return self.models is None or model in self.models
 
     def cache_salt(self, given: str | None) -> bytes:
-        """Among whom cached blocks are shared: with keys, its tenant alone, and within it those requests that
-        give the same salt. Both have a part of their own in the digest, so that no salt that a client gives
-        is another tenant's. There is no secret in it: that is for `CacheSalts` to add."""
+        """Return the group of requests that share cached blocks: with keys, those of one tenant that give the
+        same salt. Tenant and salt have separate parts in the digest, so that no client's salt yields another
+        tenant's group. It contains no secret: `CacheSalts` adds one."""
         if self.key is None and not given:
             return b""
         tenant = b"" if self.key is None else hashlib.sha256(self.tenant.name.encode()).digest()

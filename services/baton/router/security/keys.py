@@ -1,8 +1,8 @@
-"""The file of API keys: what is in it, and reading it again when it changes.
+"""The file of API keys: its format, and reading it again when it changes.
 
-A file holds no key but its SHA-256. A slow hash (bcrypt, scrypt) makes guessing dear where people choose what
-is hashed; these keys are 256 random bits, which nobody guesses at any speed, and a slow hash would cost each
-request what it costs a guess.
+The file holds the SHA-256 of each key, not the key. A slow hash (bcrypt, scrypt) makes guesses expensive
+where people choose the secret. These keys are 256 random bits, which cannot be guessed at any speed, and a
+slow hash would cost each request as much as a guess.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import NoReturn
 
 import msgspec
 
-from baton.options import ConfigError
+from baton.core.priority import MAX_PRIORITY
+from baton.net.file_watcher import WatchedFiles
+from baton.process.options import ConfigError
 from baton.router.security.client import Client
 from baton.router.shared.limits import Limits, Tenant
-from baton.urgency import MOST_PRIORITY
-from baton.watched import WatchedFiles
 
 log = logging.getLogger(__name__)
 
 PREFIX = "baton-"
 KEY_BYTES = 32
-LONGEST_KEY = 512
+MAX_KEY = 512
 RELOAD_S = 1.0
-MOST_BYTES = 16 << 20
-MOST_KEYS = 100_000
+MAX_BYTES = 16 << 20
+MAX_KEYS = 100_000
 
 _NAME = re.compile(r"[A-Za-z0-9._@/-]{1,64}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
@@ -52,7 +52,7 @@ class _KeyEntry(msgspec.Struct, forbid_unknown_fields=True):
     tenant: str
     models: list[str] | None = None
     operator: bool = False
-    most_urgent: int = -MOST_PRIORITY
+    most_urgent: int = -MAX_PRIORITY
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,19 +61,20 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class KeysError(Exception):
-    """The file cannot be used, in one line that quotes nothing of it but names."""
+    """The file cannot be used. The text is one line, which quotes nothing of the file but names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """All that a file says, by the keys' digests."""
+    """The clients of a file, by the digests of their keys."""
 
     clients: Mapping[bytes, Client]
 
     def find(self, key: str) -> Client | None:
-        """Whom ``key`` stands for. Digests are compared, never keys: how long that takes may tell how far the
-        digest of a guess agrees with a known one, and nobody can choose a guess by its digest."""
-        return self.clients.get(digest_of(key)) if len(key) <= LONGEST_KEY else None
+        """Return the client of ``key``, or None. Digests are compared, never keys: the timing can only reveal
+        how far the digest of a guess agrees with a known digest, and nobody can choose a guess by its
+        digest."""
+        return self.clients.get(digest_of(key)) if len(key) <= MAX_KEY else None
 
 
 def digest_of(key: str) -> bytes:
@@ -81,29 +82,29 @@ def digest_of(key: str) -> bytes:
 
 
 def new_key() -> str:
-    """A key that nobody has: 256 random bits."""
+    """Return a new key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def entry_line(key: str, name: str, tenant: str) -> str:
-    """What makes ``key`` known, to be added under ``keys:``; YAML and, but for the dash, JSON. Raises
-    KeysError when a name cannot be used."""
+    """Return the entry of ``key``, to be added under ``keys:``; YAML and, but for the dash, JSON. Raises
+    KeysError for an invalid name."""
     _check_name("name", name)
     _check_name("tenant", tenant)
     return f'- {{"name": "{name}", "hash": "sha256:{digest_of(key).hex()}", "tenant": "{tenant}"}}'
 
 
 def parse(data: bytes, defaults: Limits) -> Keys:
-    """The keys of a file, YAML or JSON (which is YAML). ``defaults``: the limits that a tenant does not
-    name. Raises KeysError."""
+    """Parse a file, YAML or JSON (which is YAML). ``defaults``: the limits that a tenant does not set. Raises
+    KeysError."""
     try:
         file = msgspec.yaml.decode(data, type=_File)
     except msgspec.ValidationError as error:
         raise KeysError(str(error)) from None
-    except Exception as error:  # noqa: BLE001 - the parser's own, which quote the text
+    except Exception as error:  # noqa: BLE001 - the parser's own errors, which quote the text
         raise KeysError(f"it is neither YAML nor JSON{_line_of(error)}") from None
-    if len(file.keys) > MOST_KEYS:
-        raise KeysError(f"it has {len(file.keys)} keys; at most {MOST_KEYS} are allowed")
+    if len(file.keys) > MAX_KEYS:
+        raise KeysError(f"it has {len(file.keys)} keys; at most {MAX_KEYS} are allowed")
     tenants = {name: _tenant(name, entry, defaults) for name, entry in file.tenants.items()}
     clients: dict[bytes, Client] = {}
     names: set[str] = set()
@@ -117,10 +118,10 @@ def parse(data: bytes, defaults: Limits) -> Keys:
         digest = _digest(where, entry.hash)
         if digest in clients:
             raise KeysError(f"{where}.hash is that of key {clients[digest].key!r} too")
-        if not -MOST_PRIORITY <= entry.most_urgent <= MOST_PRIORITY:
+        if not -MAX_PRIORITY <= entry.most_urgent <= MAX_PRIORITY:
             raise KeysError(
-                f"{where}.most_urgent is {entry.most_urgent}; it must be between {-MOST_PRIORITY} and "
-                f"{MOST_PRIORITY}"
+                f"{where}.most_urgent is {entry.most_urgent}; it must be between {-MAX_PRIORITY} and "
+                f"{MAX_PRIORITY}"
             )
         clients[digest] = Client(
             tenant=tenants.get(entry.tenant) or Tenant(entry.tenant, defaults),
@@ -175,10 +176,10 @@ def _tenant(name: str, entry: _TenantEntry, defaults: Limits) -> Tenant:
 
 
 class KeyFile:
-    """The keys of a file, as they are in it now."""
+    """The keys of a file, following its changes."""
 
     def __init__(self, path: str, defaults: Limits) -> None:
-        """Raises ConfigError when the file cannot be used: a router must not start open."""
+        """Raises ConfigError when the file cannot be used: a router must not start without keys."""
         self._path = path
         self._defaults = defaults
         self._watch = WatchedFiles([path])
@@ -191,13 +192,13 @@ class KeyFile:
         return self._keys.find(key)
 
     async def run(self) -> NoReturn:
-        """Follow the file, for as long as the router lives."""
+        """Follow the file for as long as the router lives."""
         while True:
             await asyncio.sleep(RELOAD_S)
             await asyncio.to_thread(self.follow)  # a long file takes a while
 
     def follow(self) -> None:
-        """Read the file again if it has changed. While it cannot be used, the keys stay what they were."""
+        """Read the file again if it has changed. While it cannot be used, the keys stay as they were."""
         if not self._watch.changed():
             return
         try:
@@ -210,9 +211,9 @@ class KeyFile:
     def _read(self) -> Keys:
         try:
             with Path(self._path).open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(MAX_BYTES + 1)
         except OSError as error:
             raise KeysError(f"it cannot be read: {error.strerror or error}") from None
-        if len(data) > MOST_BYTES:
-            raise KeysError(f"it has more than {MOST_BYTES} bytes")
+        if len(data) > MAX_BYTES:
+            raise KeysError(f"it has more than {MAX_BYTES} bytes")
         return parse(data, self._defaults)

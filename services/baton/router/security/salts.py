@@ -1,4 +1,4 @@
-"""The salts of cached blocks, as workers are told them."""
+"""The salts of cached blocks, as they are sent to workers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import hmac
 
 
 class CacheSalts:
-    """Keys salts with the cluster key: who does not have it cannot find out what a tenant asked by making the
-    digests of a guess. All routers of one ring make the same."""
+    """Makes salts with the cluster key: without it, nobody can find out what a tenant asked by computing the
+    digests of a guess. All routers of one cluster make the same salts."""
 
     def __init__(self, cluster_key: bytes) -> None:
-        # A key of its own: nothing else that the cluster key signs is ever taken for a salt.
+        # A derived key: nothing else that the cluster key signs can be taken for a salt.
         self._key = hmac.digest(cluster_key, b"baton: cache salts", hashlib.sha256)
 
     def of(self, sharers: bytes) -> bytes:
-        """The salt of ``sharers``, see `Client.cache_salt`; that of everybody stays empty."""
+        """Return the salt of ``sharers``, the group of `Client.cache_salt`. The salt of the empty group is
+        empty."""
         return hmac.digest(self._key, sharers, hashlib.sha256) if sharers else b""

@@ -1,5 +1,6 @@
-"""What the replicas of a router share: a tenant's use of its limits, and what is on its way to workers.
+"""The state that replicas of a router share: each tenant's use of its limits, and the load on its way to
+workers.
 
-It is kept in Redis where a URL is given, and in this process otherwise. Whatever becomes of Redis, no request
-waits for it for longer than the bound, and none fails because of it.
+The state is kept in Redis if a URL is given, and in this process otherwise. Whatever happens to Redis, no
+request waits for it longer than the bound, and no request fails because of it.
 """

@@ -1,4 +1,4 @@
-"""What can go wrong between a router and Redis, by a few names: metrics and logs have them."""
+"""The causes of failures between a router and Redis, as a few words for metrics and logs."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "OOM": "full",
     }
 )
-"""The code that Redis's error begins with, or which its scripts quote → our word for it."""
+"""Code at the beginning of Redis's error, or quoted by its scripts → our word for the cause."""
 WORDS = frozenset(
     {*CAUSES.values(), "timeout", "connection", "lookup", "tls", "refused", "unexpected"},
 )
-"""All causes of a StoreError: ``readonly`` is a replica's answer (Redis has failed over), ``lookup`` a name
-that leads nowhere, ``refused`` another error of Redis's, ``unexpected`` one of ours."""
-LONGEST_MESSAGE = 300
+"""All causes of a StoreError: ``readonly`` is a replica's answer (Redis has failed over), ``lookup`` a host
+name without an address, ``refused`` any other error of Redis, ``unexpected`` an error of ours."""
+MAX_MESSAGE = 300
 
 _CODE = re.compile(rf"(?:^|[\s:-])({'|'.join(CAUSES)})\b")
 
 
 class StoreError(Exception):
-    """Redis did not do it. ``word`` is one of WORDS."""
+    """A call of Redis failed. ``word`` is one of WORDS."""
 
     def __init__(self, word: str, message: str, *, unsure: bool = False) -> None:
-        """``unsure``: it may have done it all the same, and the answer was late."""
+        """``unsure``: Redis may have run the call all the same, and answered late."""
         super().__init__(message)
         self.word = word
         self.unsure = unsure
 
 
 def store_error(error: Exception) -> StoreError:
-    """What ``error``, whatever it is, means for whoever asked Redis."""
+    """Return the StoreError for any ``error`` of a call of Redis."""
     text = " ".join(str(error).split()) or type(error).__name__
     word = cause_of(error)
     if word == "unexpected":
         text = f"{type(error).__name__}: {text}"
-    return StoreError(word, text[:LONGEST_MESSAGE])
+    return StoreError(word, text[:MAX_MESSAGE])
 
 
 def cause_of(error: Exception) -> str:
-    """One of WORDS."""
+    """Return the cause of ``error``, one of WORDS."""
     from redis import exceptions
 
     by_type: tuple[tuple[type[BaseException], str], ...] = (
@@ -70,7 +70,7 @@ def cause_of(error: Exception) -> str:
         (socket.gaierror, "lookup"),
         (ssl.SSLError, "tls"),
     )
-    # The client has its own error for one of the system's, which is its cause or its context.
+    # The client wraps an error of the system in its own, with the system's as its cause or context.
     for each in _chain(error):
         for kind, word in by_type:
             if isinstance(each, kind):

@@ -1,4 +1,4 @@
-"""Tenants, what they may use, and what a request is told of it."""
+"""Tenants, their limits, and the decision about a request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Literal
 
 WINDOW_MS = 60_000
 BUCKET_MS = 250
-"""A window is counted in buckets. The oldest counts whole until all of it has left the window, so no minute
-ever has more than its limit, and a tenant that asks evenly gets 250 ms in 60 s, 0.4 %, less than it."""
+"""The length of a window's buckets. The oldest bucket counts whole until all of it has left the window: no
+minute ever has more than its limit, and a tenant with an even rate gets 250 ms in 60 s, 0.4 %, less than its
+limit."""
 WINDOW_BUCKETS = WINDOW_MS // BUCKET_MS
 DAY_MS = 86_400_000
 
@@ -18,54 +19,54 @@ MEASURES: tuple[Measure, ...] = ("requests", "tokens", "concurrent", "quota")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """None: no limit."""
+    """The limits of a tenant. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
     tokens_per_day: int | None = None
-    """The quota: of a UTC day."""
+    """The quota of tokens in a UTC day."""
 
     def __bool__(self) -> bool:
         return any(limit is not None for limit in self.in_order())
 
     def in_order(self) -> tuple[int | None, int | None, int | None, int | None]:
-        """As in ``MEASURES``."""
+        """Return the limits in the order of ``MEASURES``."""
         return self.requests_per_minute, self.tokens_per_minute, self.concurrent, self.tokens_per_day
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whoever requests are counted for."""
+    """The tenant that requests are counted for."""
 
     name: str = "default"
     limits: Limits = Limits()
     weight: float = 1.0
-    """Its share of what there is, against other tenants that want some too."""
+    """The tenant's weight when it competes with other tenants for capacity."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What is left of one limit."""
+class RemainingLimit:
+    """The rest of one limit."""
 
     limit: int
     remaining: int
     reset_ms: int
-    """Until all of it is there again, if nothing more is used."""
+    """The time until the whole limit is available again if nothing more is used, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """Whether one request may run. ``refused_by`` names the first limit that is against it, for ever if one
-    is."""
+class LimitDecision:
+    """The decision whether one request may run. ``refused_by`` is the first limit that refuses it, or the
+    first that refuses it for ever if there is one."""
 
     refused_by: Measure | None
     wait_ms: int = 0
-    """Until the same request could be admitted; -1: it never can."""
-    requests: Room | None = None
-    tokens: Room | None = None
+    """The time until the same request could be admitted, in milliseconds; -1: never."""
+    requests: RemainingLimit | None = None
+    tokens: RemainingLimit | None = None
     bucket: int = 0
-    """In which it is counted."""
+    """The bucket in which the request is counted."""
 
 
 def bucket_of(now_ms: int) -> int:
@@ -73,15 +74,15 @@ def bucket_of(now_ms: int) -> int:
 
 
 def day_of(bucket: int) -> int:
-    """The UTC day in which a bucket begins, counted from 1970."""
+    """Return the UTC day in which a bucket begins, counted from 1970."""
     return bucket * BUCKET_MS // DAY_MS
 
 
 def oldest_bucket(now_ms: int) -> int:
-    """The first one that is in the window, or partly."""
+    """Return the first bucket that is at least partly in the window."""
     return (now_ms - WINDOW_MS) // BUCKET_MS
 
 
 def until_left_ms(bucket: int, now_ms: int) -> int:
-    """Until all of a bucket has left the window."""
+    """Return the time until all of a bucket has left the window, in milliseconds."""
     return max(0, (bucket + 1) * BUCKET_MS + WINDOW_MS - now_ms)

@@ -1,5 +1,5 @@
-"""The client of Redis: how its connections are dialled, shared, proved and left. Imported where Redis is
-used: the package is large."""
+"""The client of Redis: how its connections are dialled, shared, authenticated and dropped. Imported only if
+Redis is used: the package is large."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError, RedisError
 
-from baton.options import ConfigError
-from baton.watched import WatchedFiles
+from baton.net.file_watcher import WatchedFiles
+from baton.process.options import ConfigError
 
 PASSWORD_VARIABLE = "BATON_REDIS_PASSWORD"
 CONNECTIONS = 32
-MOST_PASSWORD = 64 << 10
-"""Bytes of a password's file: one that is longer is another file."""
+MAX_PASSWORD = 64 << 10
+"""Most bytes of a password's file. A longer file is not a password."""
 DIAL_S = 1.0
-"""For a connection to be made, its host's lookup and TLS included; no call waits for so long."""
+"""The time in which a connection must be made, its host's lookup and TLS included, in seconds. No call waits
+so long."""
 FRESH_S = 2.0
-"""For so long what came too late for one call, a connection or the answer to a lookup, serves the next."""
+"""The time for which a connection or a lookup that was too late for one call can be used by the next, in
+seconds."""
 
 _Ends: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ResolvedNames:
-    """Where the host of Redis is: one lookup at a time, whatever number of dials wait for it.
+    """The addresses of Redis's host, found by one lookup at a time, however many dials wait for it.
 
-    A lookup is no part of the dial that began it, or one that takes longer would be begun again and again,
-    each in a thread; nor could its failure be told to a dial that is over.
+    A lookup does not end with the dial that began it. Otherwise a slow lookup would be begun again and again,
+    each in a thread, and its failure would be lost with the dial.
     """
 
     def __init__(self) -> None:
@@ -48,7 +50,8 @@ class ResolvedNames:
         self._answered_at = 0.0
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """All of ``host``, in the resolver's order. Raises OSError, gaierror where there is no such name."""
+        """Return all addresses of ``host``, in the resolver's order. Raises OSError; gaierror for a name that
+        does not exist."""
         if _is_address(host):
             return [host]
         loop = asyncio.get_running_loop()
@@ -70,7 +73,7 @@ class ResolvedNames:
     def _answered(self, lookup: asyncio.Task[list[str]]) -> None:
         self._answered_at = lookup.get_loop().time()
         if not lookup.cancelled():
-            lookup.exception()  # whoever waits has it; if nobody does any more, it is no news
+            lookup.exception()  # marks it as retrieved: if no dial waits any more, asyncio must not log it
 
 
 def _is_address(host: str) -> bool:
@@ -82,15 +85,15 @@ def _is_address(host: str) -> bool:
 
 
 class SharedContext:
-    """The TLS settings of all connections. Making them takes 20 ms of the event loop, most of what a dial
-    has, and so it is done once, and again when a file that the URL names has changed."""
+    """The TLS context of all connections. Making it blocks the event loop for 20 ms, most of the time that a
+    dial has, so it is made once, and again when a file that the URL names has changed."""
 
     def __init__(self) -> None:
         self._context: ssl.SSLContext | None = None
         self._watch: WatchedFiles | None = None
 
     def get(self, settings: RedisSSLContext) -> ssl.SSLContext:
-        """``settings`` are any connection's, as they are all alike. Raises OSError."""
+        """Return the context. ``settings``: those of any connection, as all are alike. Raises OSError."""
         if self._watch is None:
             named = (settings.ca_certs, settings.certfile, settings.keyfile)
             self._watch = WatchedFiles([path for path in named if path is not None])
@@ -101,11 +104,11 @@ class SharedContext:
 
 
 class _Dialled(Connection):
-    """A connection that is dialled beside the call that wants it.
+    """A connection that is dialled in a task apart from the call that needs it.
 
-    A call has some 30 ms, and a dial may take longer where names are looked up, or certificates checked by a
-    busy machine. It goes on when the call is over, and the next call has what became of it. Nor is a
-    handshake cut short for each call, of which uvloop complains with a traceback.
+    A call has some 30 ms, and a dial may take longer when a name is looked up, or a busy machine checks
+    certificates. The dial goes on when the call is over, and the next call gets its result. Nor does each
+    call abort a handshake, which uvloop logs with a traceback.
     """
 
     def __init__(self, *, names: ResolvedNames, **options: Any) -> None:
@@ -131,7 +134,7 @@ class _Dialled(Connection):
         self._reader, self._writer = reader, writer
 
     def hang_up(self) -> None:
-        """Forget what was dialled and not taken yet."""
+        """Drop a dialled connection that no call has taken."""
         dial, self._dial = self._dial, None
         if dial is not None:
             dial.add_done_callback(_close)
@@ -159,7 +162,7 @@ class _Dialled(Connection):
     def _dialled(self, dial: asyncio.Task[_Ends]) -> None:
         self._dialled_at = _now()
         if not dial.cancelled():
-            dial.exception()  # whoever waits has it; if nobody does any more, it is no news
+            dial.exception()  # marks it as retrieved: if no call waits any more, asyncio must not log it
 
 
 def _close(dial: asyncio.Task[_Ends]) -> None:
@@ -172,7 +175,7 @@ def _now() -> float:
 
 
 class _DialledTls(_Dialled, SSLConnection):
-    """Likewise with TLS, and with the settings of all."""
+    """A dialled connection with TLS, and with the shared context."""
 
     def __init__(self, *, shared: SharedContext, **options: Any) -> None:
         super().__init__(**options)
@@ -184,8 +187,8 @@ class _DialledTls(_Dialled, SSLConnection):
 
 
 class Pool(BlockingConnectionPool):
-    """Connections that can be left all at once. Knows whose calls have got one: of the others Redis cannot
-    have heard."""
+    """A pool whose connections can all be dropped at once. ``served`` holds the calls that got a connection:
+    no other call can have reached Redis."""
 
     def __init__(self, *, connection_class: type[Connection], **options: Any) -> None:
         tls = issubclass(connection_class, SSLConnection)
@@ -195,7 +198,7 @@ class Pool(BlockingConnectionPool):
         super().__init__(connection_class=_DialledTls if tls else _Dialled, **options)
         self.served: WeakSet[asyncio.Future[object]] = WeakSet()
         self._left: WeakSet[AbstractConnection] = WeakSet()
-        """Connections in use that are closed when they come back."""
+        """Connections in use that are closed when they are released."""
 
     async def get_connection(self, *about: Any, **options: Any) -> Any:
         connection = await super().get_connection(*about, **options)  # type: ignore[no-untyped-call]
@@ -211,8 +214,8 @@ class Pool(BlockingConnectionPool):
         await super().release(connection)
 
     async def leave(self) -> None:
-        """Use none of these connections again: the next one is dialled, with the password and the address
-        that there are then. Waits for nobody."""
+        """Drop all connections: the next call dials, with the password and the address of that time. Waits
+        for no call."""
         self._left.update(self._in_use_connections)
         for connection in self._available_connections:
             await connection.disconnect(nowait=True)
@@ -225,32 +228,33 @@ class Pool(BlockingConnectionPool):
 
 
 class PasswordFileError(AuthenticationError):
-    """The file of the password cannot be used. A RedisError, so that the client closes the connection."""
+    """The password's file cannot be used. A RedisError, so that the client closes the connection."""
 
 
 class Password(CredentialProvider):
-    """The password as it is now: of a file, read for each connection, or of the environment."""
+    """The current password: from a file, read for each connection, or from the environment."""
 
     def __init__(self, user: str | None, path: str | None) -> None:
         self._user = user
         self._path = path
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Raises PasswordFileError."""
+        """Return user and password. Raises PasswordFileError."""
         secret = os.environ[PASSWORD_VARIABLE] if self._path is None else self._read(self._path)
         return (self._user, secret) if self._user else (secret,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
-        """Likewise. A mounted file of some bytes is read as fast as a thread would be asked to."""
+        """Return user and password, without a thread: a small mounted file is read as fast as a thread is
+        woken. Raises PasswordFileError."""
         return self.get_credentials()
 
     @staticmethod
     def _read(path: str) -> str:
         try:
             with Path(path).open("rb") as file:
-                data = file.read(MOST_PASSWORD + 1)
-            if len(data) > MOST_PASSWORD:
-                raise PasswordFileError(f"{path} has more than {MOST_PASSWORD} bytes")
+                data = file.read(MAX_PASSWORD + 1)
+            if len(data) > MAX_PASSWORD:
+                raise PasswordFileError(f"{path} has more than {MAX_PASSWORD} bytes")
             return data.decode().strip()
         except OSError as error:
             raise PasswordFileError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -259,12 +263,12 @@ class Password(CredentialProvider):
 
 
 def client_of(url: str, password_file: str | None, timeout_s: float) -> Redis:
-    """A client that connects when it is used, and tries nothing twice: that is the breaker's affair. Raises
-    ConfigError for options in ``url`` that no connection can have."""
+    """Return a client that connects when it is used, and retries nothing: that is left to the breaker. Raises
+    ConfigError for options in ``url`` that a connection cannot have."""
     parts = urlsplit(url)
     user = unquote(parts.username) if parts.username else None
     given = password_file is not None or PASSWORD_VARIABLE in os.environ
-    if given:  # that of the URL does not count
+    if given:  # the URL's password does not count
         host = parts.netloc.rpartition("@")[2]
         url = urlunsplit(parts._replace(netloc=host))
     try:
@@ -280,7 +284,7 @@ def client_of(url: str, password_file: str | None, timeout_s: float) -> Redis:
             **({"credential_provider": Password(user, password_file)} if given else {}),
         )
         pool.make_connection()  # type: ignore[no-untyped-call]
-    except (TypeError, ValueError, RedisError):  # which may quote a password
+    except (TypeError, ValueError, RedisError):  # the text may quote a password
         message = "has an option behind the ? that cannot be used; see docs/limits.md for those that can"
         raise ConfigError("redis_url", message) from None
     return Redis(connection_pool=pool)

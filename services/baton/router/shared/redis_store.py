@@ -1,4 +1,4 @@
-"""The scripts in Redis, each call bounded in time and each failure by one of a few names."""
+"""The calls of the scripts in Redis, each bounded in time, and each failing with one of a few causes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from baton.options import ConfigError, StartError
+from baton.process.options import ConfigError, StartError
 from baton.router.shared.failures import StoreError, cause_of, store_error
-from baton.router.shared.limits import BUCKET_MS, MEASURES, WINDOW_MS, Decision, Room, Tenant
+from baton.router.shared.limits import BUCKET_MS, MEASURES, WINDOW_MS, LimitDecision, RemainingLimit, Tenant
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -25,12 +25,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LEASE_MS = 15_000
-"""Of a request under way, renewed every third of it; that of a router that died ends."""
+"""The life of a lease. The lease of a running request is renewed every third of it; leases of a dead router
+expire."""
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """An amount to add to a bucket of a tenant (of the quota: to a day)."""
+class BucketDelta:
+    """An amount to add to a bucket of a tenant; of the quota, to a day."""
 
     kind: str
     bucket: int
@@ -38,18 +39,18 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """What came back for a sign of life."""
+class BeatReply:
+    """The reply to a router's beat."""
 
     now_ms: int
     memory: str
-    """Another than before: Redis has lost what it was told."""
+    """The identity of Redis's memory. When it changes, Redis has lost its data."""
     words: dict[str, bytes]
-    """What each living router says, this one included."""
+    """The word of each living router, this one included."""
 
 
 def check_url(url: str) -> None:
-    """Raises ConfigError unless it is one of Redis, without saying what is in it."""
+    """Raises ConfigError, which quotes nothing of it, unless ``url`` is a URL of Redis."""
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("redis", "rediss") and parts.hostname and (parts.port is None or parts.port)
@@ -60,8 +61,8 @@ def check_url(url: str) -> None:
 
 
 def connect(url: str, password_file: str | None, timeout_s: float) -> Redis:
-    """A client that connects when it is used. Raises StartError where the package is missing, and ConfigError
-    where ``url`` has what no connection can have."""
+    """Return a client that connects when it is used. Raises StartError if the package is missing, and
+    ConfigError if ``url`` has options that a connection cannot have."""
     try:
         from baton.router.shared.redis_client import client_of
     except ImportError as error:
@@ -70,7 +71,8 @@ def connect(url: str, password_file: str | None, timeout_s: float) -> Redis:
 
 
 def _named(call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """``call``, of whose errors every one is a StoreError: no request fails by what happens in here."""
+    """Return ``call`` with every error turned into a StoreError, so that no request fails by a failure of
+    Redis."""
 
     @wraps(call)
     async def named(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -99,8 +101,9 @@ class RedisStore:
         )
 
     @_named
-    async def admit(self, tenant: Tenant, tokens: int, lease: str) -> tuple[Decision, int]:
-        """The decision, and Redis's time in ms. Raises StoreError."""
+    async def admit(self, tenant: Tenant, tokens: int, lease: str) -> tuple[LimitDecision, int]:
+        """Count a request if the tenant's limits admit it. Returns the decision, and Redis's time in
+        milliseconds. Raises StoreError."""
         limits = tenant.limits
         reply = await self._call(
             self._admit,
@@ -111,7 +114,7 @@ class RedisStore:
             ],
         )
         refused, wait, requests, requests_reset, used, tokens_reset, now, bucket = cast(list[int], reply)
-        decision = Decision(
+        decision = LimitDecision(
             MEASURES[refused - 1] if refused else None,
             wait,
             _room(limits.requests_per_minute, requests, requests_reset),
@@ -122,25 +125,25 @@ class RedisStore:
 
     @_named
     async def settle(
-        self, tenant: str, ended: Sequence[str], held: Sequence[str], deltas: Sequence[Delta]
+        self, tenant: str, ended: Sequence[str], held: Sequence[str], deltas: Sequence[BucketDelta]
     ) -> None:
-        """Raises StoreError."""
+        """End leases, renew ``held`` leases, and add amounts. Raises StoreError."""
         told = [[each.kind, each.bucket, each.amount] for each in deltas]
         lists = [orjson.dumps(each) for each in (list(ended), list(held), told)]
         await self._call(self._settle, self._keys(tenant), [LEASE_MS, BUCKET_MS, WINDOW_MS, *lists])
 
     @_named
-    async def beat(self, router: str, words: bytes, life_ms: int) -> Beat:
-        """Raises StoreError."""
+    async def beat(self, router: str, words: bytes, life_ms: int) -> BeatReply:
+        """Report that ``router`` lives, with its word for the others. Raises StoreError."""
         keys = [f"{{{self._prefix}:routers}}:{name}" for name in ("ends", "words", "memory")]
         reply = await self._call(self._beat, keys, [router, words, life_ms])
         now, memory, flat = cast(tuple[int, bytes, list[bytes]], reply)
         pairs = zip(flat[::2], flat[1::2], strict=True)
-        return Beat(now, memory.decode(), {name.decode(): word for name, word in pairs})
+        return BeatReply(now, memory.decode(), {name.decode(): word for name, word in pairs})
 
     async def leave(self) -> None:
-        """Use no connection again that there is: the next call dials, where the name leads by then. After a
-        failover the connections that are open lead to a replica, or to nobody."""
+        """Drop all connections: the next call dials the host's address of that time. After a failover, open
+        connections lead to a replica, or nowhere."""
         await self._pool.leave()
 
     async def close(self) -> None:
@@ -156,8 +159,8 @@ class RedisStore:
         return await self._bounded(script(keys=keys, args=args))  # type: ignore[operator]
 
     async def _bounded(self, call: object) -> object:
-        # In a task of its own, which is left to itself when its time is up: the client takes as long again to
-        # clean up after a call that is cancelled.
+        # The call has a task of its own, which is not awaited when its time is up: the client takes as long
+        # again to clean up after a call that is cancelled.
         task = asyncio.ensure_future(call)  # type: ignore[call-overload]
         self._calls.add(task)
         task.add_done_callback(self._over)
@@ -176,8 +179,8 @@ class RedisStore:
     def _over(self, task: asyncio.Future[object]) -> None:
         self._calls.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever still waits has it; otherwise it is nobody's
+            task.exception()  # marks it as retrieved: if no caller waits any more, asyncio must not log it
 
 
-def _room(limit: int | None, used: int, reset_ms: int) -> Room | None:
-    return None if limit is None else Room(limit, max(0, limit - used), reset_ms)
+def _room(limit: int | None, used: int, reset_ms: int) -> RemainingLimit | None:
+    return None if limit is None else RemainingLimit(limit, max(0, limit - used), reset_ms)

@@ -1,4 +1,4 @@
-"""The counts that requests are admitted by: Redis's while it answers in time, else this process's own."""
+"""The counts by which requests are admitted: Redis's while it answers in time, else this process's own."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import orjson
 
 from baton.router.shared.breaker import Breaker
 from baton.router.shared.failures import StoreError
-from baton.router.shared.limits import Decision, Limits, Tenant, bucket_of, day_of, oldest_bucket
-from baton.router.shared.redis_store import LEASE_MS, Delta, RedisStore
+from baton.router.shared.limits import LimitDecision, Limits, Tenant, bucket_of, day_of, oldest_bucket
+from baton.router.shared.redis_store import LEASE_MS, BucketDelta, RedisStore
 from baton.router.shared.windows import Account
-from baton.supervision import Supervision
 from baton.telemetry.shared import SharedStateMetrics
+from baton.telemetry.supervision import Supervision
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +31,21 @@ T = TypeVar("T")
 
 BEAT_S = 0.25
 LIFE_MS = 3000
-"""A router that has not beaten for so long does not count as a replica, and what it had under way is gone."""
+"""The life of a router's beat. A router silent for longer is not counted as a replica, nor are its running
+requests."""
 SETTLE_S = 0.05
 RENEW_S = LEASE_MS / 3000
 CLOSE_S = 1.0
-MOST_ENDED = 100_000
-"""Leases that wait to be told; the oldest are not told then, and have ended by themselves."""
-MOST_AMOUNTS = 1000
-"""Likewise amounts: those of a minute are half as many."""
+MAX_ENDED = 100_000
+"""Most ended leases that wait to be sent to Redis. Older ones are dropped: they expire in Redis."""
+MAX_AMOUNTS = 1000
+"""Most amounts that wait to be sent to Redis. The buckets of a minute have half as many."""
 
 Reservations: TypeAlias = Mapping[str, tuple[int, int]]
-"""Worker → sequences and prompt tokens that were given to it, and that it has not reported yet."""
+"""Worker → sequences and prompt tokens that were given to the worker and that it has not reported yet."""
 
 
-_Asking: TypeAlias = asyncio.Task[tuple[Decision | None, bool]]
+_Asking: TypeAlias = asyncio.Task[tuple[LimitDecision | None, bool]]
 
 
 def _nothing() -> Reservations:
@@ -57,9 +58,9 @@ def _ignore(_: Reservations) -> None:
 
 @dataclass(slots=True)
 class _Pending:
-    """What Redis has to be told of one tenant."""
+    """The changes of one tenant that are to be sent to Redis."""
 
-    ended: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_ENDED))
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
     amounts: dict[tuple[str, int], int] = field(default_factory=dict)
     """(kind, bucket) → amount."""
 
@@ -67,9 +68,9 @@ class _Pending:
         if not amount:
             return
         self.amounts[kind, bucket] = self.amounts.get((kind, bucket), 0) + amount
-        if len(self.amounts) > MOST_AMOUNTS:
+        if len(self.amounts) > MAX_AMOUNTS:
             of_minutes = sorted((key for key in self.amounts if key[0] != "quota"), key=itemgetter(1))
-            for key in of_minutes[: MOST_AMOUNTS // 4]:
+            for key in of_minutes[: MAX_AMOUNTS // 4]:
                 del self.amounts[key]
 
     def add_newer(self, other: _Pending) -> None:
@@ -87,15 +88,15 @@ class Lease:
     reserved: int
     bucket: int
     sure: bool = True
-    """Redis has counted it, or will be told of it; otherwise nobody knows."""
+    """Whether it is certain that Redis has counted the request or will be told of it."""
 
 
 class SharedState:
-    """One per router. Whatever waits here waits for at most one bounded call.
+    """The shared counts, one object per router. A caller waits for at most one bounded call.
 
-    Each process keeps its own account of what it has admitted, however it was. By that it decides when Redis
-    does not, each replica within its part of a limit; and from that Redis is told again what it has missed or
-    forgotten.
+    Each process keeps an account of all that it has admitted. By its account it decides when Redis does not,
+    each replica within its share of a limit. From the account, Redis is also told again what it has missed or
+    lost.
     """
 
     def __init__(
@@ -108,9 +109,9 @@ class SharedState:
         replicas: int = 1,
         tasks: Supervision | None = None,
     ) -> None:
-        """``mine`` is what this router has on its way to workers; ``elsewhere`` is told what all the others
-        have. ``replicas``: how many there are at least, by what can be known without Redis. ``tasks``: who
-        looks after the two loops."""
+        """``mine`` returns what this router has on its way to workers; ``elsewhere`` is called with the sum
+        of all other routers. ``replicas``: the least number of replicas, known without Redis. ``tasks``
+        supervises the two loops."""
         self.router = secrets.token_hex(8)
         self.replicas = self._least = replicas
         self._store = store
@@ -120,18 +121,18 @@ class SharedState:
         self._supervision = tasks or Supervision()
         self._breaker = Breaker()
         self._told_causes: set[str] = set()
-        """Why Redis is given up, as far as the log has it; empty while it answers."""
+        """The causes logged since Redis was given up. Empty while Redis answers."""
         self._offset_ms = time.time() * 1e3 - time.monotonic() * 1e3
-        """From this process's clock to Redis's."""
+        """Redis's clock less this process's monotonic clock, in milliseconds."""
         self._accounts: dict[str, Account] = {}
         self._pending: dict[str, _Pending] = {}
         self._memory: str | None = None
-        """Redis's, when it was asked last."""
+        """The identity of Redis's memory at the last beat."""
         self._number = 0
         self._closing = False
         self._tasks: list[asyncio.Task[None]] = []
         self._left: set[_Asking] = set()
-        """Calls whose clients have left."""
+        """Calls of Redis whose clients have left."""
         metrics.shared.set(store is not None)
 
     def start(self) -> None:
@@ -143,12 +144,13 @@ class SharedState:
             ]
 
     async def close(self) -> None:
-        """Tell Redis what it has not heard yet, and leave it. Takes a moment at most."""
+        """Send Redis the pending changes and close its client. Takes about ``2 * CLOSE_S`` seconds at
+        most."""
         self._closing = True
         if self._tasks:
             beating, settling = self._tasks
             beating.cancel()
-            # What is on its way to Redis is told nowhere else, and will soon be there, unless a call hangs.
+            # Changes in running calls are kept nowhere else, and will soon arrive, unless a call hangs.
             await asyncio.wait({beating, settling, *self._left}, timeout=CLOSE_S)
             settling.cancel()
         if self._store is not None:
@@ -164,16 +166,16 @@ class SharedState:
         return self._store is None or self._breaker.open
 
     def now_ms(self) -> int:
-        """By Redis's clock, as far as it is known."""
+        """Return the time of Redis's clock, as far as known, in milliseconds."""
         return int(time.monotonic() * 1e3 + self._offset_ms)
 
     # --- admission
 
-    async def admit(self, tenant: Tenant, tokens: int) -> tuple[Decision, Lease | None]:
-        """Count one more request of ``tenant`` that may use ``tokens``, if its limits let it. A lease must be
-        settled, however its request ends."""
+    async def admit(self, tenant: Tenant, tokens: int) -> tuple[LimitDecision, Lease | None]:
+        """Count one more request of ``tenant`` that may use ``tokens``, if its limits admit it. A lease must
+        be settled, however its request ends."""
         if not tenant.limits:
-            return Decision(None), None
+            return LimitDecision(None), None
         self._number += 1
         name = f"{self.router}:{self._number}"
         decision, counted = None, False
@@ -181,7 +183,7 @@ class SharedState:
             asking = asyncio.ensure_future(self._ask(self._store, tenant, tokens, name))
             try:
                 decision, counted = await asyncio.shield(asking)
-            except asyncio.CancelledError:  # the client left: what Redis has counted is given back
+            except asyncio.CancelledError:  # the client left: Redis's count is given back
                 self._left.add(asking)
                 asking.add_done_callback(partial(self._give_back, tenant.name, tokens, name))
                 raise
@@ -192,7 +194,7 @@ class SharedState:
             decision = account.decide(tenant.limits, tokens, self.replicas, now)
         self._metrics.decisions.labels(tenant.name, decision.refused_by or "admitted", by).inc()
         if decision.refused_by is not None:
-            if counted:  # Redis may have admitted what we do not
+            if counted:  # Redis may have admitted a request that this process refuses
                 self._end(tenant.name, name)
             self._note_elsewhere(account, decision, by, now)
             return decision, None
@@ -206,14 +208,14 @@ class SharedState:
         decision = replace(decision, bucket=bucket)
         return decision, Lease(tenant, name, tokens, bucket, sure=by == "redis" or not counted)
 
-    def _note_elsewhere(self, account: Account, decision: Decision, by: str, now_ms: int) -> None:
-        """What others have used is remembered for the moment in which Redis does not tell any more."""
+    def _note_elsewhere(self, account: Account, decision: LimitDecision, by: str, now_ms: int) -> None:
+        """Remember what other replicas have used, for the time when Redis does not answer."""
         if by == "redis" and self.replicas > 1:
             account.note_elsewhere(decision, now_ms)
 
-    async def count_request(self, tenant: Tenant) -> Decision:
-        """Count a request of ``tenant`` that is refused for what it asks, before it comes to its limits. If
-        the limit of requests is reached already, it is not counted, and the decision says so."""
+    async def count_request(self, tenant: Tenant) -> LimitDecision:
+        """Count a request of ``tenant`` that is invalid and refused before its limits are checked. If the
+        limit of requests is reached already, it is not counted, and the decision says so."""
         limit = tenant.limits.requests_per_minute
         decision, lease = await self.admit(
             replace(tenant, limits=Limits(requests_per_minute=limit)), tokens=0
@@ -224,8 +226,8 @@ class SharedState:
 
     async def _ask(
         self, store: RedisStore, tenant: Tenant, tokens: int, name: str
-    ) -> tuple[Decision | None, bool]:
-        """Redis's decision, if it comes in time, and whether it may have counted the request."""
+    ) -> tuple[LimitDecision | None, bool]:
+        """Return Redis's decision, None if it is late, and whether Redis may have counted the request."""
         began = time.monotonic()
         try:
             decision, now_ms = await store.admit(tenant, tokens, name)
@@ -238,7 +240,7 @@ class SharedState:
         return decision, True
 
     def _give_back(self, tenant: str, tokens: int, name: str, asking: _Asking) -> None:
-        """Nobody wants the request any more that Redis was asked about."""
+        """Undo Redis's count of a request whose client has left."""
         self._left.discard(asking)
         if asking.cancelled():
             return
@@ -249,12 +251,12 @@ class SharedState:
             self._end(tenant, name)
 
     def settle(self, lease: Lease, used: int) -> None:
-        """The request of ``lease`` has ended, and used so many tokens. Waits for nothing."""
+        """End the request of ``lease``, which used ``used`` tokens. Waits for nothing."""
         name = lease.tenant.name
         difference = used - lease.reserved
         self._accounts[name].settle(lease.name, lease.bucket, difference, self.now_ms())
         self._end(name, lease.name)
-        if not lease.sure:  # what Redis may never have counted is not taken from what it has
+        if not lease.sure:  # tokens that Redis may never have counted are not given back to it
             difference = max(0, difference)
         self._owe(name, lease.bucket, difference, requests=0)
 
@@ -263,7 +265,7 @@ class SharedState:
             self._pending.setdefault(tenant, _Pending()).ended.append(lease)
 
     def _owe(self, tenant: str, bucket: int, tokens: int, requests: int) -> None:
-        """Redis is to be told of these amounts."""
+        """Queue amounts to be sent to Redis."""
         if self._store is None:
             return
         pending = self._pending.setdefault(tenant, _Pending())
@@ -280,7 +282,8 @@ class SharedState:
             await asyncio.sleep(BEAT_S if not self._breaker.open else BEAT_S / 5)
 
     async def _beat(self, store: RedisStore) -> None:
-        """Say that we live, hear who else does. While Redis is given up this is the try."""
+        """Report that this router lives, and learn which others do. While Redis is given up, this call probes
+        it."""
         try:
             beat = await store.beat(self.router, orjson.dumps(self._mine()), LIFE_MS)
         except StoreError as error:
@@ -297,7 +300,7 @@ class SharedState:
         self._elsewhere(_sum(others))
 
     def _forgotten(self) -> None:
-        """Redis has lost what it was told: it was flushed, or restarted with nothing. Tell it again."""
+        """Queue all counts again: Redis has lost its data, by a flush or a restart."""
         log.warning("Redis has forgotten this router: it is told again what was admitted here")
         self._metrics.losses.inc()
         oldest = oldest_bucket(self.now_ms())
@@ -328,7 +331,7 @@ class SharedState:
         pending = self._pending.pop(name, _Pending())
         oldest = oldest_bucket(self.now_ms())
         deltas = [
-            Delta(kind, bucket, amount)
+            BucketDelta(kind, bucket, amount)
             for (kind, bucket), amount in pending.amounts.items()
             if amount and (kind == "quota" or bucket >= oldest)
         ]
@@ -338,7 +341,7 @@ class SharedState:
             await store.settle(name, pending.ended, held, deltas)
         except StoreError as error:
             await self._failed(store, "settle", error)
-            if error.unsure:  # to add twice is worse than never
+            if error.unsure:  # adding an amount twice is worse than never
                 pending.amounts.clear()
             self._keep_pending(name, pending)
             return
@@ -353,7 +356,7 @@ class SharedState:
         self._metrics.calls.labels(call, "ok").inc()
         self._offset_ms = now_ms - time.monotonic() * 1e3
         if self._breaker.open:
-            if call != "beat":  # asked before Redis was given up, and no proof that all calls go through
+            if call != "beat":  # a call begun before Redis was given up proves nothing
                 return
             log.warning("Redis answers again: limits are shared")
             self._told_causes.clear()
@@ -365,12 +368,12 @@ class SharedState:
         opened = self._breaker.failed(time.monotonic(), by_timeout=error.word == "timeout")
         if self._breaker.open:
             self._tell(error, opened)
-            if error.word != "full":  # whose connections are as good as any
+            if error.word != "full":  # the connections of a full Redis are good
                 await store.leave()
         self._metrics.shared.set(not self._breaker.open)
 
     def _tell(self, error: StoreError, opened: bool) -> None:
-        """Each cause once, from the moment that Redis is given up until it answers."""
+        """Log each cause once, from the time Redis is given up until it answers."""
         if error.word in self._told_causes:
             return
         self._told_causes.add(error.word)
@@ -388,7 +391,7 @@ def _sum(words: list[bytes]) -> Reservations:
     for word in words:
         try:
             told = msgspec.json.decode(word, type=dict[str, tuple[int, int]])
-        except msgspec.MsgspecError:  # of a router of another release
+        except msgspec.MsgspecError:  # the word of a router of another release
             continue
         for worker, (sequences, tokens) in told.items():
             before = total.get(worker, (0, 0))

@@ -1,4 +1,5 @@
-"""What one process has admitted: the same sums as in Redis, in memory. Pure: the time is given."""
+"""The account of what one process has admitted: the same sums as in Redis, in memory. Pure: the time is an
+argument."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ from baton.router.shared.limits import (
     DAY_MS,
     MEASURES,
     WINDOW_BUCKETS,
-    Decision,
+    LimitDecision,
     Limits,
     Measure,
-    Room,
+    RemainingLimit,
     bucket_of,
     day_of,
     oldest_bucket,
@@ -29,8 +30,8 @@ class Window:
         self.buckets: dict[int, int] = {}
 
     def add(self, bucket: int, amount: int) -> None:
-        """``amount`` may be negative: what was reserved and not used."""
-        if bucket not in self.buckets:  # here too: of a measure without a limit nobody asks the total
+        """Add ``amount`` to ``bucket``. It may be negative: an amount reserved and not used."""
+        if bucket not in self.buckets:  # total() is never called for a measure without a limit
             self._forget(oldest_bucket(bucket * BUCKET_MS))
         self.buckets[bucket] = max(0, self.buckets.get(bucket, 0) + amount)
 
@@ -39,12 +40,13 @@ class Window:
         return sum(self.buckets.values())
 
     def _forget(self, oldest: int) -> None:
-        """What was before the bucket ``oldest``."""
+        """Drop the buckets before ``oldest``."""
         for bucket in [bucket for bucket in self.buckets if bucket < oldest]:
             del self.buckets[bucket]
 
     def wait_ms(self, amount: int, limit: float, now_ms: int, debt: Debt | None = None) -> int:
-        """Until ``amount`` fits, ``debt`` paid; 0: it does; -1: it never will."""
+        """Return the time until ``amount`` fits beside ``debt``, in milliseconds; 0: it fits; -1: it never
+        will."""
         owed = {} if debt is None else debt.due(now_ms)
         excess = self.total(now_ms) + sum(owed.values()) + amount - limit
         if excess <= 0:
@@ -61,16 +63,16 @@ class Window:
 
 
 class Debt:
-    """What one request took beyond this process's share of a limit, which the minutes after it pay for: the
-    share of a minute counts in each of them, so that on the average no more is taken than the share."""
+    """The tokens that requests took beyond this process's share of a limit. The following minutes pay for
+    them: up to one share of the debt counts in each, so that on average no more than the share is taken."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[tuple[int, int]]] = {}
-        """Lease → buckets, each a window after the one before, and how much of its tokens counts in each.
-        There are few: a request takes no more than a limit, and so no more parts than there are replicas."""
+        """Lease → buckets, each a window after the last, and the lease's tokens that count in each. Parts are
+        few: a request takes at most the limit, and so at most as many parts as there are replicas."""
 
     def take(self, lease: str, bucket: int, tokens: int, share: int) -> None:
-        """A request that takes ``tokens`` is counted in ``bucket``, from which on it uses up a window."""
+        """Add the debt of a request that takes ``tokens``, of which ``share`` counts in ``bucket``."""
         parts = []
         for number, begin in enumerate(range(share, tokens, share), start=1):
             parts.append((bucket + number * (WINDOW_BUCKETS + 1), min(share, tokens - begin)))
@@ -78,7 +80,7 @@ class Debt:
             self._parts[lease] = parts
 
     def give_back(self, lease: str, tokens: int) -> None:
-        """A request used so many tokens less: the last are not owed."""
+        """Reduce the debt of a request that used ``tokens`` less, from its last bucket backwards."""
         parts = self._parts.get(lease, [])
         while parts and tokens > 0:
             bucket, amount = parts.pop()
@@ -87,7 +89,7 @@ class Debt:
             tokens -= amount
 
     def due(self, now_ms: int) -> dict[int, int]:
-        """Bucket → what is still to be paid in the window after it, now or later."""
+        """Return, for each bucket, the debt to be paid in the window after it, now or later."""
         oldest = oldest_bucket(now_ms)
         due: dict[int, int] = {}
         for lease in list(self._parts):
@@ -103,31 +105,31 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class _Elsewhere:
-    """What others had used of a minute, when Redis told last."""
+    """What other replicas had used of a minute at Redis's last answer."""
 
     requests: int
     tokens: int
     until_ms: int
-    """When all of it has left the window."""
+    """The time at which all of it has left the window."""
 
 
 @dataclass(slots=True)
 class Account:
-    """One tenant's use."""
+    """One tenant's use of its limits in this process."""
 
     requests: Window = field(default_factory=Window)
     tokens: Window = field(default_factory=Window)
     running: set[str] = field(default_factory=set)
     """Leases of requests under way."""
     debt: Debt = field(default_factory=Debt)
-    """Of tokens in a minute, while this process decides alone."""
+    """The debt of tokens per minute, taken while this process decides alone."""
     elsewhere: _Elsewhere | None = None
-    """None: nothing, as far as is known."""
+    """The use by other replicas. None: none is known."""
     day: int = 0
     day_tokens: int = 0
 
     def count(self, lease: str, bucket: int, tokens: int, now_ms: int) -> None:
-        """An admitted request."""
+        """Count an admitted request."""
         self.requests.add(bucket, 1)
         self.tokens.add(bucket, tokens)
         self.running.add(lease)
@@ -135,7 +137,7 @@ class Account:
         self.day_tokens += tokens
 
     def settle(self, lease: str, bucket: int, difference: int, now_ms: int) -> None:
-        """A request has ended that used ``difference`` tokens more than was reserved."""
+        """End a request that used ``difference`` tokens more than it had reserved."""
         self.running.discard(lease)
         self.tokens.add(bucket, difference)
         self.debt.give_back(lease, -difference)
@@ -143,15 +145,16 @@ class Account:
         if self.day == day_of(bucket):
             self.day_tokens = max(0, self.day_tokens + difference)
 
-    def note_elsewhere(self, told: Decision, now_ms: int) -> None:
-        """Redis has ``told`` what all have used, this process included, which has counted it already."""
+    def note_elsewhere(self, told: LimitDecision, now_ms: int) -> None:
+        """Derive the use by other replicas from ``told``, Redis's count of all replicas. This process's own
+        part is counted here already."""
         requests = _used_beside(told.requests, self.requests, now_ms)
         tokens = _used_beside(told.tokens, self.tokens, now_ms)
         until_ms = now_ms + until_left_ms(bucket_of(now_ms), now_ms)
         self.elsewhere = _Elsewhere(requests, tokens, until_ms) if requests or tokens else None
 
-    def decide(self, limits: Limits, tokens: int, replicas: int, now_ms: int) -> Decision:
-        """Whether one more request fits into this process's share: a limit divided by ``replicas``."""
+    def decide(self, limits: Limits, tokens: int, replicas: int, now_ms: int) -> LimitDecision:
+        """Decide whether one more request fits into this process's share: a limit divided by ``replicas``."""
         self._turn_day(now_ms)
         share = [None if limit is None else _share(limit, replicas) for limit in limits.in_order()]
         per_minute, tokens_per_minute, concurrent, _ = share
@@ -165,7 +168,7 @@ class Account:
         against = (m for m, each in zip(MEASURES, waits, strict=True) if (each < 0 if wait < 0 else each))
         refused: Measure | None = next(against, None)
         took = refused is None
-        return Decision(
+        return LimitDecision(
             refused,
             wait,
             _room(self.requests, limits.requests_per_minute, per_minute, int(took), now_ms),
@@ -195,7 +198,8 @@ class Account:
         return wait if wait < 0 else max(wait, self._beside_ms(self.tokens, tokens, limit - others, now_ms))
 
     def _beside_ms(self, window: Window, amount: int, left: int, now_ms: int) -> int:
-        """Until ``amount`` fits into what is left of a limit beside what others had used."""
+        """Return the time until ``amount`` fits into ``left``, the limit less the use by others, in
+        milliseconds."""
         if self.elsewhere is None or now_ms >= self.elsewhere.until_ms:
             return 0
         forgotten_ms = self.elsewhere.until_ms - now_ms
@@ -203,7 +207,8 @@ class Account:
         return forgotten_ms if wait < 0 else min(wait, forgotten_ms)
 
     def borrow(self, lease: str, bucket: int, tokens: int, limits: Limits, replicas: int) -> None:
-        """A request that was admitted here alone takes ``tokens``, which may be more than the share."""
+        """Add the debt of a request that this process admitted alone: ``tokens`` may be more than the
+        share."""
         if limits.tokens_per_minute is not None:
             self.debt.take(lease, bucket, tokens, int(_share(limits.tokens_per_minute, replicas)))
 
@@ -225,13 +230,13 @@ def _share(limit: int, replicas: int) -> float:
 
 
 def _tested(tokens: int, limit: int, replicas: int) -> int:
-    """What there has to be room for. A request that is within the limit and beyond this process's share of it
-    passes when nothing else counts here, or it never would."""
+    """Return the tokens for which there must be room. A request within the limit, but beyond this process's
+    share, is admitted when nothing else counts here: otherwise it never would be."""
     return tokens if tokens > limit else min(tokens, int(_share(limit, replicas)))
 
 
-def _used_beside(room: Room | None, window: Window, now_ms: int) -> int:
-    """What is used of a limit and is not in ``window``."""
+def _used_beside(room: RemainingLimit | None, window: Window, now_ms: int) -> int:
+    """Return what is used of a limit and is not in ``window``."""
     return 0 if room is None else max(0, room.limit - room.remaining - window.total(now_ms))
 
 
@@ -242,9 +247,9 @@ def _room(
     taken: int,
     now_ms: int,
     owed: Mapping[int, int] = MappingProxyType({}),
-) -> Room | None:
+) -> RemainingLimit | None:
     if limit is None or share is None:
         return None
     left = max(0, int(share - window.total(now_ms) - sum(owed.values()) - taken))
     reset = until_left_ms(bucket_of(now_ms), now_ms) if taken else window.reset_ms(now_ms)
-    return Room(limit, left, max([reset, *(until_left_ms(bucket, now_ms) for bucket in owed)]))
+    return RemainingLimit(limit, left, max([reset, *(until_left_ms(bucket, now_ms) for bucket in owed)]))

@@ -1,1 +1,1 @@
-"""Where the time of each request went: kept while it runs and for a while after, told to whoever asks."""
+"""Traces of requests: where the time of each request went, kept while it runs and for a while after."""

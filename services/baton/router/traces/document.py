@@ -1,4 +1,4 @@
-"""A trace as it is told, in milliseconds."""
+"""A trace as a JSON document, in milliseconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Document = dict[str, object]
 
 
 def summary_of(trace: RequestTrace) -> Document:
-    """What a list tells of one request."""
+    """Return the entry of one request in a list."""
     return _summary(trace.seen())
 
 
@@ -38,7 +38,8 @@ def _summary(trace: RequestTrace) -> Document:
 
 
 def document_of(trace: RequestTrace, *, workers: bool = True) -> Document:
-    """All of it. ``workers``: with their addresses, and why they were chosen."""
+    """Return the document of a whole trace. ``workers``: with the workers' addresses, and why each was
+    chosen."""
     now, trace = time.perf_counter(), trace.seen()
     span = trace.origin.span
     return {
@@ -107,7 +108,7 @@ def _placement(placed: Placed) -> Document:
 
 
 def _candidate(candidate: Candidate) -> Document:
-    """One way to answer, with its scores. The first of several is that which was chosen."""
+    """Return one placement considered, with its scores. The first of the list is the chosen one."""
     return {
         "prefill": candidate.prefill,
         "decode": candidate.decode,
@@ -125,13 +126,13 @@ def _candidate(candidate: Candidate) -> Document:
 
 
 def _inputs(report: WorkerReport) -> Document:
-    """What was known of a worker when it was chosen, or not."""
+    """Return what was known of a worker when the placement considered it."""
     known: Mapping[str, object] = report._asdict()
     return {name: value for name, value in known.items() if name != "last_given_s"}
 
 
 def server_timing(trace: RequestTrace) -> str:
-    """The header of that name: where the time of the first choice went, as browsers show it."""
+    """Return the header Server-Timing: where the time of the first choice went, as browsers show it."""
     times: dict[str, float] = {}
     for phase in phases_of(trace, trace.answers[0], time.perf_counter()):
         part = phase.name.partition(".")[0]

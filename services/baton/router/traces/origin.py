@@ -1,4 +1,5 @@
-"""What a request's client says of where it comes from: its own id, and the trace that it is a part of."""
+"""The origin of a request, as its client gives it: the client's own id, and the trace the request belongs
+to."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _RATIO_BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class SpanContext:
-    """A span, as W3C's ``traceparent`` names it."""
+    """A span, as W3C's ``traceparent`` identifies it."""
 
     trace_id: int
     span_id: int
@@ -21,7 +22,8 @@ class SpanContext:
 
     @classmethod
     def parse(cls, header: str) -> SpanContext | None:
-        """None for what is not one: then, as the standard has it, a trace begins here."""
+        """Return the span of a ``traceparent``, or None if the header is invalid: a trace then begins here,
+        as the standard demands."""
         found = _TRACEPARENT.fullmatch(header.strip())
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5] is not None):
             return None
@@ -32,8 +34,8 @@ class SpanContext:
 
     @classmethod
     def begin(cls, ratio: float) -> SpanContext:
-        """The first span of a trace of its own, of which ``ratio`` are sampled: by the trace's id, as others
-        do that see the same trace."""
+        """Return the first span of a new trace. A fraction ``ratio`` of the traces is sampled, by the trace's
+        id, so that other services decide alike."""
         trace_id = secrets.randbits(128) or 1
         return cls(trace_id, secrets.randbits(64) or 1, (trace_id & _RATIO_BITS) < ratio * (_RATIO_BITS + 1))
 
@@ -47,14 +49,14 @@ class SpanContext:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Of one request."""
+    """The origin of one request."""
 
     client_id: str | None = None
-    """The client's own id of it."""
+    """The client's own id of the request."""
     parent: SpanContext | None = None
     """The client's span."""
     span: SpanContext | None = None
-    """The request's; None: nothing is exported."""
+    """The request's span. None: nothing is exported."""
 
 
 NOWHERE = Origin()

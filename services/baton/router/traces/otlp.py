@@ -1,4 +1,5 @@
-"""Traces to an OpenTelemetry collector. Imported only where one is named: it is an extra."""
+"""Export of traces to an OpenTelemetry collector. Imported only if a collector is named: it needs an
+extra."""
 
 from __future__ import annotations
 
@@ -17,29 +18,30 @@ from baton.router.traces.origin import SpanContext
 from baton.router.traces.record import RequestTrace
 from baton.router.traces.spans import SpanData, spans_of
 
-MOST_WAITING = 32_768
-"""Spans that wait to be sent, about 1,500 requests; those beyond are dropped, and requests never wait."""
+MAX_WAITING = 32_768
+"""Most spans that wait to be sent, about 1,500 requests. More are dropped: requests never wait."""
 EVERY_MS = 1000
 TIMEOUT_S = 5.0
 CLOSE_S = 2.0
-MOST_RESOURCES = 4096
-"""Workers come and go."""
+MAX_RESOURCES = 4096
+"""Most resources that are cached, since workers come and go."""
 
 _SCOPE = InstrumentationScope("baton", baton.__version__)
 
 
 class Exporter:
-    """Sends the spans of requests that were sampled, on a thread of its own."""
+    """Sends the spans of sampled requests, on a thread of its own."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._processor = BatchSpanProcessor(
-            exporter, max_queue_size=MOST_WAITING, schedule_delay_millis=EVERY_MS
+            exporter, max_queue_size=MAX_WAITING, schedule_delay_millis=EVERY_MS
         )
         self._resources: dict[tuple[str, str | None], Resource] = {}
 
     @classmethod
     def to(cls, endpoint: str) -> Exporter:
-        """``endpoint``: http://host:port of a collector's OTLP over gRPC; https:// for TLS."""
+        """Return an exporter. ``endpoint``: http://host:port of a collector's OTLP over gRPC; https:// for
+        TLS."""
         insecure = not endpoint.startswith("https://")
         return cls(OTLPSpanExporter(endpoint, insecure=insecure, timeout=TIMEOUT_S))
 
@@ -51,8 +53,8 @@ class Exporter:
             self._processor.on_end(self._span(trace, span, data))
 
     def close(self) -> None:
-        """Sends what waits, if that takes no longer than ``CLOSE_S``."""
-        # It goes on for minutes where the collector does not answer, whatever time it is given.
+        """Send the spans that wait, for at most ``CLOSE_S`` seconds."""
+        # shutdown goes on for minutes if the collector does not answer, whatever its timeout.
         closing = threading.Thread(target=self._processor.shutdown, daemon=True)
         closing.start()
         closing.join(CLOSE_S)
@@ -79,7 +81,7 @@ class Exporter:
     def _resource(self, data: SpanData) -> Resource:
         key = data.service, data.instance
         if key not in self._resources:
-            if len(self._resources) >= MOST_RESOURCES:
+            if len(self._resources) >= MAX_RESOURCES:
                 self._resources.clear()
             named = {"service.name": data.service, "service.namespace": "baton"}
             if data.instance is not None:

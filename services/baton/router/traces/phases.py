@@ -1,8 +1,8 @@
-"""From what was noted of a request to its phases: one after the other, without a gap, from arrival to end.
+"""The phases of a request, made from its trace: one after the other, without a gap, from arrival to end.
 
-Each stretch lies between two moments of the router's clock. The durations that workers told go into it, and
-what they leave is the way there and back (``network``). Where they are longer than the stretch, they began
-before it: the first token was still travelling when the last blocks were already on their way.
+Each stretch lies between two moments of the router's clock. The durations that workers reported fill it, and
+the rest is the way there and back (``network``). If the durations are longer than the stretch, they began
+before it: the last blocks were already being sent while the first token was still on the network.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ MEANING = {
     "resume": "until the next attempt",
     "finish": "after the choice's last token",
 }
-"""All phases, in the order in which they come."""
+"""All phases and their meanings, in the order in which they come."""
 
 
 class Phase(NamedTuple):
-    """Seconds since the request's arrival, and how long it took."""
+    """One phase: its start, in seconds since the request's arrival, and its length in seconds."""
 
     name: str
     attempt: int | None
-    """None: before the first and between them."""
+    """The attempt of the phase. None: before the first attempt or between attempts."""
     start: float
     seconds: float
 
 
 _Parts = Sequence[tuple[str, float]]
-"""With seconds, as a worker told them."""
+"""Names of phases with their seconds, as a worker reported them."""
 
 
 class _Stretch(NamedTuple):
@@ -66,12 +66,13 @@ class _Chain:
         self.phases: list[Phase] = []
 
     def until(self, stretch: _Stretch, attempt: int | None = None) -> None:
-        """Go on to the end of ``stretch``; what lies behind is past."""
+        """Append the phases of ``stretch`` up to its end. A stretch that ends before the last one adds
+        none."""
         if stretch.end <= self._at:
             return
         left = stretch.end - self._at
         parts: list[tuple[str, float]] = []
-        for name, told in reversed(stretch.parts):  # the first ones began before, if any did
+        for name, told in reversed(stretch.parts):  # if the parts are too long, the first ones began earlier
             seconds = min(left, told)
             left -= seconds
             parts.append((name, seconds))
@@ -83,7 +84,8 @@ class _Chain:
 
 
 def phases_of(trace: RequestTrace, answer: AnswerTrace, now: float) -> list[Phase]:
-    """Those of one choice until its end, or until ``now`` if it goes on. They add up to that time."""
+    """Return the phases of one choice until its end, or until ``now`` if it goes on. Their lengths add up to
+    that time."""
     delivered = trace.delivered[answer.index] if trace.delivered else Delivered(0.0, 0.0, 0)
     end = trace.ended if trace.ended is not None else now
     over = delivered.last if delivered.finished and delivered.last else end
@@ -109,7 +111,8 @@ def time_to_first_token(trace: RequestTrace, answer: AnswerTrace) -> float | Non
 
 
 def _stretches(attempt: Attempt, first: float, until: float) -> Iterator[_Stretch]:
-    """Those of one attempt, up to ``until``. ``first``: when the first token went out, whoever brought it."""
+    """Yield the stretches of one attempt, up to ``until``. ``first``: the time the first token was sent to
+    the client, by any attempt."""
     join = _join(attempt)
     handoff = _handoff(attempt, join)
     told = attempt.compute
@@ -136,7 +139,7 @@ def _handoff(attempt: Attempt, join: _Stretch | None) -> _Stretch | None:
     if told is None:
         return None
     at = told.at
-    if join is not None:  # what it told of the commit was long on its way, if so
+    if join is not None:  # the report of the commit may have come after the first step's
         at = min(at, join.end - sum(seconds for _, seconds in join.parts))
     return _Stretch(at, "handoff.network", (("handoff.flush", told.flush), ("handoff.commit", told.commit)))
 
@@ -150,7 +153,7 @@ def _join(attempt: Attempt) -> _Stretch | None:
 
 
 def _last(attempt: Attempt, first: float) -> str:
-    """What an attempt was at when it ended, or is at."""
+    """Return the phase that an attempt is in, or was in when it ended."""
     if attempt.prefill is not None:
         if attempt.join is not None:
             return "decode.steps"

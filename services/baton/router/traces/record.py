@@ -1,8 +1,8 @@
-"""What is noted of a request as it goes: when it got on, which attempts there were, and what workers told.
+"""The record of a request: the times of its steps, its attempts, and what workers reported.
 
-Times are seconds of this process's ``time.perf_counter``. Workers tell durations on clocks of their own, and
-these are never compared: a duration is laid between two moments of this clock, and what is left over is
-called network. Nothing here happens for a token.
+Times are seconds of this process's ``time.perf_counter``. Workers report durations, measured on their own
+clocks, which are never compared: a duration is fitted between two moments of this clock, and the rest is
+called network. Nothing here runs per token.
 """
 
 from __future__ import annotations
@@ -18,40 +18,41 @@ from baton.router.placement.policy import Candidate
 from baton.router.traces.origin import Origin
 from baton.v1 import worker_pb2 as pb
 
-MOST_ATTEMPTS = 16
-"""Of one answer that are kept: the first, and the last ones."""
-MOST_CANDIDATES = 16
-"""Of one placement that are kept."""
-LONGEST_CONNECTOR = 32
-LONGEST_WHY = 512
+MAX_ATTEMPTS = 16
+"""Most attempts of one answer that are kept: the first, and the last ones."""
+MAX_CANDIDATES = 16
+"""Most candidates of one placement that are kept."""
+MAX_CONNECTOR = 32
+MAX_WHY = 512
 
 
 class Placed(NamedTuple):
-    """A placement: what it was made from, and what came of it."""
+    """A placement: its inputs, and the candidate that was chosen."""
 
     num_tokens: int
     chosen: Candidate
     considered: tuple[Candidate, ...]
-    """The chosen one among them."""
+    """The candidates compared, the chosen one first."""
     reports: tuple[WorkerReport, ...]
-    """What was known of the workers that were compared."""
+    """The reports of the workers that were compared."""
 
     @classmethod
     def of(cls, decision: Decision, report_of: Callable[[str], WorkerReport]) -> Placed:
         chosen = decision.chosen
         others = [each for each in decision.considered if each is not chosen]
-        considered = (chosen, *others[: MOST_CANDIDATES - 1])
+        considered = (chosen, *others[: MAX_CANDIDATES - 1])
         named = dict.fromkeys(
             address for each in considered for address in (each.prefill, each.decode) if address is not None
         )
         return cls(decision.prompt.num_tokens, chosen, considered, tuple(map(report_of, named)))
 
 
-class Compute(NamedTuple):
-    """What the worker told that computed the prompt: seconds, one after the other, but for ``at``."""
+class ComputeTimings(NamedTuple):
+    """The durations reported by the worker that computed the prompt: consecutive, in seconds, but for
+    ``at``."""
 
     at: float
-    """When that came."""
+    """The time the report came."""
     link: float
     room: float
     queue: float
@@ -61,7 +62,7 @@ class Compute(NamedTuple):
     cached_tokens: int
 
     @classmethod
-    def of(cls, told: pb.ComputePhases, at: float) -> Compute:
+    def of(cls, told: pb.ComputePhases, at: float) -> ComputeTimings:
         return cls(
             at,
             told.link_us / 1e6,
@@ -74,9 +75,9 @@ class Compute(NamedTuple):
         )
 
 
-class Handoff(NamedTuple):
-    """What decode told when it had taken the request over, likewise. The first four went beside prefill's
-    computing."""
+class HandoffTimings(NamedTuple):
+    """The durations reported by the decode worker when it had taken over the request, in seconds. ``room`` to
+    ``transfer`` overlap with the computation of the prompt."""
 
     at: float
     room: float
@@ -88,7 +89,7 @@ class Handoff(NamedTuple):
     connector: str
 
     @classmethod
-    def of(cls, told: pb.HandoffPhases, at: float) -> Handoff:
+    def of(cls, told: pb.HandoffPhases, at: float) -> HandoffTimings:
         return cls(
             at,
             told.room_us / 1e6,
@@ -97,12 +98,12 @@ class Handoff(NamedTuple):
             told.transfer_us / 1e6,
             told.flush_us / 1e6,
             told.commit_us / 1e6,
-            told.connector[:LONGEST_CONNECTOR],
+            told.connector[:MAX_CONNECTOR],
         )
 
 
-class Join(NamedTuple):
-    """What decode told of its first step, likewise."""
+class FirstStepTimings(NamedTuple):
+    """The durations reported by the decode worker for its first step: consecutive, in seconds."""
 
     at: float
     queue: float
@@ -110,69 +111,70 @@ class Join(NamedTuple):
     publish: float
 
     @classmethod
-    def of(cls, told: pb.JoinPhases, at: float) -> Join:
+    def of(cls, told: pb.JoinPhases, at: float) -> FirstStepTimings:
         return cls(at, told.queue_us / 1e6, told.step_us / 1e6, told.publish_us / 1e6)
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt to compute one answer, or several that were under way as one."""
+    """One attempt to compute one answer, or several answers together."""
 
     number: int
     submitted: float
     decode: str
-    """The worker's address, as ``prefill``."""
+    """The decode worker's address; ``prefill`` is the prefill worker's."""
     prefill: str | None
     placed: Placed
     started: float | None = None
-    """A worker said that it begins to compute."""
-    compute: Compute | None = None
-    handoff: Handoff | None = None
-    join: Join | None = None
+    """The time a worker reported that it begins to compute."""
+    compute: ComputeTimings | None = None
+    handoff: HandoffTimings | None = None
+    join: FirstStepTimings | None = None
     ended: float | None = None
-    """When it was given up; None: it is under way, or was the last one."""
+    """The time the attempt was given up. None: it is under way, or was the last one."""
     why: str = ""
-    """It ended."""
+    """The reason the attempt ended."""
 
     def tell(self, phases: pb.Phases, now: float) -> None:
-        """Whatever is told twice counts once. Nothing of the message is kept, which would keep its frame."""
+        """Note a report. A second report of the same kind is ignored. No part of the message is kept, as it
+        would keep its frame alive."""
         match phases.WhichOneof("part"):
             case "compute" if self.compute is None:
-                self.compute = Compute.of(phases.compute, now)
+                self.compute = ComputeTimings.of(phases.compute, now)
             case "handoff" if self.handoff is None:
-                self.handoff = Handoff.of(phases.handoff, now)
+                self.handoff = HandoffTimings.of(phases.handoff, now)
             case "join" if self.join is None:
-                self.join = Join.of(phases.join, now)
+                self.join = FirstStepTimings.of(phases.join, now)
 
     def end(self, now: float, why: str = "") -> None:
-        """It was given up. What is said first counts."""
+        """Note that the attempt was given up. The first time and reason count."""
         if self.ended is None:
             self.ended = now
-        self.why = self.why or why[:LONGEST_WHY]
+        self.why = self.why or why[:MAX_WHY]
 
 
 class Delivered(NamedTuple):
-    """What a client got of one answer so far."""
+    """The part of one answer that was delivered to the client so far."""
 
     first: float
-    """When its first token went out; 0.0: none has."""
+    """The time the first token was sent. 0.0: none has been."""
     last: float
     tokens: int
     finished: bool = False
-    """That was all of it."""
+    """Whether the answer is complete."""
 
 
 @dataclass(slots=True, eq=False)
 class AnswerTrace:
-    """Of one choice."""
+    """The trace of one choice."""
 
     index: int
     attempts: list[Attempt] = field(default_factory=list)
     left_out: int = 0
-    """Attempts that are not kept."""
+    """The number of attempts that are not kept."""
 
     def begun(self, attempt: Attempt) -> None:
-        if len(self.attempts) == MOST_ATTEMPTS:
+        if len(self.attempts) == MAX_ATTEMPTS:
             del self.attempts[1]
             self.left_out += 1
         self.attempts.append(attempt)
@@ -180,10 +182,10 @@ class AnswerTrace:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestTrace:
-    """Of one request, with all its choices."""
+    """The trace of one request, with all its choices."""
 
     request_id: str
-    """As the answer's ``id``."""
+    """The ``id`` of the answer."""
     endpoint: str
     model: str
     tenant: str
@@ -192,18 +194,18 @@ class RequestTrace:
     arrived: float
     answers: list[AnswerTrace]
     read: float = field(default_factory=time.perf_counter)
-    """It was understood and tokenized."""
+    """The time the request was parsed and tokenized."""
     admitted: float | None = None
-    """Its tenant's limits had room."""
+    """The time the tenant's limits admitted the request."""
     turn: float | None = None
-    """The queue in front of the ring had let it through."""
+    """The time the queue in front of the ring released the request."""
     ended: float | None = None
     outcome: str = "running"
-    """Then as in the audit log: completed, cancelled, or an error's code."""
+    """The outcome: "running", then as in the audit log: completed, cancelled, or an error's code."""
     wall: float = 0.0
-    """When it arrived, in seconds since 1970. For people: nothing is computed from it."""
+    """The time of arrival in seconds since 1970. For display: nothing is computed from it."""
     deliveries: Callable[[], list[Delivered]] | None = None
-    """While it runs, who knows them."""
+    """Returns the deliveries while the request runs."""
     _delivered: list[Delivered] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -211,16 +213,16 @@ class RequestTrace:
 
     @property
     def key(self) -> str:
-        """The random part of its id."""
+        """The random part of the request's id."""
         return key_of(self.request_id)
 
     @property
     def delivered(self) -> list[Delivered]:
-        """For each choice; empty before its turn."""
+        """The deliveries of each choice. Empty while the request is queued."""
         return self._delivered if self.deliveries is None else self.deliveries()
 
     def seen(self) -> RequestTrace:
-        """As it is now, to be read as often as is liked: what runs has its deliveries counted once."""
+        """Return a snapshot, in which the deliveries of a running request are counted once for all reads."""
         copied = copy(self)
         copied._delivered, copied.deliveries = self.delivered, None
         return copied
@@ -232,5 +234,6 @@ class RequestTrace:
 
 
 def key_of(request_id: str) -> str:
-    """``chatcmpl-0af3…`` → ``0af3…``; what has no prefix is itself."""
+    """Return the random part of an id: ``chatcmpl-0af3…`` → ``0af3…``. An id without a prefix is returned
+    unchanged."""
     return request_id.replace("_", "-").rpartition("-")[2]

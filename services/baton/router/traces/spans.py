@@ -1,8 +1,8 @@
-"""A trace as spans: the request, its attempts, what each worker did for them, and the phases of that.
+"""A trace as spans: the request, its attempts, the work of each worker for an attempt, and its phases.
 
-The router makes all of them, from its record. Spans that workers made would lie where their own clocks put
-them, beside or outside of those they belong to; these lie where the router saw them, and are the same figures
-that ``baton explain`` prints. Nothing here knows OpenTelemetry.
+The router makes all spans, from its record. Spans made by workers would be placed by their own clocks, beside
+or outside of their parents; these are placed by the router's clock, and are the same figures that
+``baton explain`` prints. This module does not import OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from baton.router.traces.record import AnswerTrace, Attempt, RequestTrace
 Value = str | int | float | tuple[str, ...]
 
 ROUTER, PREFILL, DECODE = "baton-router", "baton-prefill", "baton-decode"
-"""Whose time a span is."""
+"""The services whose time a span shows."""
 
 
 @dataclass(slots=True)
 class SpanData:
-    """Times are seconds since the request's arrival."""
+    """One span. ``start`` is in seconds since the request's arrival."""
 
     name: str
     parent: int | None
-    """The id of the span that it is a part of; None: the client's, if there is one."""
+    """The id of the parent span. None: the client's span, if there is one."""
     start: float
     seconds: float
     service: str = ROUTER
@@ -38,7 +38,7 @@ class SpanData:
 
 
 def spans_of(trace: RequestTrace) -> list[SpanData]:
-    """Those of a request that has ended, parents first. The first is the request's own."""
+    """Return the spans of a request that has ended, parents first. The first is the request's own."""
     span, ended = trace.origin.span, trace.ended
     assert span is not None and ended is not None
     failed = trace.outcome not in ("completed", "cancelled")
@@ -61,7 +61,7 @@ def spans_of(trace: RequestTrace) -> list[SpanData]:
     spans = [root]
     for answer in trace.answers:
         phases = phases_of(trace, answer, ended)
-        if answer.index:  # what comes before the attempts is common to all choices
+        if answer.index:  # the phases before the attempts are common to all choices
             phases = [phase for phase in phases if phase.attempt is not None or phase.name == "resume"]
         spans += _choice(answer, phases, root.span_id, several=len(trace.answers) > 1)
     return spans
@@ -119,7 +119,7 @@ def _where(part: str, attempt: Attempt) -> tuple[str, str]:
 
 
 def _why(attempt: Attempt) -> dict[str, Value]:
-    """The placement: what it was made from, and the scores of the ways that were compared."""
+    """Return the attributes of a placement: its inputs, and the scores of the candidates."""
     told: dict[str, Value] = {
         "baton.decode": attempt.decode,
         "baton.placement.cost_ms": 1e3 * attempt.placed.chosen.cost_s,
@@ -137,7 +137,7 @@ def _why(attempt: Attempt) -> dict[str, Value]:
 
 
 def _told(part: str, attempt: Attempt) -> dict[str, Value]:
-    """What its worker told besides."""
+    """Return the attributes of a part that the worker reported beside its durations."""
     if part == "prefill" and attempt.compute is not None:
         told = attempt.compute
         return {"baton.cached_tokens": told.cached_tokens, "baton.preemptions": told.preemptions}

@@ -1,4 +1,4 @@
-"""The traces that a router keeps: of the requests that run, and of the last ones that have ended."""
+"""The traces that a router keeps: of running requests, and of the requests that ended last."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import merge
-from types import TracebackType
 
-from baton.router.audit import outcome_of
 from baton.router.traces.origin import Origin, SpanContext
 from baton.router.traces.record import RequestTrace, key_of
 
@@ -19,21 +17,21 @@ _ANSWER_BYTES = 500
 _ATTEMPT_BYTES = 2000
 _CANDIDATE_BYTES = 500
 _REPORT_BYTES = 800
-"""What each takes at most; `tests/unit/test_traces.py` measures it. Requests that were placed between the
+"""Most bytes of each object; `tests/unit/test_traces.py` measures them. Requests that were placed between the
 same reports share these."""
 
 
 UNBEGUN_SHARE = 0.1
-"""Of what is kept, for requests that no worker was given, such as those refused: a flood of them is not to
-drive out those that ran."""
+"""The share of the store for requests that were given to no worker, such as refused ones: a flood of them
+must not evict requests that ran."""
 
 
 class _Ended:
-    """Traces of requests that have ended: the latest, as far as their numbers and bytes allow."""
+    """The traces of the latest requests that have ended, bounded in number and bytes."""
 
-    def __init__(self, most_requests: int, most_bytes: int) -> None:
-        self._most_requests = most_requests
-        self._most_bytes = most_bytes
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests = max_requests
+        self._max_bytes = max_bytes
         self._kept: OrderedDict[str, tuple[RequestTrace, int]] = OrderedDict()
         self.num_bytes = 0
 
@@ -44,7 +42,7 @@ class _Ended:
         size = size_of(trace)
         self._kept[trace.key] = trace, size
         self.num_bytes += size
-        while len(self._kept) > self._most_requests or self.num_bytes > self._most_bytes:
+        while len(self._kept) > self._max_requests or self.num_bytes > self._max_bytes:
             _, (_, gone) = self._kept.popitem(last=False)
             self.num_bytes -= gone
 
@@ -52,27 +50,29 @@ class _Ended:
         return self._kept.get(key, (None, 0))[0]
 
     def latest(self) -> list[RequestTrace]:
-        """The latest first."""
+        """Return the traces, the latest first."""
         return [trace for trace, _ in reversed(self._kept.values())]
 
 
 class Traces:
-    """Event loop's thread only. What runs is bounded by what a router lets in; what has ended, here."""
+    """The traces of running and ended requests. Admission bounds the running ones, this store the ended ones.
+    Event loop's thread only."""
 
     def __init__(
         self,
-        most_requests: int = 1000,
-        most_bytes: int = 16 << 20,
+        max_requests: int = 1000,
+        max_bytes: int = 16 << 20,
         on_end: Callable[[RequestTrace], None] = lambda _: None,
         sample: float | None = None,
     ) -> None:
-        """At most so many that have ended are kept, and of so many bytes, the latest; a tenth of both is for
-        those that no worker was given. ``on_end`` hears of each request that ends. ``sample``: the share of
-        the requests that are exported, of those whose clients do not say; None: nothing is."""
-        unbegun = max(round(UNBEGUN_SHARE * most_requests), min(1, most_requests - 1))
-        unbegun_bytes = round(UNBEGUN_SHARE * most_bytes)
+        """``max_requests``, ``max_bytes``: bounds of the ended requests that are kept, the latest; a tenth of
+        both is for requests that were given to no worker. ``on_end`` is called for each request that ends.
+        ``sample``: the fraction exported of the requests whose clients do not decide it; None: nothing is
+        exported."""
+        unbegun = max(round(UNBEGUN_SHARE * max_requests), min(1, max_requests - 1))
+        unbegun_bytes = round(UNBEGUN_SHARE * max_bytes)
         self._unbegun = _Ended(unbegun, unbegun_bytes)
-        self._begun = _Ended(most_requests - unbegun, most_bytes - unbegun_bytes)
+        self._begun = _Ended(max_requests - unbegun, max_bytes - unbegun_bytes)
         self._on_end = on_end
         self._sample = sample
         self._running: dict[str, RequestTrace] = {}
@@ -82,11 +82,11 @@ class Traces:
 
     @property
     def num_bytes(self) -> int:
-        """Of those that have ended, as far as can be told."""
+        """The estimated bytes of the ended requests."""
         return self._begun.num_bytes + self._unbegun.num_bytes
 
     def origin(self, client_id: str | None, traceparent: str | None) -> Origin:
-        """From the headers of a request that has just come."""
+        """Return the origin of a new request, from its headers."""
         if self._sample is None:
             return Origin(client_id)
         parent = None if traceparent is None else SpanContext.parse(traceparent)
@@ -97,7 +97,7 @@ class Traces:
         self._running[trace.key] = trace
 
     def end(self, trace: RequestTrace, outcome: str) -> None:
-        """The request is over."""
+        """Note that the request has ended, and export its trace."""
         trace.end(outcome)
         if self._running.pop(trace.key, None) is not trace:
             return
@@ -105,13 +105,13 @@ class Traces:
         (self._begun if begun else self._unbegun).add(trace)
         try:
             self._on_end(trace)
-        except Exception:  # the answer is not to suffer
+        except Exception:  # a failed export must not fail the answer
             log.exception("request %s: its trace could not be exported", trace.request_id)
 
     def find(self, request_id: str, tenant: str | None) -> RequestTrace | None:
-        """The trace of a request, by the id of its answer, by the random part of that, as workers call one of
-        its choices, or by the id that its client gave it, of which the latest. ``tenant``: whose requests may
-        be told of; None: everybody's."""
+        """Return the trace of a request, found by the id of its answer, by the random part of that id, by the
+        id of a choice at workers, or by the client's own id (the latest request with it). ``tenant``: the
+        tenant whose requests are searched; None: all tenants."""
         for key in (key_of(request_id), key_of(request_id.rpartition("-")[0])):
             trace = self._running.get(key) or self._begun.get(key) or self._unbegun.get(key)
             if trace is not None and tenant in (None, trace.tenant):
@@ -120,7 +120,7 @@ class Traces:
         return next(named, None)
 
     def latest(self, tenant: str | None) -> Iterator[RequestTrace]:
-        """Those that run, then those that ended last."""
+        """Return the traces of running requests, then of ended ones, the latest first."""
         ended = merge(self._begun.latest(), self._unbegun.latest(), key=lambda trace: -(trace.ended or 0.0))
         traces = (*reversed(self._running.values()), *ended)
         return (trace for trace in traces if tenant in (None, trace.tenant))
@@ -136,20 +136,3 @@ def size_of(trace: RequestTrace) -> int:
         + _CANDIDATE_BYTES * sum(len(each.considered) for each in placed)
         + _REPORT_BYTES * sum(len(each.reports) for each in placed)
     )
-
-
-class Traced:
-    """Keeps the trace of a request while it runs, as a context manager around its answer."""
-
-    def __init__(self, traces: Traces, trace: RequestTrace) -> None:
-        self._traces = traces
-        self._trace = trace
-
-    def __enter__(self) -> RequestTrace:
-        self._traces.begin(self._trace)
-        return self._trace
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._traces.end(self._trace, outcome_of(error))

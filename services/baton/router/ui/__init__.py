@@ -1,1 +1,1 @@
-"""The live page of a router: what it shows, and the page itself."""
+"""The live page of a router: its data, and the page itself."""

@@ -1,4 +1,4 @@
-"""The last minutes of a router, as its page shows them: a point every two seconds, made from the metrics."""
+"""The last minutes of a router for its live page: a point every two seconds, made from the metrics."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from baton.telemetry.metrics import RouterMetrics
 from baton.telemetry.ring import RingSource
 
 EVERY_S = 2.0
-MOST_POINTS = 150
-"""Five minutes."""
+MAX_POINTS = 150
+"""Most points that are kept: five minutes."""
 WINDOW = 5
-"""Points before a point whose answers its quantiles and rates are of: ten seconds."""
+"""The points over which the quantiles and rates of a point are computed: ten seconds."""
 
 TOTALS = "totals"
-"""What the processes of a router ask each other for."""
+"""The name of the question that the processes of a router ask each other."""
 
 Buckets = tuple[tuple[float, float], ...]
-"""(upper bound, observations up to it), ascending, the last bound being infinite."""
+"""(upper bound, observations up to the bound), ascending; the last bound is infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What has been counted since the router started, and what there is, at one moment."""
+    """The counts since the router started, and the requests in flight and waiting, at one moment."""
 
     in_flight: float
     waiting: float
     prompt_tokens: float
     generated_tokens: float
     answers: float
-    """Those that have ended, however."""
+    """The answers that have ended in any way."""
     ttft: Buckets
     itl: Buckets
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Rates per second, and quantiles in milliseconds: None where nothing was observed."""
+    """One point: rates per second, and quantiles in milliseconds, None if nothing was observed."""
 
     at: float
     prompt_rate: float
@@ -59,7 +59,7 @@ class Point:
 
 
 class History:
-    """Of all processes of a router together. Event loop's thread only."""
+    """The history of all processes of a router together. Event loop's thread only."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class History:
         waiting: Callable[[], int],
         siblings: Siblings | None = None,
     ) -> None:
-        """``waiting``: requests in front of the rings."""
+        """``waiting`` returns the number of requests queued in front of the rings."""
         self._metrics = metrics
         self._rings = rings
         self._waiting = waiting
@@ -76,10 +76,10 @@ class History:
         self._siblings.on(TOTALS, self._tell_totals)
         self._others: dict[int, Totals] = {}
         self._seen: deque[tuple[float, Totals]] = deque([(time.monotonic(), self._mine())], maxlen=WINDOW + 1)
-        self._points: deque[Point] = deque(maxlen=MOST_POINTS)
+        self._points: deque[Point] = deque(maxlen=MAX_POINTS)
 
     async def run(self) -> NoReturn:
-        """Add points, for as long as the router lives."""
+        """Add points for as long as the router lives."""
         while True:
             await asyncio.sleep(EVERY_S)
             totals = await self.totals()
@@ -92,7 +92,7 @@ class History:
         self._points.append(
             Point(
                 at=now,
-                # One that took the place of a process that died begins at 0.
+                # A process that replaces a dead one begins at 0, so that the sum may shrink.
                 prompt_rate=max(0.0, totals.prompt_tokens - before.prompt_tokens) / seconds,
                 token_rate=max(0.0, totals.generated_tokens - before.generated_tokens) / seconds,
                 ttft_p50=_ms(quantile(0.5, before.ttft, totals.ttft)),
@@ -105,7 +105,7 @@ class History:
         )
 
     async def document(self) -> dict[str, object]:
-        """All that the page shows, as it is now."""
+        """Return all that the page shows."""
         totals = await self.totals()
         now = time.monotonic()
         return {
@@ -117,7 +117,7 @@ class History:
             "workers": self._workers(),
             "points": [{**asdict(point), "at": round(point.at - now, 1)} for point in self._points],
             "every_s": EVERY_S,
-            "most_points": MOST_POINTS,
+            "most_points": MAX_POINTS,
         }
 
     def _workers(self) -> list[dict[str, object]]:
@@ -126,10 +126,10 @@ class History:
         return [{**asdict(view), "model": model} for model, view in found]
 
     async def totals(self) -> Totals:
-        """Of all processes that answer."""
+        """Return the totals of all processes."""
         for index, told in (await self._siblings.ask(TOTALS)).items():
             self._others[index] = msgspec.msgpack.decode(told, type=Totals)
-        return _sum([self._mine(), *self._others.values()])  # of one that is silent, what it said last
+        return _sum([self._mine(), *self._others.values()])  # of a silent process, its last answer
 
     async def _tell_totals(self, _: bytes) -> bytes:
         return msgspec.msgpack.encode(self._mine())
@@ -168,13 +168,13 @@ def _added(several: Iterable[Iterable[tuple[float, float]]]) -> Buckets:
 
 
 def value_of(metric: Collector) -> float:
-    """Over all labels."""
+    """Return the sum of a metric over all labels."""
     samples = (sample for family in metric.collect() for sample in family.samples)
     return sum(sample.value for sample in samples if not sample.name.endswith("_created"))
 
 
 def buckets_of(histogram: Collector) -> Buckets:
-    """Over all labels."""
+    """Return the sum of a histogram's buckets over all labels."""
     samples = (sample for family in histogram.collect() for sample in family.samples)
     return _added(
         [(float(sample.labels["le"]), sample.value)] for sample in samples if sample.name.endswith("_bucket")
@@ -182,9 +182,9 @@ def buckets_of(histogram: Collector) -> Buckets:
 
 
 def quantile(share: float, before: Buckets, after: Buckets) -> float | None:
-    """Of what was observed in between, as Prometheus estimates it: evenly spread within a bucket, and the
-    highest finite bound for what lies beyond. None: nothing was observed."""
-    then = dict(before)  # of a histogram with labels, empty before its first observation
+    """Return a quantile of the observations between ``before`` and ``after``, None without observations. The
+    estimate is that of Prometheus: evenly spread within a bucket, and the highest finite bound beyond it."""
+    then = dict(before)  # empty for a histogram with labels before its first observation
     counts = [(bound, max(0.0, count - then.get(bound, 0.0))) for bound, count in after]
     total = counts[-1][1] if counts else 0.0
     if total <= 0:

@@ -7,31 +7,28 @@ from prometheus_client import CollectorRegistry
 
 import baton
 from baton.router.api.catalogue import Catalogue
-from baton.router.api.http import schemas
-from baton.router.api.http.authentication import Authenticate
-from baton.router.api.http.bodies import BodyBudget
-from baton.router.api.http.chat import ChatCompletions
-from baton.router.api.http.completions import Completions
-from baton.router.api.http.cors import Cors, add_cors
-from baton.router.api.http.debug import Debug
-from baton.router.api.http.envelope import RequestEnvelope
-from baton.router.api.http.failures import add_error_handlers
-from baton.router.api.http.live import FILES, LivePage
-from baton.router.api.http.local import LocalPages
-from baton.router.api.http.messages.create import Messages
-from baton.router.api.http.messages.errors import ENDPOINT as MESSAGES
-from baton.router.api.http.messages.fields import CountRequest, MessageRequest
+from baton.router.api.http.anthropic import create as messages
+from baton.router.api.http.anthropic.fields import CountRequest, MessageRequest
+from baton.router.api.http.openai import chat, completions, schemas, tokens
 from baton.router.api.http.openapi import DescribedApi, takes
-from baton.router.api.http.responses.create import ENDPOINT as RESPONSES
-from baton.router.api.http.responses.create import Responses
+from baton.router.api.http.ops.debug import Debug
+from baton.router.api.http.ops.live import FILES, LivePage
+from baton.router.api.http.ops.status import StatusEndpoints
+from baton.router.api.http.preparing.prepare import reading_of
+from baton.router.api.http.responses import create as responses
 from baton.router.api.http.responses.fields import ResponseRequest
-from baton.router.api.http.status import Status
-from baton.router.api.http.tokens import Tokens
-from baton.router.api.reading import Reading
+from baton.router.api.http.server.anthropic_errors import ENDPOINT as MESSAGES
+from baton.router.api.http.server.authentication import Authenticate
+from baton.router.api.http.server.bodies import BodyBudget
+from baton.router.api.http.server.cors import Cors, add_cors
+from baton.router.api.http.server.envelope import RequestEnvelope
+from baton.router.api.http.server.failures import add_error_handlers
+from baton.router.api.http.server.local_pages import LocalPages
+from baton.router.api.http.server.served import ServedApi
 from baton.router.api.service import CompletionService
 from baton.router.api.settings import ApiSettings
+from baton.router.dispatch.types import Ring
 from baton.router.processes.siblings import Siblings
-from baton.router.types import Ring
 from baton.router.ui.history import History
 from baton.telemetry.metrics import RouterMetrics
 from baton.text.tokenizer import Tokenizer
@@ -43,7 +40,7 @@ def create_app(
     settings: ApiSettings | None = None,
     metrics: RouterMetrics | None = None,
 ) -> FastAPI:
-    """OpenAI's API in front of ``ring``. Give ``metrics`` to share them with the gRPC API."""
+    """Return OpenAI's API in front of ``ring``. Give ``metrics`` to share them with the gRPC API."""
     metrics = metrics or RouterMetrics(CollectorRegistry())
     service = CompletionService(ring, tokenizer, settings or ApiSettings(), metrics)
     return app_for(service)
@@ -56,10 +53,12 @@ def app_for(
     siblings: Siblings | None = None,
     local: bool = False,
 ) -> FastAPI:
-    """The application around completion cores, one for each model, that may have other front ends too.
-    ``history``: what the live page shows; None: there is no page. ``siblings``: the other processes that
-    answer at the same address. ``local``: only this machine reaches the port; without keys, pages of the web
-    are kept away then."""
+    """Return the application around completion cores, one for each model, which other front ends may share.
+
+    ``history`` is what the live page shows; None: there is no page. ``siblings`` are the other processes that
+    answer at the same address. ``local``: whether only this machine reaches the port; without keys, pages of
+    the web are then kept away.
+    """
     catalogue = Catalogue(services)
     app = DescribedApi(
         title="Baton", version=baton.__version__, summary="Inference with the APIs of OpenAI and Anthropic"
@@ -68,7 +67,8 @@ def app_for(
     if history is not None:
         _add_page(app, LivePage(history))
     settings, authentication, http = catalogue.settings, catalogue.authentication, catalogue.metrics.http
-    app.state.bodies = BodyBudget(settings.max_body_bytes, http, shared=authentication.required)
+    bodies = BodyBudget(settings.max_body_bytes, http, shared=authentication.required)
+    app.state.api = ServedApi(catalogue, reading_of(catalogue), bodies)
     retry_after = settings.retry_after_seconds
     cors = cors or Cors()
     add_error_handlers(app, retry_after)
@@ -93,15 +93,11 @@ def _add_page(app: FastAPI, page: LivePage) -> None:
 
 
 def _add_routes(app: FastAPI, catalogue: Catalogue, siblings: Siblings) -> None:
-    reading = Reading(catalogue)
-    completions, chat = Completions(catalogue, reading), ChatCompletions(catalogue, reading)
-    responses, messages = Responses(catalogue, reading), Messages(catalogue, reading)
-    tokens = Tokens(catalogue, reading)
-    status, debug = Status(catalogue, siblings), Debug(catalogue, siblings)
+    status, debug = StatusEndpoints(catalogue, siblings), Debug(catalogue, siblings)
     for path, handler, body in (
-        ("/v1/completions", completions.create, schemas.CompletionRequest),
-        ("/v1/chat/completions", chat.create, schemas.ChatRequest),
-        (RESPONSES, responses.create, ResponseRequest),
+        (completions.ENDPOINT, completions.create, schemas.CompletionRequest),
+        (chat.ENDPOINT, chat.create, schemas.ChatRequest),
+        (responses.ENDPOINT, responses.create, ResponseRequest),
         (MESSAGES, messages.create, MessageRequest),
         (f"{MESSAGES}/count_tokens", messages.count, CountRequest),
         ("/tokenize", tokens.tokenize, schemas.TokenizeRequest),

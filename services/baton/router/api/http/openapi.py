@@ -11,10 +11,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from baton.router.api.http import schemas
-from baton.router.api.http.messages.fields import CountRequest, MessageRequest
+from baton.router.api.http.anthropic.fields import CountRequest, MessageRequest
+from baton.router.api.http.openai import schemas
 from baton.router.api.http.responses.fields import ResponseRequest
-from baton.router.api.http.unsupported import HARMLESS
+from baton.router.api.http.server.unsupported import HARMLESS
 
 _BODIES = (
     schemas.CompletionRequest,
@@ -28,31 +28,32 @@ _BODIES = (
 
 
 def takes(body: type[msgspec.Struct]) -> dict[str, object]:
-    """The part of an operation that says that it takes a JSON ``body``."""
+    """Return the part of an operation that says that it takes a JSON ``body``."""
     reference = {"$ref": f"#/components/schemas/{body.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
 def _any_json(type_: type) -> dict[str, object]:
-    """The schema of a type that msgspec has none for: ``object``, which stands for any JSON value."""
+    """Return the schema of ``object``, which stands for any JSON value and which msgspec has no schema
+    for."""
     if type_ is not object:
         raise NotImplementedError
     return {"description": "Any JSON value."}
 
 
 def _close(schema: dict[str, Any]) -> None:
-    """Say of a body's schema that other fields are refused, but for those that never matter."""
+    """State in a body's schema that other fields are refused, except for those that never matter."""
     for name in sorted(HARMLESS):
         schema["properties"].setdefault(name, {"description": "Taken, and not acted on."})
     schema["additionalProperties"] = False
 
 
 class PlainRoute(APIRoute):
-    """A route whose endpoint takes the request and gives the response, as Starlette's do. FastAPI describes
-    it, and looks for nothing else that it might depend on at each request."""
+    """A route whose endpoint takes the request and returns the response, as Starlette's do. FastAPI describes
+    the route, and resolves no dependencies at each request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint itself."""
+        """Return the endpoint itself."""
         return self.endpoint
 
 
@@ -64,7 +65,7 @@ class DescribedApi(FastAPI):
         self.router.route_class = PlainRoute
 
     def openapi(self) -> dict[str, object]:
-        """The document, built once."""
+        """Return the document, which is built once."""
         if not self.openapi_schema:
             document = super().openapi()
             _, components = msgspec.json.schema_components(

@@ -3,7 +3,7 @@
 // Asks the router for its figures, one question at a time, and draws them. No library, and no markup from data.
 
 const TIMEOUT_MS = 5000;
-const LEAST_SECONDS = 60; // that a chart is wide
+const MIN_SECONDS = 60; // that a chart is wide
 const element = (id) => document.getElementById(id);
 const style = getComputedStyle(document.documentElement);
 let key = sessionStorage.getItem("baton-key");
@@ -56,7 +56,7 @@ function draw(id, data, ...names) {
   context.scale(scale, scale);
   const top = Math.max(1e-9, ...names.flatMap((name) => data.points.map((point) => point[name] ?? 0)));
   const oldest = data.points.length ? -data.points[0].at : 0;
-  const seconds = Math.min(Math.max(oldest, LEAST_SECONDS), data.every_s * data.most_points);
+  const seconds = Math.min(Math.max(oldest, MIN_SECONDS), data.every_s * data.most_points);
   const x = (point) => width * (1 + point.at / seconds);
   const y = (value) => height - 4 - (height - 24) * (value / top);
   context.fillStyle = context.strokeStyle = style.color || "gray";

@@ -1,5 +1,5 @@
-"""From the bytes of a body to a request that only has to be let in, or to the error that its client gets.
+"""The reading of bodies: from bytes to a request that is ready for admission, or to its client's error.
 
-Pure: it needs no event loop, no worker and no other request, and imports no web server. Small bodies are
-read so on the event loop, large ones by the same code in a process (``baton.router.preparation``).
+Pure: the code needs no event loop, no worker and no other request, and imports no web server. It reads small
+bodies on the event loop and large ones in a process (``baton.router.preparation``).
 """

@@ -1,24 +1,24 @@
-"""Bodies of ``/v1/chat/completions``, and of all protocols that have chats: they make a `ChatRequest` of
-theirs, so that all can do the same."""
+"""Bodies of ``/v1/chat/completions``, and of all protocols that have chats: each makes a `ChatRequest` of its
+bodies, so that all have the same features."""
 
 from __future__ import annotations
 
+from baton.core.structured_output import StructuredOutput
 from baton.request.messages import check_messages, template_messages
 from baton.request.sampling import resolve
 from baton.request.template_arguments import template_arguments
 from baton.request.tools import NAME_CHARS as TOOL_NAME_CHARS
 from baton.request.tools import ToolUse
 from baton.router.api.errors import invalid
-from baton.router.api.http.calls import CallPolicy
+from baton.router.api.http.openai.reasoning import Thinking
+from baton.router.api.http.openai.schemas import ChatRequest
+from baton.router.api.http.openai.structured import form_asked
+from baton.router.api.http.openai.tool_calls import CallPolicy
 from baton.router.api.http.preparing.common import Chosen, check_choices, check_told, telling_of
-from baton.router.api.http.schemas import ChatRequest
-from baton.router.api.http.structured import form_asked
-from baton.router.api.http.thinking import Thinking
 from baton.router.api.prepared import PreparedJob
+from baton.router.api.priority import check_priority
 from baton.router.api.prompts import Echo
 from baton.router.api.settings import ApiSettings
-from baton.router.api.urgency import check_priority
-from baton.structured_output import StructuredOutput
 from baton.text.config import Json
 from baton.text.errors import TooManyTokensError
 from baton.text.tokenizer import Tokenizer
@@ -30,14 +30,14 @@ class ChatPreparer:
     def __init__(
         self, tokenizer: Tokenizer, settings: ApiSettings, tool_name_chars: int = TOOL_NAME_CHARS
     ) -> None:
-        """``tool_name_chars``: of a function's name, at most."""
+        """``tool_name_chars``: the most characters of a function's name."""
         self._tokenizer = tokenizer
         self._settings = settings
         self.calls = CallPolicy(settings, tokenizer, tool_name_chars)
         self.thinking = Thinking(tokenizer, self.calls)
 
     def prepare(self, body: ChatRequest, chosen: Chosen) -> PreparedJob:
-        """Raises RequestError, by the names of the body's fields."""
+        """Return the request in ``body``. Raises RequestError, by the names of the body's fields."""
         settings = self._settings
         n = 1 if body.n is None else body.n
         check_choices(n, 1, settings)
@@ -94,7 +94,7 @@ class ChatPreparer:
         )
 
     def count(self, body: ChatRequest, chosen: Chosen) -> int:
-        """How many tokens the prompt of ``body`` has, even if that is more than the context. Raises
+        """Return how many tokens the prompt of ``body`` has, even if that is more than the context. Raises
         RequestError."""
         text = self._text(body, self.calls.use_of(body), chosen)
         most = max(chosen.model.max_model_len, self._settings.max_counted_tokens)
@@ -124,7 +124,7 @@ class ChatPreparer:
 
 
 def _top_logprobs(body: ChatRequest) -> int | None:
-    """How many likeliest tokens to tell with each token's log-probability; None: neither."""
+    """Return how many likeliest tokens to tell with each token's log-probability; None: neither is told."""
     if body.logprobs:
         return body.top_logprobs or 0
     if body.top_logprobs:
@@ -133,6 +133,6 @@ def _top_logprobs(body: ChatRequest) -> int | None:
 
 
 def _echo(body: ChatRequest) -> list[Echo]:
-    """The turn that the answer goes on with: the last message, if it is the assistant's own."""
+    """Return the turn that the answer goes on with: the last message, if it is the assistant's."""
     [last] = template_messages(body.messages[-1:])
     return [Echo(str(last["content"]) if last["role"] == "assistant" else "")]

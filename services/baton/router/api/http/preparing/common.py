@@ -1,4 +1,4 @@
-"""What bodies are checked for at several endpoints."""
+"""Checks of bodies that several endpoints share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from baton.request.limits import ModelInfo
 from baton.router.api.errors import invalid, shown
-from baton.router.api.http.schemas import GenerationFields
+from baton.router.api.http.openai.schemas import GenerationFields
 from baton.router.api.prepared import Telling, UsageMode
 from baton.router.api.prompts import Echo, PromptReader
 from baton.router.api.settings import ApiSettings
@@ -18,14 +18,14 @@ class Chosen:
     """The model that a body is for."""
 
     place: int
-    """In the menu."""
+    """The model's place in the menu."""
     model: ModelInfo
     prompts: PromptReader
-    """For this request alone."""
+    """The reader of this request's prompts."""
 
 
 def check_choices(n: int, prompts: int, settings: ApiSettings) -> None:
-    """Raise RequestError when a request asks for too many answers."""
+    """Raise RequestError if a request asks for too many answers."""
     if not 1 <= n <= settings.max_n:
         raise invalid("n", f"n must be between 1 and {settings.max_n}, not {shown(n)}.")
     if n * prompts > settings.max_choices:
@@ -39,8 +39,8 @@ def check_choices(n: int, prompts: int, settings: ApiSettings) -> None:
 def check_told(
     fields: GenerationFields, prompts: Sequence[Sequence[int]], echoes: Sequence[Echo], settings: ApiSettings
 ) -> None:
-    """Raise RequestError when the choices of a request would repeat more of its prompts than an answer may
-    hold: each repeats its prompt whole."""
+    """Raise RequestError if the choices of a request would repeat more of its prompts than an answer may
+    hold: each choice repeats its whole prompt."""
     n = 1 if fields.n is None else fields.n
     tokens = n * sum(map(len, prompts)) if fields.return_token_ids else 0
     if tokens > settings.max_told_tokens:
@@ -59,7 +59,7 @@ def check_told(
 
 
 def telling_of(fields: GenerationFields) -> Telling:
-    """How the answer is told. Raises RequestError."""
+    """Return how the answer is presented. Raises RequestError."""
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options", "stream_options is only allowed when stream is true.")
     return Telling(bool(fields.stream), _usage_mode(fields), bool(fields.return_token_ids))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from baton.request.limits import check_at_most
 from baton.request.sampling import resolve
 from baton.router.api.errors import invalid, shown
+from baton.router.api.http.openai.schemas import CompletionRequest
+from baton.router.api.http.openai.structured import form_asked
 from baton.router.api.http.preparing.common import Chosen, check_choices, check_told, telling_of
-from baton.router.api.http.schemas import CompletionRequest
-from baton.router.api.http.structured import form_asked
 from baton.router.api.prepared import PreparedJob
+from baton.router.api.priority import check_priority
 from baton.router.api.prompts import Echo
 from baton.router.api.settings import ApiSettings
-from baton.router.api.urgency import check_priority
 from baton.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class CompletionPreparer:
         self._settings = settings
 
     def prepare(self, body: CompletionRequest, chosen: Chosen) -> PreparedJob:
-        """Raises RequestError, by the names of the body's fields."""
+        """Return the request in ``body``. Raises RequestError, by the names of the body's fields."""
         settings = self._settings
         given = _separate(body.prompt)
         n = 1 if body.n is None else body.n
@@ -38,7 +38,7 @@ class CompletionPreparer:
             check_at_most("prompt", "tokens in all", sum(map(len, prompts)), settings.max_prompt_tokens)
         only_echo = bool(body.echo) and body.max_tokens == 0
         if only_echo:
-            body.max_tokens = 1  # the engine always generates something; it is not told
+            body.max_tokens = 1  # the engine always generates something, which is dropped
         params = resolve(
             body,
             chosen.model,
@@ -92,7 +92,8 @@ def _echo(prompt: str | list[int], chosen: Chosen, body: CompletionRequest) -> E
 
 
 def _separate(prompt: str | list[int | str | list[int]]) -> list[str | list[int]]:
-    """The single prompts: a text, texts, one list of ids, or lists of ids; nothing mixed."""
+    """Return the single prompts: a text, texts, one list of ids, or lists of ids; nothing mixed. Raises
+    RequestError."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import orjson
 
 from baton.router.api.errors import invalid, shown
-from baton.router.api.http.messages.fields import CountRequest, MessageRequest, ThinkingOptions
-from baton.router.api.http.messages.input import chat_of
+from baton.router.api.http.anthropic.fields import CountRequest, MessageRequest, ThinkingOptions
+from baton.router.api.http.anthropic.input import chat_of
+from baton.router.api.http.openai.renaming import rename, renaming
 from baton.router.api.http.preparing.chat import ChatPreparer
 from baton.router.api.http.preparing.common import Chosen
-from baton.router.api.http.renaming import rename, renaming
 from baton.router.api.prepared import Document, PreparedJob, Telling
 from baton.router.api.settings import ApiSettings
 from baton.text.config import Json
 from baton.text.tokenizer import Tokenizer
 
-LEAST_BUDGET = 1024
+MIN_BUDGET = 1024
 TOOL_NAME_CHARS = 128
-"""Of a tool's name, at most. Tools of MCP servers have long ones."""
+"""The most characters of a tool's name. Tools of MCP servers have long names."""
 
 
 class MessagePreparer:
@@ -28,7 +28,7 @@ class MessagePreparer:
         self._limits = settings.conversation
 
     def prepare(self, body: MessageRequest, chosen: Chosen) -> PreparedJob:
-        """Raises RequestError, by the names of the body's fields."""
+        """Return the request in ``body``. Raises RequestError, by the names of the body's fields."""
         chat = chat_of(body, self._template(body), self._limits)
         _check_budget(body)
         with renaming(chat.names):
@@ -38,7 +38,7 @@ class MessagePreparer:
         return job
 
     def count(self, body: CountRequest, chosen: Chosen) -> Document:
-        """The answer that says how many tokens the prompt has. Raises RequestError."""
+        """Return the answer that says how many tokens the prompt has. Raises RequestError."""
         chat = chat_of(body, self._template(body), self._limits)
         with renaming(chat.names):
             count = self._chats.count(chat.body, chosen)
@@ -66,8 +66,8 @@ class MessagePreparer:
 
 
 def _check_budget(body: MessageRequest) -> None:
-    """Raise RequestError for a budget that Anthropic does not take. It is a wish: a model reasons until
-    it is done or ``max_tokens`` is used up."""
+    """Raise RequestError for a budget that Anthropic does not accept. A valid budget is only a wish: a model
+    reasons until it is done or ``max_tokens`` is used up."""
     thinking = body.thinking
     if thinking is None or thinking.type != "enabled":
         return
@@ -76,9 +76,9 @@ def _check_budget(body: MessageRequest) -> None:
         raise invalid(
             "thinking.budget_tokens", "thinking.budget_tokens is required.", "missing_required_parameter"
         )
-    if not LEAST_BUDGET <= budget < body.max_tokens:
+    if not MIN_BUDGET <= budget < body.max_tokens:
         raise invalid(
             "thinking.budget_tokens",
-            f"thinking.budget_tokens must be at least {LEAST_BUDGET} and less than max_tokens "
+            f"thinking.budget_tokens must be at least {MIN_BUDGET} and less than max_tokens "
             f"({shown(body.max_tokens)}), not {shown(budget)}.",
         )

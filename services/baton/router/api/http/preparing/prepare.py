@@ -8,10 +8,17 @@ from typing import TypeVar
 
 import msgspec
 
+from baton.router.api.catalogue import Catalogue
 from baton.router.api.errors import RequestError, in_short
-from baton.router.api.http.decode import decode
-from baton.router.api.http.messages.fields import CountRequest, MessageRequest
-from baton.router.api.http.messages.fields import check_refused as check_message
+from baton.router.api.http.anthropic.fields import CountRequest, MessageRequest
+from baton.router.api.http.anthropic.fields import check_refused as check_message
+from baton.router.api.http.openai.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TextRequest,
+    TokenizeRequest,
+)
 from baton.router.api.http.preparing.chat import ChatPreparer
 from baton.router.api.http.preparing.common import Chosen
 from baton.router.api.http.preparing.completion import CompletionPreparer
@@ -20,24 +27,23 @@ from baton.router.api.http.preparing.response import ResponsePreparer
 from baton.router.api.http.preparing.tokens import TokensPreparer
 from baton.router.api.http.responses.fields import ResponseRequest
 from baton.router.api.http.responses.fields import check_refused as check_response
-from baton.router.api.http.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TextRequest,
-    TokenizeRequest,
-)
+from baton.router.api.http.server.decode import decode
 from baton.router.api.prepared import Assignment, Document, PreparedJob
 from baton.router.api.prompts import PromptReader
+from baton.router.api.reading import INLINE_BYTES, Reading
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
+from baton.tools.answer import AnswerFormat
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+MAX_MESSAGE = 2000
+"""The most characters of an error's message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPreparers:
-    """What reads the bodies for one model."""
+    """The readers of bodies for one model."""
 
     tokenizer: Tokenizer
     completions: CompletionPreparer
@@ -66,23 +72,27 @@ class BodyReader:
         models: Callable[[int], ModelPreparers],
         *,
         ignore_unknown: bool,
-        most_chars: int | None = None,
+        max_chars: int | None = None,
     ) -> None:
-        """``models`` gives what a model has, by its place in the menu. ``ignore_unknown``: take fields that
-        no version of the API knows. ``most_chars``: see `PromptReader`."""
+        """``models`` returns a model's preparers, by its place in the menu. ``ignore_unknown``: whether to
+        accept fields that no version of the API knows. ``max_chars``: see `PromptReader`."""
         self._models = models
         self._ignore_unknown = ignore_unknown
-        self._most_chars = most_chars
+        self._max_chars = max_chars
 
     def prepare(self, assignment: Assignment, body: bytes) -> PreparedJob | Document:
-        """What ``body`` asks for. Raises RequestError, ApiError, and TooMuchHereError."""
+        """Return what ``body`` asks for. Raises RequestError, ApiError, and TooMuchHereError."""
         try:
             return self._read(assignment, body)
         except RequestError as error:
-            # What others say of a value may quote it whole.
+            # Messages from other libraries may quote a whole value.
             raise RequestError(
-                in_short(error.message, LONGEST_MESSAGE), param=error.param, code=error.code
+                in_short(error.message, MAX_MESSAGE), param=error.param, code=error.code
             ) from None
+
+    def format_of(self, prepared: PreparedJob) -> AnswerFormat | None:
+        """Return how the answers to a chat are parsed; None: as content alone."""
+        return self._models(prepared.model).chats.calls.format_of(prepared.format)
 
     def _read(self, assignment: Assignment, body: bytes) -> PreparedJob | Document:
         match assignment.endpoint:
@@ -128,8 +138,15 @@ class BodyReader:
     def _choose(self, assignment: Assignment, name: str | None) -> tuple[ModelPreparers, Chosen]:
         place, model = assignment.menu.choose(name)
         own = self._models(place)
-        return own, Chosen(place, model, PromptReader(own.tokenizer, self._most_chars))
+        return own, Chosen(place, model, PromptReader(own.tokenizer, self._max_chars))
 
 
-LONGEST_MESSAGE = 2000
-"""Characters of an error's message."""
+def reading_of(catalogue: Catalogue) -> Reading:
+    """Return the reader of bodies for all models of ``catalogue``."""
+    models = [ModelPreparers.of(each.tokenizer, each.settings) for each in catalogue.services]
+    here = BodyReader(
+        models.__getitem__,
+        ignore_unknown=catalogue.settings.ignore_unknown_fields,
+        max_chars=None if catalogue.elsewhere is None else INLINE_BYTES,
+    )
+    return Reading(catalogue, here)

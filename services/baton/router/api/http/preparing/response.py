@@ -6,17 +6,17 @@ import msgspec
 
 from baton.request.limits import check_at_most
 from baton.router.api.errors import invalid
+from baton.router.api.http.openai.renaming import rename, renaming
 from baton.router.api.http.preparing.chat import ChatPreparer
 from baton.router.api.http.preparing.common import Chosen
-from baton.router.api.http.renaming import rename, renaming
 from baton.router.api.http.responses.fields import ResponseRequest
 from baton.router.api.http.responses.input import chat_of
 from baton.router.api.prepared import PreparedJob, Repeated, Telling
 from baton.router.api.settings import ApiSettings
 from baton.text.tokenizer import Tokenizer
 
-MOST_METADATA, METADATA_KEY_CHARS, METADATA_CHARS = 16, 64, 512
-"""As in OpenAI's API: each event of an answer's beginning and end repeats them."""
+MAX_METADATA, METADATA_KEY_CHARS, METADATA_CHARS = 16, 64, 512
+"""Bounds on metadata, as in OpenAI's API: the events at an answer's beginning and end repeat it."""
 
 
 class ResponsePreparer:
@@ -27,7 +27,7 @@ class ResponsePreparer:
         self._limits = settings.conversation
 
     def prepare(self, body: ResponseRequest, chosen: Chosen) -> PreparedJob:
-        """Raises RequestError, by the names of the body's fields."""
+        """Return the request in ``body``. Raises RequestError, by the names of the body's fields."""
         effort = None if body.reasoning is None else body.reasoning.effort
         template = {} if effort is None else self._chats.thinking.graded(effort, "reasoning.effort")
         _check_metadata(body.metadata or {})
@@ -41,7 +41,7 @@ class ResponsePreparer:
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
-    check_at_most("metadata", "entries", len(metadata), MOST_METADATA)
+    check_at_most("metadata", "entries", len(metadata), MAX_METADATA)
     for key, value in metadata.items():
         for what, text, most in (("key", key, METADATA_KEY_CHARS), ("value", value, METADATA_CHARS)):
             if len(text) > most:

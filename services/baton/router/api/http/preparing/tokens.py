@@ -11,8 +11,8 @@ from baton.request.messages import check_messages, template_messages
 from baton.request.prompts import check_ids
 from baton.request.template_arguments import template_arguments
 from baton.router.api.errors import invalid
+from baton.router.api.http.openai.schemas import DetokenizeRequest, TextRequest, TokenizeRequest
 from baton.router.api.http.preparing.common import Chosen
-from baton.router.api.http.schemas import DetokenizeRequest, TextRequest, TokenizeRequest
 from baton.router.api.prepared import ID_TYPE, Document
 from baton.router.api.settings import ApiSettings
 from baton.text.errors import TooManyTokensError
@@ -20,7 +20,7 @@ from baton.text.tokenizer import Tokenizer
 
 
 class TokensPreparer:
-    """The tokenizer of one model, for clients. Nothing is generated, so a text may be longer than the
+    """The tokenizer of one model, for clients. No answer is generated, so a text may be longer than the
     context."""
 
     def __init__(self, tokenizer: Tokenizer, settings: ApiSettings) -> None:
@@ -28,7 +28,7 @@ class TokensPreparer:
         self._settings = settings
 
     def tokenize(self, body: TokenizeRequest, chosen: Chosen) -> Document:
-        """The tokens of a text, or of the prompt that messages make. Raises RequestError."""
+        """Return the tokens of a text, or of the prompt that messages make. Raises RequestError."""
         text, param, special_by_default = self._text(body, chosen)
         size, most = len(text.encode()), self._settings.max_tokenize_bytes
         if size > most:
@@ -58,18 +58,18 @@ class TokensPreparer:
         return Document(orjson.dumps(document))
 
     def detokenize(self, body: DetokenizeRequest, chosen: Chosen) -> Document:
-        """The text of tokens, special ones included. Raises RequestError."""
+        """Return the text of tokens, special tokens included. Raises RequestError."""
         check_at_most("tokens", "ids", len(body.tokens), self._settings.max_detokenize_tokens)
         check_ids(body.tokens, chosen.model.vocab_size, "tokens")
         return Document(orjson.dumps({"prompt": self._tokenizer.decode(body.tokens, False)}))
 
     def text(self, body: TextRequest, chosen: Chosen) -> Document:
-        """The ids of a prompt, as an array of ``ID_TYPE``. Raises RequestError."""
+        """Return the ids of a prompt, as an array of ``ID_TYPE``. Raises RequestError."""
         ids = chosen.prompts.from_text(body.text, chosen.model, "text")
         return Document(array.array(ID_TYPE, ids).tobytes())
 
     def _text(self, body: TokenizeRequest, chosen: Chosen) -> tuple[str, str, bool]:
-        """What to tokenize, the field it came in, and whether special tokens are added to it by default."""
+        """Return the text to tokenize, its field, and whether special tokens are added to it by default."""
         if (body.prompt is None) == (body.messages is None):
             raise invalid("prompt", "Give either prompt or messages.", "missing_required_parameter")
         if body.prompt is not None:

@@ -1,1 +1,1 @@
-"""OpenAI's responses: another shape of chats. Nothing is stored."""
+"""OpenAI's responses: another shape of chats. No response is stored."""

@@ -1,4 +1,4 @@
-"""The body of a request for a response, and what of it is refused."""
+"""The body of a request for a response, and the check for fields that are refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from baton.router.api.errors import invalid, shown
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
-"""Asked for by clients that send reasoning back. It is told in the clear, so there is nothing to add."""
+"""The ``include`` of clients that send reasoning back. Reasoning is told in the clear, so nothing is
+added."""
 
 
 class InputPart(msgspec.Struct, kw_only=True):
@@ -25,7 +26,7 @@ class InputPart(msgspec.Struct, kw_only=True):
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """A message, function_call, function_call_output or reasoning; a message need not say its type."""
+    """A message, function_call, function_call_output or reasoning; a message need not state its type."""
 
     type: str | None = None
     id: str | None = None
@@ -65,14 +66,14 @@ class TextFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class TextOptions(msgspec.Struct, kw_only=True):
-    """What the answer's text is like."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    """Whether to reason first."""
+    """Options of reasoning: whether the model reasons first."""
 
     effort: str | None = None
     summary: str | None = None
@@ -80,7 +81,7 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
 
 
 class ResponseRequest(msgspec.Struct, kw_only=True):
-    """Answer a text, or items: messages, calls and what they returned."""
+    """Answer a text, or items: messages, calls and their results."""
 
     input: str | list[InputItem]
     model: str | None = None
@@ -116,7 +117,7 @@ _STATELESS = "this server keeps no responses; send the whole conversation as inp
 
 _REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = MappingProxyType(
     {
-        # Field: the values that ask for nothing, and why others are refused.
+        # By field: the values that ask for nothing, and why others are refused.
         "store": ((False,), _STATELESS),
         "background": ((False,), _STATELESS),
         "previous_response_id": ((), _STATELESS),

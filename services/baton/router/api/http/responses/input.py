@@ -1,4 +1,4 @@
-"""From a request for a response to a chat."""
+"""The conversion of a request for a response to a chat."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from baton.request.limits import ConversationLimits, check_at_most
-from baton.request.messages import CalledFunction, ContentPart, Message, ToolCall
+from baton.request.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 from baton.request.tools import Function, NamedFunction, NamedTool, Tool
 from baton.router.api.errors import invalid, shown
-from baton.router.api.http.renaming import Names
+from baton.router.api.http.openai.renaming import Names
+from baton.router.api.http.openai.schemas import ChatRequest
+from baton.router.api.http.openai.structured import JsonSchemaFormat, ResponseFormat
 from baton.router.api.http.responses.fields import (
     LOGPROBS,
     InputItem,
@@ -20,8 +22,6 @@ from baton.router.api.http.responses.fields import (
     ResponseToolChoice,
     TextFormat,
 )
-from baton.router.api.http.schemas import ChatRequest
-from baton.router.api.http.structured import JsonSchemaFormat, ResponseFormat
 from baton.text.config import Json
 
 Given = TypeVar("Given")
@@ -41,23 +41,23 @@ _FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
-    """A request as a chat, and what its fields are called in the request."""
+class ResponsesChat:
+    """A request as a chat, and the request's names for the chat's fields."""
 
     body: ChatRequest
     names: Names
 
 
-def chat_of(body: ResponseRequest, template: dict[str, Json], limits: ConversationLimits) -> Chat:
-    """The chat that ``body`` asks for; ``template`` are variables that go before its own.
+def chat_of(body: ResponseRequest, template: dict[str, Json], limits: ConversationLimits) -> ResponsesChat:
+    """Return the chat that ``body`` asks for; ``template`` are variables that the request's own override.
 
-    Raises RequestError for items that a chat cannot hold, and for more than one request may have.
+    Raises RequestError for items that a chat cannot hold, and for more of them than one request may have.
     """
     if not isinstance(body.input, str):
         _check_at_mosts(body.input, limits)
     messages = _Messages()
     if body.instructions is not None:
-        messages.add(Message(role="system", content=body.instructions), "instructions")
+        messages.add(ChatMessage(role="system", content=body.instructions), "instructions")
     items = [InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     for index, item in enumerate(items):
         messages.add_item(item, "input" if isinstance(body.input, str) else f"input[{index}]")
@@ -77,7 +77,7 @@ def chat_of(body: ResponseRequest, template: dict[str, Json], limits: Conversati
         priority=body.priority,
         chat_template_kwargs={**template, **(body.chat_template_kwargs or {})} or None,
     )
-    return Chat(chat, Names(_FIELDS, messages.places, messages.calls))
+    return ResponsesChat(chat, Names(_FIELDS, messages.places, messages.calls))
 
 
 def _check_at_mosts(items: Sequence[InputItem], limits: ConversationLimits) -> None:
@@ -90,14 +90,14 @@ def _check_at_mosts(items: Sequence[InputItem], limits: ConversationLimits) -> N
 
 @dataclass(slots=True)
 class _Messages:
-    """Items as messages: reasoning, text and calls of the assistant that follow each other are one turn."""
+    """Collects items as messages: consecutive reasoning, text and calls of the assistant are one turn."""
 
-    all: list[Message] = field(default_factory=list)
+    all: list[ChatMessage] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     calls: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Where a call came from, by its message and its place in it."""
+    """The field that each call came from, by the indices of its message and of the call."""
 
-    def add(self, message: Message, at: str) -> None:
+    def add(self, message: ChatMessage, at: str) -> None:
         self.all.append(message)
         self.places.append(at)
 
@@ -110,9 +110,10 @@ class _Messages:
             case "function_call_output":
                 _need(item.call_id, f"{at}.call_id")
                 text = _text(item.output, f"{at}.output")
-                self.add(Message(role="tool", content=text, tool_call_id=item.call_id), at)
+                self.add(ChatMessage(role="tool", content=text, tool_call_id=item.call_id), at)
             case "reasoning":
-                # Without content it was summed up or sealed, and only its writer could read it.
+                # Without content it was summarised or encrypted, and only the server that wrote it could read
+                # it.
                 if item.content is not None:
                     self._turn(at, new=True).reasoning_content = _joined(item.content, f"{at}.content")
             case "item_reference":
@@ -134,7 +135,7 @@ class _Messages:
         if role == "tool":
             raise invalid(f"{at}.role", f"{at}.role must not be tool: send a function_call_output.")
         if role != "assistant":
-            self.add(Message(role=role, content=_text(item.content, f"{at}.content")), at)
+            self.add(ChatMessage(role=role, content=_text(item.content, f"{at}.content")), at)
             return
         turn = self._turn(at, new=False)
         if turn.content is not None or turn.tool_calls:
@@ -152,10 +153,10 @@ class _Messages:
         self.calls[len(self.all) - 1, len(turn.tool_calls)] = at
         turn.tool_calls.append(call)
 
-    def _turn(self, at: str, *, new: bool) -> Message:
-        """The assistant's turn that the item at ``at`` belongs to."""
+    def _turn(self, at: str, *, new: bool) -> ChatMessage:
+        """Return the assistant's turn that the item at ``at`` belongs to."""
         if new or not self.all or self.all[-1].role != "assistant":
-            self.add(Message(role="assistant"), at)
+            self.add(ChatMessage(role="assistant"), at)
         return self.all[-1]
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import orjson
 
 from baton.router.api.errors import ApiError
-from baton.router.api.http.blocks import Block, Closed, GrowingAnswer, Grown, Opened, Step
+from baton.router.api.http.openai.blocks import Closed, GrowingAnswer, Grown, Opened, OutputBlock, Step
+from baton.router.api.job import Job
 from baton.router.api.prepared import Repeated
-from baton.router.api.service import Job
 
 Fields = dict[str, object]
 
@@ -24,17 +24,17 @@ _DELTAS = {
 
 
 class ResponseWriter:
-    """Writes one response. What does not change from delta to delta is serialised once per block."""
+    """Writes one response. Fields that all deltas of a block share are serialised once."""
 
     def __init__(self, job: Job, repeated: Repeated) -> None:
         self.answer = GrowingAnswer(job)
         self._common = _common(job, repeated)
         self._number = itertools.count()
         self._head = b""
-        """Of the open block's deltas, up to their sequence number."""
+        """The beginning of each delta event of the open block, up to its sequence number."""
 
     def document(self) -> Fields:
-        """The response that is over."""
+        """Return the whole response, which has ended."""
         return self._response(self.answer.whole())
 
     def opening(self) -> bytes:
@@ -68,7 +68,7 @@ class ResponseWriter:
         }
         return self._event("response.failed", response=response)
 
-    def _response(self, blocks: Sequence[Block]) -> Fields:
+    def _response(self, blocks: Sequence[OutputBlock]) -> Fields:
         answer = self.answer
         complete = answer.finish_reason in ("stop", "tool_calls")
         over = answer.finish_reason is not None
@@ -96,7 +96,7 @@ class ResponseWriter:
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 
-    def _item(self, block: Block, status: str) -> Fields:
+    def _item(self, block: OutputBlock, status: str) -> Fields:
         item: Fields = {
             "id": self._item_id(block),
             "status": status if block.broken is None else "incomplete",
@@ -114,11 +114,11 @@ class ResponseWriter:
             "arguments": block.text,
         }
 
-    def _item_id(self, block: Block) -> str:
+    def _item_id(self, block: OutputBlock) -> str:
         minted = self.answer.job.request_id.partition("_")[2]
         return f"{_PREFIXES[block.kind]}_{minted}{block.index:02d}"
 
-    def _opened(self, block: Block) -> bytes:
+    def _opened(self, block: OutputBlock) -> bytes:
         of: Fields = {"item_id": self._item_id(block), "output_index": block.index}
         if block.kind != "call":
             of["content_index"] = 0
@@ -142,7 +142,7 @@ class ResponseWriter:
             logprobs,
         )
 
-    def _closed(self, block: Block) -> bytes:
+    def _closed(self, block: OutputBlock) -> bytes:
         of: Fields = {"item_id": self._item_id(block), "output_index": block.index}
         if block.kind == "call":
             told = self._event(
@@ -156,7 +156,7 @@ class ResponseWriter:
         item = self._item(block, "incomplete" if cut else "completed")
         return told + self._event("response.output_item.done", output_index=block.index, item=item)
 
-    def _text_done(self, block: Block, of: Fields) -> bytes:
+    def _text_done(self, block: OutputBlock, of: Fields) -> bytes:
         if block.kind == "reasoning":
             return self._event("response.reasoning_text.done", **of, text=block.text)
         return self._event("response.output_text.done", **of, text=block.text, logprobs=block.logprobs)
@@ -166,14 +166,14 @@ class ResponseWriter:
         return b"event: %b\ndata: %b\n\n" % (type_.encode(), data)
 
 
-def _part(block: Block) -> Fields:
+def _part(block: OutputBlock) -> Fields:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": block.text}
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}
 
 
 def _common(job: Job, repeated: Repeated) -> Fields:
-    """What the response repeats of its request; the same from its first event to its last."""
+    """Return what the response repeats of its request; the same in all its events."""
     return {
         "id": job.request_id,
         "object": "response",

@@ -1,0 +1,39 @@
+"""What the layers of a model ask of one step's attention, whatever computes it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from baton_kernels.rotary import HeadNorm
+
+
+class StepAttention(Protocol):
+    """One step's reads and writes of the pool, the same for all layers."""
+
+    def write_kv(self, pool: Tensor, layer: int, k: Tensor, v: Tensor) -> None: ...
+
+    def rotate_and_store(
+        self,
+        pool: Tensor,
+        layer: int,
+        qkv: Tensor,
+        *,
+        cos: Tensor,
+        sin: Tensor,
+        norm: HeadNorm | None,
+    ) -> Tensor: ...
+
+    def attend(
+        self,
+        pool: Tensor,
+        layer: int,
+        q: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Returns ``out``, contiguous and of q's shape, once it is written; None: new memory."""

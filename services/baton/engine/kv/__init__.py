@@ -1,0 +1,1 @@
+"""KV blocks: the pool, the prefix journal and the host tier."""

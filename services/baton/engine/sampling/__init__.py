@@ -1,0 +1,1 @@
+"""Sampling: the way from logits to tokens."""

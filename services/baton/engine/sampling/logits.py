@@ -1,0 +1,276 @@
+"""The changes that requests ask to be made to their logits before the sampler sees them.
+
+The order is that of vLLM's sampler (v1): allowed_token_ids, bad_words, min_tokens, logit_bias, then the
+repetition, the frequency and the presence penalty. Temperature and filters follow, in
+``baton.engine.sampling.sampler``. transformers has some of these, with the same effect, except that it seeks
+bad words in the prompt too: here, as in vLLM, a bad word's tokens must all be output. The repetition penalty
+counts prompt and output, the other two the output alone.
+
+All of it is a function of parameters and tokens. A request that was preempted or that goes on elsewhere is
+counted again from its tokens.
+
+The cost grows with the tokens that a request names or has seen, never with the vocabulary, and every
+operation is one for all rows. Rows without rules cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from baton.core.sampling_params import ResolvedSampling
+from baton_kernels.rows import bar_tokens
+from baton_kernels.transfers import to_device
+
+Ids = NDArray[np.int64]
+
+
+class TokenCounts:
+    """The distinct tokens of a request in the order they came, and how often each was output."""
+
+    def __init__(self, prompt_ids: Iterable[int], num_prompt: int) -> None:
+        """``prompt_ids`` are counted as seen but not output; output begins at ``num_prompt``."""
+        self._ids = array("q", dict.fromkeys(prompt_ids))
+        self._outputs = array("f", bytes(4 * len(self._ids)))
+        self._at = {token: at for at, token in enumerate(self._ids)}
+        self._counted = num_prompt
+
+    def count(self, token_ids: Sequence[int], num_drafts: int = 0) -> tuple[Ids, NDArray[np.float32]]:
+        """The tokens and their counts, once the tokens of ``token_ids`` since the last call are counted. The
+        last ``num_drafts`` of ``token_ids`` are in the result, and not counted for the next call."""
+        stop = len(token_ids) - num_drafts
+        for token in token_ids[self._counted : stop]:
+            at = self._at.setdefault(token, len(self._ids))
+            if at == len(self._ids):
+                self._ids.append(token)
+                self._outputs.append(0)
+            self._outputs[at] += 1
+        self._counted = stop
+        # Copies: an array cannot grow while numpy looks into it.
+        ids, outputs = np.array(self._ids, np.int64), np.array(self._outputs, np.float32)
+        return self._with(ids, outputs, token_ids[stop:]) if num_drafts else (ids, outputs)
+
+    def _with(
+        self, ids: Ids, outputs: NDArray[np.float32], drafts: Iterable[int]
+    ) -> tuple[Ids, NDArray[np.float32]]:
+        """Counts ``drafts`` in copies."""
+        fresh: dict[int, int] = {}
+        for token in drafts:
+            at = self._at.get(token)
+            if at is None:
+                fresh[token] = fresh.get(token, 0) + 1
+            else:
+                outputs[at] += 1
+        ids = np.append(ids, np.array(list(fresh), np.int64))
+        outputs = np.append(outputs, np.array(list(fresh.values()), np.float32))
+        return ids, outputs
+
+
+class BadWords:
+    """Runs of tokens that the output must not complete, found by the token before their last."""
+
+    def __init__(self, runs: Iterable[tuple[int, ...]]) -> None:
+        self.always: list[int] = []
+        """The last tokens of runs of one."""
+        self._after: dict[int, list[tuple[int, ...]]] = {}
+        for run in runs:
+            if len(run) == 1:
+                self.always.append(run[0])
+            else:
+                self._after.setdefault(run[-2], []).append(run)
+
+    def barred(self, token_ids: Sequence[int], num_outputs: int) -> list[int]:
+        """The tokens that would complete a run after ``token_ids``, of which the last ones are outputs."""
+        if not num_outputs:
+            return self.always
+        found = [
+            run[-1]
+            for run in self._after.get(token_ids[-1], ())
+            if len(run) - 1 <= num_outputs and tuple(token_ids[-len(run) + 1 :]) == run[:-1]
+        ]
+        return self.always + found
+
+
+class LogitRules:
+    """The changes of one request's parameters to its logits, prepared for use at every step."""
+
+    def __init__(self, params: ResolvedSampling, prompt_ids: Sequence[int], eos_token_ids: Set[int]) -> None:
+        self.params = params
+        self.allowed: Ids = np.array(params.allowed_token_ids, np.int64)
+        self.biased: Ids = np.array([token for token, _ in params.logit_bias], np.int64)
+        self.bias = np.array([bias for _, bias in params.logit_bias], np.float32)
+        self._num_prompt = len(prompt_ids)
+        self._ends = sorted(params.stop_token_ids | eos_token_ids)
+        self._bad_words = BadWords(params.bad_word_ids)
+        seen = prompt_ids if params.repetition_penalty != 1 else ()
+        self._counts = TokenCounts(seen, self._num_prompt)
+
+    @classmethod
+    def of(
+        cls, params: ResolvedSampling, prompt_ids: Sequence[int], eos_token_ids: Set[int]
+    ) -> LogitRules | None:
+        """The rules of ``params``; None for parameters that leave the logits as they are."""
+        return cls(params, prompt_ids, eos_token_ids) if params.shapes_logits else None
+
+    def barred(self, token_ids: Sequence[int]) -> Ids:
+        """Tokens that must not follow ``token_ids`` (prompt and outputs)."""
+        num_outputs = len(token_ids) - self._num_prompt
+        barred = self._bad_words.barred(token_ids, num_outputs)
+        if num_outputs < self.params.min_tokens:
+            barred = barred + self._ends
+        return np.array(barred, np.int64)
+
+    def counts(self, token_ids: Sequence[int], num_drafts: int = 0) -> tuple[Ids, NDArray[np.float32]]:
+        """The tokens to penalize after ``token_ids``, and how often each was output. The last ``num_drafts``
+        of ``token_ids`` are assumed outputs."""
+        return self._counts.count(token_ids, num_drafts)
+
+
+class Row(NamedTuple):
+    """A row of the logits with rules."""
+
+    at: int
+    """The row's index in the logits."""
+    rules: LogitRules
+    token_ids: Sequence[int]
+    """Prompt and outputs so far."""
+    num_drafts: int = 0
+    """The number of last tokens that are assumed, and may never be outputs."""
+
+
+def adjust(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Applies the rules of ``rows`` to ``logits`` ([R, V] float32, any device), in place."""
+    if rows and logits.device.type == "cuda":
+        adjust_by_kernels(logits, rows)
+    elif rows:
+        _keep_allowed(logits, [row for row in rows if len(row.rules.allowed)])
+        _bar(logits, rows)
+        _add_bias(logits, [row for row in rows if len(row.rules.biased)])
+        _penalize(logits, [row for row in rows if row.rules.params.penalizes])
+
+
+class PackedRules(NamedTuple):
+    """The rules of some rows about single tokens, in the form that ``baton_kernels.cuda.logits.adjust``
+    takes."""
+
+    rows: Tensor
+    starts: Tensor
+    penalties: Tensor
+    ids: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], device: torch.device) -> PackedRules:
+        """Packs the rules of ``rows``, in one copy to the device."""
+        ids: list[Ids] = []
+        values: list[NDArray[np.float32]] = []
+        for row in rows:
+            barred, seen, outputs = row.rules.barred(row.token_ids), np.empty(0, np.int64), _NO_VALUES
+            if row.rules.params.penalizes:
+                seen, outputs = row.rules.counts(row.token_ids, row.num_drafts)
+            ids += [barred, row.rules.biased, seen]
+            values += [np.zeros(len(barred), np.float32), row.rules.bias, outputs]
+        starts = np.cumsum([0, *map(len, ids)])
+        params = [row.rules.params for row in rows]
+        penalties = np.array(
+            [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params], np.float32
+        )
+        parts = [
+            np.array([row.at for row in rows], np.int32),
+            starts.astype(np.int32),
+            penalties.T.ravel().view(np.int32),
+            np.concatenate(ids).astype(np.int32),
+            np.concatenate(values).view(np.int32),
+        ]
+        moved = to_device(torch.from_numpy(np.concatenate(parts)), device)
+        at, begin, factors, tokens, numbers = moved.split_with_sizes([len(part) for part in parts])
+        factors = factors.view(torch.float32).view(3, len(rows))
+        return cls(at, begin, factors, tokens, numbers.view(torch.float32))
+
+
+_NO_VALUES = np.empty(0, np.float32)
+
+
+def allowed_words(allowed: Ids, vocab: int) -> NDArray[np.int32]:
+    """A mask of ``allowed`` in the form that ``baton_kernels.rows.bar_tokens`` takes. [W]."""
+    bits = np.zeros(-(-vocab // 32) * 32, np.uint8)
+    bits[allowed] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def adjust_by_kernels(logits: Tensor, rows: Sequence[Row]) -> None:
+    """Does what :func:`adjust` does, for logits on CUDA: a launch for rules that allow few tokens only, one
+    for the rest."""
+    from baton_kernels.cuda import logits as kernels  # triton is only there where CUDA is
+
+    device = logits.device
+    few = [row for row in rows if len(row.rules.allowed)]
+    if few:
+        words = np.stack([allowed_words(row.rules.allowed, logits.shape[1]) for row in few])
+        bar_tokens(
+            logits,
+            to_device(torch.tensor([row.at for row in few]), device),
+            to_device(torch.from_numpy(words), device),
+        )
+    kernels.adjust(logits, *PackedRules.of(rows, device))
+
+
+def _keep_allowed(logits: Tensor, rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    at = _places(logits, rows, [row.rules.allowed for row in rows])
+    kept = logits[at]
+    logits[torch.tensor([row.at for row in rows], device=logits.device)] = -math.inf
+    logits[at] = kept
+
+
+def _bar(logits: Tensor, rows: Sequence[Row]) -> None:
+    barred = [row.rules.barred(row.token_ids) for row in rows]
+    if any(map(len, barred)):
+        logits[_places(logits, rows, barred)] = -math.inf
+
+
+def _add_bias(logits: Tensor, rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    at = _places(logits, rows, [row.rules.biased for row in rows])
+    bias = np.concatenate([row.rules.bias for row in rows])
+    logits[at] += torch.from_numpy(bias).to(logits.device)
+
+
+def _penalize(logits: Tensor, rows: Sequence[Row]) -> None:
+    if not rows:
+        return
+    counts = [row.rules.counts(row.token_ids, row.num_drafts) for row in rows]
+    at = _places(logits, rows, [ids for ids, _ in counts])
+    params = [row.rules.params for row in rows]
+    factors = np.array(
+        [[p.repetition_penalty, p.frequency_penalty, p.presence_penalty] for p in params], np.float32
+    )
+    columns = np.concatenate(
+        [
+            np.concatenate([outputs for _, outputs in counts])[None],
+            np.repeat(factors, [len(ids) for ids, _ in counts], axis=0).T,
+        ]
+    )
+    outputs, repetition, frequency, presence = torch.from_numpy(columns).to(logits.device)
+    chosen = logits[at]
+    chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
+    chosen -= frequency * outputs
+    chosen -= presence * (outputs > 0)
+    logits[at] = chosen
+
+
+def _places(logits: Tensor, rows: Sequence[Row], ids: Sequence[Ids]) -> tuple[Tensor, Tensor]:
+    """The index of ``ids[i]`` in row ``rows[i].at``, for all i: (rows, columns), in one copy to the
+    device."""
+    indices = np.repeat([row.at for row in rows], [len(part) for part in ids])
+    placed = torch.from_numpy(np.stack([indices, np.concatenate(ids)])).to(logits.device)
+    return placed[0], placed[1]

@@ -1,0 +1,89 @@
+"""Identity and authorization: incarnations, signatures, and the compatibility of two workers."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from array import array
+from collections.abc import Sequence
+
+from baton.core.role import Role
+from baton.handoff.messages import Name
+from baton.v1 import handoff_pb2 as pb
+
+PROTOCOL = 5
+"""The version of the handoff protocol. Workers of different versions are not paired, so a version also
+separates releases in which the same request gives other tokens: 2 samples by an exponential race, 3 allows
+text around a structured output. With 4 a link begins with proofs, with 5 long messages come in parts."""
+
+
+def new_incarnation() -> str:
+    """Return a name for one process start: 128 random bits in hex."""
+    return secrets.token_hex(16)
+
+
+def tokens_digest(token_ids: Sequence[int]) -> bytes:
+    """Return the SHA-256 of the token ids as unsigned 32-bit words, little-endian."""
+    words = array("I", token_ids)
+    if words.itemsize != 4:
+        raise RuntimeError("unsigned int is not 32 bits wide on this platform")
+    return hashlib.sha256(words.tobytes()).digest()
+
+
+def sign_handle(cluster_key: bytes, name: Name, decode_incarnation: str, num_tokens: int) -> bytes:
+    """Sign the router's permission for one attempt to enter one decode process. HMAC-SHA256, 32 bytes."""
+    text = f"{name.request_id}\n{name.attempt}\n{decode_incarnation}\n{num_tokens}"
+    return hmac.new(cluster_key, text.encode(), hashlib.sha256).digest()
+
+
+def handle_is_valid(
+    handle: bytes, cluster_key: bytes, name: Name, decode_incarnation: str, num_tokens: int
+) -> bool:
+    return hmac.compare_digest(handle, sign_handle(cluster_key, name, decode_incarnation, num_tokens))
+
+
+def sign_switch(cluster_key: bytes, incarnation: str, role: Role) -> bytes:
+    """Sign an operator's permission for one process to take a role. HMAC-SHA256."""
+    text = f"switch-role\n{incarnation}\n{role}"
+    return hmac.new(cluster_key, text.encode(), hashlib.sha256).digest()
+
+
+def switch_is_valid(proof: bytes, cluster_key: bytes, incarnation: str, role: Role) -> bool:
+    return hmac.compare_digest(proof, sign_switch(cluster_key, incarnation, role))
+
+
+def sign_beat(cluster_key: bytes, router_id: str, incarnation: str, nonce: bytes, count: int) -> bytes:
+    """Sign a router's heartbeat to the worker ``incarnation``, for the stream that the router began with
+    ``nonce``. HMAC-SHA256."""
+    # Beats have a derived key: no other signature made with the cluster key can pass for a beat.
+    key = hmac.digest(cluster_key, b"baton: beats of a router", hashlib.sha256)
+    text = f"{router_id}\n{incarnation}\n{nonce.hex()}\n{count}"
+    return hmac.digest(key, text.encode(), hashlib.sha256)
+
+
+def beat_is_valid(
+    proof: bytes, cluster_key: bytes, router_id: str, incarnation: str, nonce: bytes, count: int
+) -> bool:
+    return hmac.compare_digest(proof, sign_beat(cluster_key, router_id, incarnation, nonce, count))
+
+
+def compatibility_digest(compatibility: pb.Compatibility) -> str:
+    """Return 64 bits in hex over the fields that ``first_mismatch`` compares: equal for workers that may be
+    linked if their block sizes fit."""
+    # Hash set fields only, with their names: a release that adds a field stays compatible until it is used.
+    told = [
+        f"{field.name}={value}" for field, value in compatibility.ListFields() if field.name != "block_size"
+    ]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+def first_mismatch(ours: pb.Compatibility, theirs: pb.Compatibility) -> str | None:
+    """Return the first field, other than the block size, in which two workers' KV differs in meaning, or
+    None."""
+    for descriptor in pb.Compatibility.DESCRIPTOR.fields:
+        if descriptor.name != "block_size" and getattr(ours, descriptor.name) != getattr(
+            theirs, descriptor.name
+        ):
+            return str(descriptor.name)
+    return None

@@ -1,0 +1,117 @@
+"""The scheme ``int8``: weights of a plain checkpoint, rounded as they are loaded. Activations keep their
+type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from baton.models.quantization.base import (
+    LinearShape,
+    LinearWeights,
+    Multiplier,
+    Place,
+    QuantizationScheme,
+    empty_parameter,
+)
+from baton.models.quantization.registry import Quantization
+from baton.process.options import ModelError
+from baton_kernels.cpu.linear import PackedWeight, kernels_for
+from baton_kernels.int8 import Int8Weight, quantize
+from baton_kernels.rows import silu_mul
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedPlace(Place):
+    """Memory for int8, each row with a scale. A part of the columns has the scales of the whole rows, so
+    weights are the same however a model is split."""
+
+    scales: Tensor
+
+    def load(self, found: Tensor) -> None:
+        rows, columns = self.source
+        values, scales = quantize(found[rows])
+        self.tensor.copy_(values[:, columns])
+        self.scales.copy_(scales)
+
+    def direct(self, shape: torch.Size) -> None:
+        return None
+
+
+class Int8Weights(LinearWeights):
+    """Rounded weights [outputs, inputs], a float32 scale for each row, and a plain bias."""
+
+    def __init__(
+        self, shape: LinearShape, values: nn.Parameter, scales: Tensor, bias: nn.Parameter | None
+    ) -> None:
+        self.shape = shape
+        self.values = values
+        self.scales = scales
+        self.bias = bias
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        named = {"weight": self.values, "bias": self.bias}
+        return {name: parameter for name, parameter in named.items() if parameter is not None}
+
+    def places(self) -> Mapping[str, Mapping[str, Place]]:
+        found: dict[str, Mapping[str, Place]] = {}
+        for name, rows, source in self.shape.part_rows():
+            weight = RoundedPlace(self.values[rows], (source, self.shape.columns), self.scales[rows])
+            bias = {} if self.bias is None else {"bias": Place(self.bias[rows], (source,))}
+            found[name] = {"weight": weight, **bias}
+        return found
+
+    def pack(self) -> Multiplier:
+        weight = Int8Weight(self.values, self.scales)
+        packed = PackedWeight.of(weight, self.bias, gated=self.shape.gated, dtype=self.shape.dtype)
+        return self if packed is None else packed
+
+    def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        weight = (self.values.float() * self.scales[:, None]).to(x.dtype)
+        product = F.linear(x, weight, self.bias)
+        if self.shape.gated:
+            product = silu_mul(product)
+        return product if out_dtype is None else product.to(out_dtype)
+
+
+class Int8Scheme(QuantizationScheme):
+    """The scheme of int8 weights. Works on a CPU that has Baton's kernels."""
+
+    name: ClassVar[Quantization] = "int8"
+
+    def check(self, device: torch.device, dtype: torch.dtype) -> None:
+        if kernels_for(device, dtype) is not None:
+            return
+        if device.type != "cpu":
+            where = f"on {device.type}"
+        elif kernels_for(device, torch.float32) is None:
+            where = "without the CPU's kernels (BATON_CPU_KERNELS=native says why there are none)"
+        else:
+            where = f"with dtype {str(dtype).removeprefix('torch.')}"
+        raise ModelError(f"quantization (--quantization) is int8; allowed {where}: none")
+
+    def allocate(self, shape: LinearShape) -> Int8Weights:
+        rows, inputs = shape.num_rows, len(shape.inputs)
+        if inputs % 2:
+            raise ModelError(
+                f"quantization is int8; allowed for a projection of {inputs} inputs, an odd number: none"
+            )
+        return Int8Weights(
+            shape,
+            empty_parameter(rows, inputs, dtype=torch.int8),
+            torch.empty(rows, dtype=torch.float32),
+            empty_parameter(rows, dtype=shape.dtype) if shape.bias else None,
+        )
+
+    def tied(self, weight: nn.Parameter) -> Int8Weights:
+        values, scales = quantize(weight)
+        return Int8Weights(LinearShape.of(weight), nn.Parameter(values, requires_grad=False), scales, None)
+
+
+INT8 = Int8Scheme()

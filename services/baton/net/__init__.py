@@ -1,0 +1,1 @@
+"""gRPC, TLS and sockets for all services."""

@@ -1,0 +1,1 @@
+"""The gRPC API: the same completion core as HTTP, with the same limits and messages."""

@@ -1,0 +1,1 @@
+"""HTTP itself: connections, bodies, authentication and errors, the same for every protocol."""

@@ -1,0 +1,1 @@
+"""The workers of one ring: their streams, their reports and their health."""

@@ -1,0 +1,77 @@
+"""The groups of workers that may answer a request together.
+
+While a new release is rolled out, workers of both releases serve, and a prompt's KV means something only to
+workers that compute it alike. Workers of one group may be paired; the handshake of a link compares again,
+field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol, TypeVar
+
+from baton.core.role import Role, may_decode, takes_over
+from baton.core.role_proto import role_from_proto
+from baton.greeting.names import check_name, check_words
+from baton.greeting.proofs import MalformedGreetingError
+from baton.v1 import worker_pb2 as pb
+
+
+class CompatibilityKey(NamedTuple):
+    """The fields in which paired workers must be equal. Workers that leave a field empty are equal in it."""
+
+    model: str
+    revision: str
+    terms: str
+    """A digest of all fields that the handshake of a link compares, without the block size."""
+
+
+class Greeted(Protocol):
+    """Anything that holds the greeting of a worker."""
+
+    @property
+    def hello(self) -> pb.WorkerHello | None: ...
+
+
+W = TypeVar("W", bound=Greeted)
+
+
+def check_hello(hello: pb.WorkerHello) -> None:
+    """Raises GreetingError, naming the field, if a name of the worker or its model is malformed."""
+    try:
+        check_name("incarnation", hello.incarnation)
+        for field in ("model", "revision", "compatibility", "handoff_address", "tokenizer"):
+            check_words(field, getattr(hello, field))
+    except ValueError as error:
+        raise MalformedGreetingError(str(error)) from None
+
+
+def role_of(hello: pb.WorkerHello) -> Role:
+    """Return the role of a greeting whose role has been checked."""
+    role = role_from_proto(hello.role)
+    assert role is not None
+    return role
+
+
+def group_of(hello: pb.WorkerHello) -> CompatibilityKey:
+    return CompatibilityKey(hello.model, hello.revision, hello.compatibility)
+
+
+def by_group(workers: Iterable[W]) -> dict[CompatibilityKey, list[W]]:
+    """Group the workers that have greeted; groups, and the workers in them, are in the order given."""
+    groups: dict[CompatibilityKey, list[W]] = {}
+    for worker in workers:
+        if worker.hello is not None:
+            groups.setdefault(group_of(worker.hello), []).append(worker)
+    return groups
+
+
+def unpaired(workers: Iterable[W]) -> list[W]:
+    """Return the prefill workers whose group has no worker to hand on to."""
+    return [
+        worker
+        for like in by_group(workers).values()
+        if not any(takes_over(role_of(each.hello)) for each in like if each.hello is not None)
+        for worker in like
+        if worker.hello is not None and not may_decode(role_of(worker.hello))
+    ]

@@ -1,1 +1,0 @@
-"""TLS of all services: which files, and credentials that follow them when they change."""
