@@ -18,6 +18,8 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("native.cpp")
+HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
+"""The files that the source includes."""
 COMPILE_S = 300.0
 _TUNE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}
 # -ffast-math only for compiling: linked with it, a library makes the whole process flush denormal numbers.
@@ -62,7 +64,7 @@ def _cache() -> Path:
 
 def _key(compiler: str, flags: tuple[str, ...]) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    told = (SOURCE.read_text(), version, *flags, _processor())
+    told = (*(file.read_text() for file in (SOURCE, *HEADERS)), version, *flags, _processor())
     return hashlib.sha256("\0".join(told).encode()).hexdigest()[:20]
 
 

@@ -1,0 +1,488 @@
+// Attention over the paged pool: decoding rows, and the chunks of prompts.
+
+#pragma once
+
+#include "matmul.h"
+
+namespace {
+
+// The pool and one of its layers: a (block, kv head) holds block_size * dim elements of K, then as many of V.
+template <class T> struct Pool {
+    const T* data;
+    int64_t kv_heads, layers, layer, block_size, dim;
+    const T* keys(int64_t block, int64_t head) const {
+        return data + (((block * kv_heads + head) * layers + layer) * 2) * block_size * dim;
+    }
+    const T* values(int64_t block, int64_t head) const { return keys(block, head) + block_size * dim; }
+};
+
+struct Scores {
+    float scale, softcap;  // softcap 0: none
+    int64_t window;        // 0: none
+};
+
+// The sums of LANES vectors, one in each lane.
+inline vf sums_of(vf (&v)[LANES]) {
+    constexpr vi even = each_lane([](int lane) { return 2 * lane; });
+    constexpr vi odd = each_lane([](int lane) { return 2 * lane + 1; });
+    for (int n = LANES; n > 1; n /= 2)
+        for (int i = 0; i < n / 2; ++i) {
+            vf a = v[2 * i], b = v[2 * i + 1];
+            v[i] = __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, odd);
+        }
+    return v[0];
+}
+
+// Turns scores in place into weights relative to their maximum. Returns their sum.
+inline float softmax(float* scores, int64_t count, float softcap, float* maximum) {
+    const int64_t whole = count / LANES * LANES, padded = whole + (whole < count ? LANES : 0);
+    for (int64_t i = count; i < padded; ++i) scores[i] = -1e30f;
+    vf most = splat(-1e30f);
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vf s = load(scores + i);
+        if (softcap != 0) {
+            s = softcap * tanh_of(s * (1 / softcap));
+            if (i == whole) for (int64_t j = count; j < padded; ++j) s[j - i] = -1e30f;
+            store(scores + i, s);
+        }
+        most = s > most ? s : most;
+    }
+    float top = most[0];
+    for (int i = 1; i < LANES; ++i) top = std::max(top, most[i]);
+    vf total = vf{};
+    for (int64_t i = 0; i < padded; i += LANES) {
+        vf p = exp_of_negative(load(scores + i) - top);
+        if (i == whole) for (int64_t j = count; j < padded; ++j) p[j - i] = 0;
+        store(scores + i, p);
+        total += p;
+    }
+    *maximum = top;
+    return sum_of(total);
+}
+
+// out [dim] = the sums of add_values, times ``factor``.
+template <class T> inline void put_sums(const float* sums, float factor, int64_t dim, T* out) {
+    if constexpr (std::is_same_v<T, float>)
+        for (int64_t d = 0; d < dim; d += LANES) store(out + d, load(sums + d) * factor);
+    else
+        for (int64_t d = 0; d < dim; d += 2 * LANES)
+            store(reinterpret_cast<int32_t*>(out + d),
+                  pair(load(sums + d) * factor, load(sums + d + LANES) * factor));
+}
+
+struct Decode {
+    const void* q;
+    void* out;
+    const int64_t* tables;
+    const int64_t* contexts;
+    int64_t rows, heads, width;
+};
+
+constexpr int64_t AHEAD = 32;  // tokens
+constexpr int64_t SHARE = 512;  // tokens of one task: constant, so that a sum has one order
+constexpr int64_t STRIDE = SHARE + LANES;
+
+// Swaps, in each pair of rows N apart, the off-diagonal pieces of their 2 x 2 matrices of N-wide pieces.
+template <int N> inline void swap_pieces(vi (&m)[LANES]) {
+    constexpr vi first = each_lane([](int lane) { return lane & N ? lane - N + LANES : lane; });
+    constexpr vi second = each_lane([](int lane) { return lane & N ? lane + LANES : lane + N; });
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; ++i)
+        if (!(i & N)) {
+            vi a = m[i], b = m[i + N];
+            m[i] = __builtin_shuffle(a, b, first);
+            m[i + N] = __builtin_shuffle(a, b, second);
+        }
+}
+
+// Transposes a square of words.
+inline void transpose(vi (&m)[LANES]) {
+    swap_pieces<1>(m);
+    swap_pieces<2>(m);
+    if constexpr (LANES > 4) swap_pieces<4>(m);
+    if constexpr (LANES > 8) swap_pieces<8>(m);
+}
+
+// The products of H queries with up to a vector of keys, each key's words times a query's: scores [H, stride].
+template <class T, int H>
+inline void scores_of(const int32_t* query, int64_t row, const int32_t* columns, float scale, int64_t stride,
+                      float* scores) {
+    vf acc[H];
+    for (int h = 0; h < H; ++h) acc[h] = vf{};
+    for (int64_t w = 0; w < row; ++w) {
+        vi column = load(columns + w * LANES);
+#pragma GCC unroll 8
+        for (int h = 0; h < H; ++h) acc[h] = step<T>(acc[h], column, splat(query[h * row + w]));
+    }
+    for (int h = 0; h < H; ++h) store(scores + h * stride, acc[h] * scale);
+}
+
+// Converts whole vectors: the numbers behind ``count`` exist and are 0.
+template <class T> inline void to_weights(const float* from, int64_t count, T* to) {
+    for (int64_t i = 0; i < count; i += LANES) put(to + i, load(from + i));
+}
+
+// sums [H, result] += weights [H, stride] times the values of ``count`` slots, each value read once. As many words
+// from ``soon`` on are prefetched meanwhile.
+template <class T, int H>
+inline void add_values(const T* values, const int32_t* soon, const T* weights, int64_t stride, int64_t count,
+                       int64_t dim, int64_t result, float* sums) {
+    const int64_t row = dim / PER_WORD<T>;
+    for (int64_t w = 0; w < row; w += LANES) {
+        const int32_t* v = words(values) + w;
+        vf acc[H][PER_WORD<T>];
+        for (int h = 0; h < H; ++h)
+            for (int i = 0; i < PER_WORD<T>; ++i) acc[h][i] = load(sums + h * result + PER_WORD<T> * w + i * LANES);
+        if constexpr (std::is_same_v<T, float>) {
+            for (int64_t t = 0; t < count; ++t) {
+                __builtin_prefetch(soon + t * row + w, 0, 2);
+                vf value = (vf)load(v + t * row);
+#pragma GCC unroll 8
+                for (int h = 0; h < H; ++h) acc[h][0] += weights[h * stride + t] * value;
+            }
+        } else {
+            // Two slots at a time make words of their even numbers, and of their odd ones.
+            for (int64_t t = 0; t < count; t += 2) {
+                const bool two = t + 1 < count;
+                __builtin_prefetch(soon + t * row + w, 0, 2);
+                __builtin_prefetch(soon + (t + 1) * row + w, 0, 2);
+                vu a = (vu)load(v + t * row), b = two ? (vu)load(v + (t + 1) * row) : vu{};
+                vi even = (vi)((a & 0xffffu) | (b << 16)), odd = (vi)((a >> 16) | (b & 0xffff0000u));
+#pragma GCC unroll 8
+                for (int h = 0; h < H; ++h) {
+                    int32_t word;
+                    std::memcpy(&word, weights + h * stride + t, sizeof word);
+                    acc[h][0] = step<T>(acc[h][0], even, splat(word));
+                    acc[h][1] = step<T>(acc[h][1], odd, splat(word));
+                }
+            }
+        }
+        for (int h = 0; h < H; ++h)
+            for (int i = 0; i < PER_WORD<T>; ++i) store(sums + h * result + PER_WORD<T> * w + i * LANES, acc[h][i]);
+    }
+}
+
+// Calls f(integral constant H, first) for heads in runs of at most HEADS.
+constexpr int HEADS = 8;
+template <class F> inline void in_heads(int64_t group, F f) {
+    for (int64_t g = 0; g < group; g += HEADS) {
+        switch (std::min<int64_t>(HEADS, group - g)) {
+            case 1: f(std::integral_constant<int, 1>{}, g); break;
+            case 2: f(std::integral_constant<int, 2>{}, g); break;
+            case 3: f(std::integral_constant<int, 3>{}, g); break;
+            case 4: f(std::integral_constant<int, 4>{}, g); break;
+            case 5: f(std::integral_constant<int, 5>{}, g); break;
+            case 6: f(std::integral_constant<int, 6>{}, g); break;
+            case 7: f(std::integral_constant<int, 7>{}, g); break;
+            default: f(std::integral_constant<int, 8>{}, g);
+        }
+    }
+}
+
+constexpr int64_t SHARED = 3;  // query heads of a kv head from which on transposing the keys pays
+constexpr int64_t MAX_WORDS = 256;
+
+// The tokens of one task, and the addresses to prefetch. Pages lie anywhere, so the machine's prefetcher does not
+// find them. They are prefetched a line at a time while as much is read: more at once than the processor keeps track
+// of would hold up the current reads. AHEAD tokens later comes a key, and behind the last key the first values.
+template <class T> struct Stretch {
+    const Pool<T>& pool;
+    const int64_t* table;
+    int64_t head, first, stop;
+    const int32_t* key(int64_t token) const { return at(pool.keys(table[token / pool.block_size], head), token); }
+    const int32_t* value(int64_t token) const { return at(pool.values(table[token / pool.block_size], head), token); }
+    const int32_t* after_key(int64_t token) const {
+        token += AHEAD;
+        return token < stop ? key(token) : value(std::min(first + token - stop, stop - 1));
+    }
+    const int32_t* after_value(int64_t token) const { return value(std::min(token + AHEAD, stop - 1)); }
+
+  private:
+    const int32_t* at(const T* page, int64_t token) const {
+        return words(page + token % pool.block_size * pool.dim);
+    }
+};
+
+// Decodes one row for one kv head, the tokens from first to stop: group × (maximum, sum, sums [dim]).
+template <class T>
+void decode_part(const T* q, const Pool<T>& pool, const int64_t* table, int64_t head, int64_t group, int64_t first,
+                 int64_t stop, const Scores& how, float* scores, T* weights, float* results) {
+    const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size, result = 2 + pool.dim;
+    const Stretch<T> tokens{pool, table, head, first, stop};
+    alignas(64) int32_t columns[MAX_WORDS * LANES];
+    for (int64_t t = first; t < stop;) {
+        const int64_t offset = t % size, count = std::min({size - offset, stop - t, int64_t(LANES)});
+        const int32_t *k = tokens.key(t), *soon = tokens.after_key(t);
+        float* to = scores + (t - first);  // numbers beyond ``count`` are written again, or not read
+        if (group >= SHARED) {
+            for (int64_t w = 0; w < row; w += LANES) {
+                vi key[LANES];
+                for (int i = 0; i < LANES; ++i) {
+                    __builtin_prefetch(soon + i * row + w, 0, 2);
+                    key[i] = i < count ? load(k + i * row + w) : vi{};
+                }
+                transpose(key);
+                for (int i = 0; i < LANES; ++i) store(columns + (w + i) * LANES, key[i]);
+            }
+            in_heads(group, [&](auto heads, int64_t g) {
+                scores_of<T, heads>(words(q + g * pool.dim), row, columns, how.scale, STRIDE, to + g * STRIDE);
+            });
+        } else {
+            for (int64_t g = 0; g < group; ++g) {
+                const int32_t* query = words(q + g * pool.dim);
+                vf acc[LANES];
+                for (int i = 0; i < LANES; ++i) {
+                    acc[i] = vf{};
+                    if (i < count)
+                        for (int64_t w = 0; w < row; w += LANES) {
+                            if (g == 0) __builtin_prefetch(soon + i * row + w, 0, 2);
+                            acc[i] = step<T>(acc[i], load(k + i * row + w), load(query + w));
+                        }
+                }
+                store(to + g * STRIDE, sums_of(acc) * how.scale);
+            }
+        }
+        t += count;
+    }
+    for (int64_t g = 0; g < group; ++g) {
+        float* of_head = results + g * result;
+        of_head[1] = softmax(scores + g * STRIDE, stop - first, how.softcap, of_head);
+        to_weights(scores + g * STRIDE, stop - first, weights + g * STRIDE);
+        std::fill(of_head + 2, of_head + result, 0.0f);
+    }
+    for (int64_t t = first; t < stop;) {
+        const int64_t offset = t % size, count = std::min(size - offset, stop - t);
+        const T* v = pool.values(table[t / size], head) + offset * pool.dim;
+        const int32_t* soon = tokens.after_value(t);
+        in_heads(group, [&](auto heads, int64_t g) {
+            add_values<T, heads>(v, soon, weights + g * STRIDE + (t - first), STRIDE, count, pool.dim, result,
+                                 results + g * result + 2);
+        });
+        t += count;
+    }
+}
+
+template <class T> void decode(const Decode& d, const Pool<T>& pool, const Scores& how, int threads) {
+    const int64_t group = d.heads / pool.kv_heads, result = 2 + pool.dim;
+    const T* q = static_cast<const T*>(d.q);
+    T* out = static_cast<T*>(d.out);
+    int64_t shares = 1;
+    for (int64_t r = 0; r < d.rows; ++r) {
+        const int64_t seen = how.window ? std::min(how.window, d.contexts[r]) : d.contexts[r];
+        shares = std::max(shares, (seen + SHARE - 1) / SHARE);
+    }
+    // [rows, heads, shares, (maximum, sum, sums [dim])]
+    std::unique_ptr<float[]> parts(new float[shares == 1 ? 0 : d.rows * d.heads * shares * result]);
+#pragma omp parallel num_threads(threads)
+    {
+        std::unique_ptr<float[]> scores(new float[group * STRIDE]);
+        std::unique_ptr<T[]> weights(new T[group * STRIDE]);
+        std::unique_ptr<float[]> own(new float[group * result]);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < d.rows * pool.kv_heads * shares; ++task) {
+            const int64_t share = task % shares, head = task / shares % pool.kv_heads;
+            const int64_t r = task / shares / pool.kv_heads, context = d.contexts[r];
+            const int64_t begin = how.window ? std::max<int64_t>(0, context - how.window) : 0;
+            const int64_t first = begin + share * SHARE, stop = std::min(context, first + SHARE);
+            if (first >= stop) continue;
+            const int64_t h = r * d.heads + head * group;
+            decode_part<T>(q + h * pool.dim, pool, d.tables + r * d.width, head, group, first, stop, how,
+                           scores.get(), weights.get(), own.get());
+            for (int64_t g = 0; g < group; ++g)
+                if (shares == 1)
+                    put_sums<T>(own.get() + g * result + 2, 1 / own[g * result + 1], pool.dim,
+                                out + (h + g) * pool.dim);
+                else
+                    std::copy_n(own.get() + g * result, result, parts.get() + ((h + g) * shares + share) * result);
+        }
+        if (shares > 1) {
+#pragma omp for schedule(static)
+            for (int64_t h = 0; h < d.rows * d.heads; ++h) {
+                const int64_t context = d.contexts[h / d.heads];
+                const int64_t seen = how.window ? std::min(how.window, context) : context;
+                const int64_t count = (seen + SHARE - 1) / SHARE;
+                const float* of_head = parts.get() + h * shares * result;
+                float most = -1e30f, total = 0;
+                for (int64_t s = 0; s < count; ++s) most = std::max(most, of_head[s * result]);
+                std::fill_n(own.get(), pool.dim, 0.0f);
+                for (int64_t s = 0; s < count; ++s) {
+                    const float* part = of_head + s * result;
+                    const float factor = std::exp(part[0] - most);
+                    total += factor * part[1];
+                    for (int64_t i = 0; i < pool.dim; ++i) own[i] += factor * part[2 + i];
+                }
+                put_sums<T>(own.get(), 1 / total, pool.dim, out + h * pool.dim);
+            }
+        }
+    }
+}
+
+constexpr int64_t QUERIES = 8 * TILE_ROWS;  // queries of a tile of scores
+constexpr int64_t KEYS = 4 * PANEL;
+
+struct Chunk {
+    const void* q;  // the queries of the chunk from its first row on, [length, heads, dim]
+    void* out;
+    const int64_t* table;
+    int64_t length, context, heads;
+};
+
+// The buffers of one task of a chunk's attention.
+template <class T> struct Workspace {
+    std::unique_ptr<int32_t[]> keys, values;  // packed, for every block of KEYS keys
+    alignas(64) float scores[QUERIES * KEYS];
+    alignas(64) T weights[QUERIES * KEYS];
+    std::unique_ptr<float[]> sums;  // [QUERIES, dim in whole panels]
+    alignas(64) float part[QUERIES * PANEL];
+    float most[QUERIES], total[QUERIES];
+};
+
+// Words of the numbers at one place of a value and, where two numbers make a word, of the next value (or of none).
+inline vi in_words(const float* value, const float*) { return (vi)load(value); }
+inline vi in_words(const bf16* value, const bf16* next) {
+    const vu first = (vu)widened(value) >> 16;
+    return (vi)(next ? first | (vu)widened(next) : first);
+}
+
+// Packs keys and values of the tokens from first to stop as operands, in blocks of KEYS tokens. Each key is a column
+// of its words. A block's values are columns, one for each of their dim numbers, of as many words as the block's keys
+// fill.
+template <class T>
+void pack_context(const Pool<T>& pool, const int64_t* table, int64_t head, int64_t first, int64_t stop,
+                  Workspace<T>& work) {
+    const int64_t row = pool.dim / PER_WORD<T>, size = pool.block_size;
+    const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL;
+    const int64_t blocks = (stop - first + KEYS - 1) / KEYS, steps = KEYS / PER_WORD<T>;
+    const int64_t key_words = KEYS * row, value_words = steps * wide;
+    work.keys.reset(new int32_t[blocks * key_words]());
+    work.values.reset(new int32_t[blocks * value_words]());
+    for (int64_t t = first; t < stop; t += LANES) {
+        const int64_t block = (t - first) / KEYS, at = (t - first) % KEYS, count = std::min<int64_t>(LANES, stop - t);
+        const int32_t* k[LANES];
+        for (int64_t i = 0; i < count; ++i)
+            k[i] = words(pool.keys(table[(t + i) / size], head)) + (t + i) % size * row;
+        int32_t* key = work.keys.get() + block * key_words + place(at, 0, row);
+        for (int64_t w = 0; w < row; w += LANES) {
+            vi words_of[LANES];
+            for (int64_t i = 0; i < LANES; ++i) words_of[i] = i < count ? load(k[i] + w) : vi{};
+            transpose(words_of);
+            for (int64_t i = 0; i < LANES; ++i) store(key + (w + i) * STRIPE, words_of[i]);
+        }
+        int32_t* value = work.values.get() + block * value_words;
+        for (int64_t i = 0; i < count; i += PER_WORD<T>) {
+            const T* v = pool.values(table[(t + i) / size], head) + (t + i) % size * pool.dim;
+            const T* next = nullptr;
+            if (PER_WORD<T> == 2 && i + 1 < count)
+                next = pool.values(table[(t + i + 1) / size], head) + (t + i + 1) % size * pool.dim;
+            for (int64_t d = 0; d < pool.dim; d += LANES)
+                store(value + place(d, (at + i) / PER_WORD<T>, steps), in_words(v + d, next ? next + d : nullptr));
+        }
+    }
+}
+
+// One tile of queries against one block of keys, which begins at the token ``at``.
+template <class T>
+void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int64_t at, int64_t block,
+                 const Pool<T>& pool, const Scores& how, Workspace<T>& work) {
+    const int64_t row = pool.dim / PER_WORD<T>, wide = (pool.dim + PANEL - 1) / PANEL * PANEL;
+    const int64_t count = std::min(KEYS, position + rows - at);  // keys that the last row sees
+    const int64_t panels = (count + PANEL - 1) / PANEL, padded = panels * PANEL;
+    for (int64_t p = 0; p < panels; ++p)
+        in_tiles(rows, [&](int64_t r, int64_t n) {
+            rows_to<T>(int(n), words(q + r * stride), stride / PER_WORD<T>,
+                       Words{work.keys.get() + block * KEYS * row + p * row * PANEL, row}, row,
+                       work.scores + r * KEYS + p * PANEL, KEYS);
+        });
+    for (int64_t r = 0; r < rows; ++r) {
+        float* s = work.scores + r * KEYS;
+        const int64_t sees = position + r + 1 - at;  // keys of this block up to the row's own
+        const int64_t stop = std::clamp<int64_t>(sees, 0, padded);
+        const int64_t begin = how.window ? std::clamp<int64_t>(sees - how.window, 0, padded) : 0;
+        vf most = splat(work.most[r]);
+        for (int64_t i = 0; i < padded; i += LANES) {
+            vf v = load(s + i) * how.scale;
+            if (how.softcap != 0) v = how.softcap * tanh_of(v * (1 / how.softcap));
+            if (i < begin || i + LANES > stop) {
+                constexpr vi lanes = each_lane([](int lane) { return lane; });
+                const vi key = lanes + int32_t(i);
+                v = (key >= int32_t(begin)) & (key < int32_t(stop)) ? v : splat(-1e30f);
+            }
+            store(s + i, v);
+            most = v > most ? v : most;
+        }
+        float top = most[0];
+        for (int i = 1; i < LANES; ++i) top = std::max(top, most[i]);
+        vf total = vf{};
+        for (int64_t i = 0; i < padded; i += LANES) {
+            vf v = load(s + i);
+            vf p = v > -1e29f ? exp_of_negative(v - top) : vf{};
+            total += p;
+            store(s + i, p);
+        }
+        to_weights(s, padded, work.weights + r * KEYS);
+        const float factor = top > work.most[r] ? std::exp(work.most[r] - top) : 1.0f;
+        if (factor != 1.0f)
+            for (int64_t d = 0; d < wide; d += LANES)
+                store(work.sums.get() + r * wide + d, load(work.sums.get() + r * wide + d) * factor);
+        work.total[r] = work.total[r] * factor + sum_of(total);
+        work.most[r] = top;
+    }
+    for (int64_t d = 0; d < wide; d += PANEL) {
+        const int64_t steps = KEYS / PER_WORD<T>;
+        const Words values{work.values.get() + block * steps * wide + d * steps, steps};
+        in_tiles(rows, [&](int64_t r, int64_t n) {
+            rows_to<T>(int(n), words(work.weights + r * KEYS), KEYS / PER_WORD<T>, values, padded / PER_WORD<T>,
+                       work.part, PANEL);
+            for (int64_t i = 0; i < n; ++i) {
+                float* sums = work.sums.get() + (r + i) * wide + d;
+                for (int j = 0; j < PANEL; j += LANES)
+                    store(sums + j, load(sums + j) + load(work.part + i * PANEL + j));
+            }
+        });
+    }
+}
+
+template <class T>
+void chunk_part(const Chunk& c, const Pool<T>& pool, const Scores& how, int64_t head, int64_t from, int64_t to,
+                Workspace<T>& work) {
+    const int64_t group = c.heads / pool.kv_heads, cached = c.context - c.length;
+    const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL, stride = c.heads * pool.dim;
+    const int64_t oldest = how.window ? std::max<int64_t>(0, cached + from + 1 - how.window) : 0;
+    pack_context<T>(pool, c.table, head, oldest, cached + to, work);
+    work.sums.reset(new float[QUERIES * wide]);
+    for (int64_t g = 0; g < group; ++g)
+        for (int64_t first = from; first < to; first += QUERIES) {
+            const int64_t rows = std::min(QUERIES, to - first), position = cached + first;
+            const T* q = static_cast<const T*>(c.q) + first * stride + (head * group + g) * pool.dim;
+            std::fill_n(work.most, rows, -1e30f);
+            std::fill_n(work.total, rows, 0.0f);
+            std::fill_n(work.sums.get(), rows * wide, 0.0f);
+            const int64_t begin = how.window ? std::max(oldest, position + 1 - how.window) : oldest;
+            for (int64_t block = (begin - oldest) / KEYS; oldest + block * KEYS < position + rows; ++block)
+                attend_tile<T>(q, stride, rows, position, oldest + block * KEYS, block, pool, how, work);
+            for (int64_t r = 0; r < rows; ++r) {
+                T* out = static_cast<T*>(c.out) + (first + r) * stride + (head * group + g) * pool.dim;
+                const float *sums = work.sums.get() + r * wide, factor = 1 / work.total[r];
+                for (int64_t d = 0; d < pool.dim; d += LANES) put(out + d, load(sums + d) * factor);
+            }
+        }
+}
+
+template <class T> void prefill(const Chunk& c, const Pool<T>& pool, const Scores& how, int threads) {
+    // Heads are enough tasks unless there are fewer heads than threads: then each head is split into runs of queries,
+    // and each run packs the keys and values that it sees for itself.
+    const int64_t runs = std::min<int64_t>((c.length + QUERIES - 1) / QUERIES,
+                                           pool.kv_heads % threads == 0 ? 1 : (2 * threads) / pool.kv_heads + 1);
+#pragma omp parallel num_threads(threads)
+    {
+        std::unique_ptr<Workspace<T>> work(new Workspace<T>);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < pool.kv_heads * runs; ++task) {
+            const int64_t part = runs - 1 - task / pool.kv_heads;  // the last runs see most keys: they come first
+            chunk_part<T>(c, pool, how, task % pool.kv_heads, c.length * part / runs, c.length * (part + 1) / runs,
+                          *work);
+        }
+    }
+}
+
+}  // namespace
