@@ -20,6 +20,18 @@ LAYOUT = "block,kv_head,layer,kv,slot,dim"
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkedWindow:
+    """The window of a query that sees, up to itself, the tokens of its own run: position p is in run ``p //
+    size`` (Llama 4)."""
+
+    size: int
+
+
+Window: TypeAlias = int | ChunkedWindow
+"""The tokens that a query sees. A number: the last so many, its own included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A run of one sequence's prompt that is computed in this step."""
 
@@ -99,4 +111,4 @@ class PagedBatch:
         )
 
 
-Planner: TypeAlias = Callable[[PagedBatch, Tensor, Collection[int | None], int], StepAttention]
+Planner: TypeAlias = Callable[[PagedBatch, Tensor, Collection[Window | None], int], StepAttention]

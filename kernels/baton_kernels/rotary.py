@@ -18,6 +18,8 @@ class HeadNorm:
     k: Tensor
     """[head_dim]: the weight for keys."""
     eps: float
+    offset: float = 0.0
+    """A number added to both weights (Gemma: 1)."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,0 +1,50 @@
+"""The MLPs of a mixture's experts: each token goes through the experts that were chosen for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baton_kernels.activation import Activation, gated
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTensors:
+    """The weights of E experts, or of a rank's ``inner`` rows of each."""
+
+    gate_up: Tensor
+    """[E, 2 * inner, hidden]: the gate projection, then the up projection."""
+    down: Tensor
+    """[E, hidden, inner]."""
+    gate_up_bias: Tensor | None
+    """[E, 2 * inner]."""
+    down_bias: Tensor | None
+    """[E, hidden]."""
+    activation: Activation
+
+
+def loop_over_experts(
+    x: Tensor, experts: Tensor, weights: Tensor, tensors: ExpertTensors, weighs_input: bool
+) -> Tensor:
+    """x [T, hidden], experts [T, k] int32, weights [T, k] float32 -> [T, hidden], of x's type: the sum over
+    each token's experts of down(gated(gate(x), up(x))), times their weight. By plain torch, expert by expert;
+    sums are in float32.
+
+    ``weighs_input``: the weight multiplies x instead."""
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(len(tensors.gate_up)):
+        rows, place = (experts == expert).nonzero(as_tuple=True)
+        if not len(rows):
+            continue
+        factor, taken = weights[rows, place, None], x[rows]
+        if weighs_input:
+            taken = (taken * factor).to(x.dtype)
+        bias = None if tensors.gate_up_bias is None else tensors.gate_up_bias[expert]
+        gate, up = F.linear(taken, tensors.gate_up[expert], bias).chunk(2, -1)
+        bias = None if tensors.down_bias is None else tensors.down_bias[expert]
+        result = F.linear(gated(gate, up, tensors.activation), tensors.down[expert], bias).float()
+        out.index_add_(0, rows, result if weighs_input else result * factor)
+    return out.to(x.dtype)
