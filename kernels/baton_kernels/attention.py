@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.library import advise_large_pages, native
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import PagedBatch, Window
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.step_attention import StepAttention
@@ -32,9 +32,9 @@ class AttentionPlan:
 
     @classmethod
     def build(
-        cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None], heads: int
+        cls, batch: PagedBatch, pool: Tensor, windows: Collection[Window | None], heads: int
     ) -> AttentionPlan:
-        """Plans a step. ``windows``: the distinct sliding windows of the model's layers (None: no window).
+        """Plans a step. ``windows``: the distinct windows of the model's layers (None: no window).
         ``heads``: the query heads of each layer."""
         if batch.planner is not None:
             return cls(batch.planner(batch, pool, windows, heads))
@@ -97,14 +97,16 @@ def paged_attention(
     plan: AttentionPlan,
     *,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [T, heads, head_dim] -> [T, heads, head_dim]: softmax(scale q k) v over the tokens that each row may
     see.
 
     Query head h reads kv head ``h // (heads / kv_heads)``. ``window`` is one of the windows that the plan was
-    built for. With a ``softcap``, each scaled score s becomes ``softcap * tanh(s / softcap)``. The K and V of
-    the step's own tokens must already be in the pool.
+    built for. With a ``softcap``, each scaled score s becomes ``softcap * tanh(s / softcap)``. ``sinks``
+    [heads] float32: a further score of each query head, neither scaled nor soft-capped, which takes part in
+    the softmax and has no value. The K and V of the step's own tokens must already be in the pool.
     """
-    return plan.step.attend(pool, layer, q, scale=scale, window=window, softcap=softcap)
+    return plan.step.attend(pool, layer, q, scale=scale, window=window, softcap=softcap, sinks=sinks)

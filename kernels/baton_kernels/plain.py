@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.paged import Chunk, ChunkedWindow, PagedBatch, Window
 from baton_kernels.rotary import HeadNorm, normed_and_rotated
 
 ROWS_PER_GROUP = 8
@@ -62,14 +63,14 @@ class PlainPlan:
     write_slots: Tensor
     """[T * kv_heads] int64: the slot of layer 0's K of each (token, kv_head)."""
     num_decode: int
-    decode: Mapping[int | None, tuple[DecodeView, ...]]
+    decode: Mapping[Window | None, tuple[DecodeView, ...]]
     """The views of the decoding rows by window; empty without decoding rows."""
-    chunks: Mapping[int | None, tuple[ChunkView, ...]]
+    chunks: Mapping[Window | None, tuple[ChunkView, ...]]
     """The views of the chunks by window."""
 
     @classmethod
-    def build(cls, batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> PlainPlan:
-        """Plans a step. ``windows``: the distinct sliding windows of the model's layers (None: no window)."""
+    def build(cls, batch: PagedBatch, pool: Tensor, windows: Collection[Window | None]) -> PlainPlan:
+        """Plans a step. ``windows``: the distinct windows of the model's layers (None: no window)."""
         _, kv_heads, layers, _, block_size, _ = pool.shape
         head_rows = torch.arange(kv_heads, device=pool.device) * (layers * 2)
         block_rows = kv_heads * layers * 2
@@ -113,8 +114,9 @@ class PlainPlan:
         q: Tensor,
         *,
         scale: float,
-        window: int | None,
+        window: Window | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         tokens, heads, head_dim = q.shape
@@ -123,12 +125,13 @@ class PlainPlan:
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
         scores = Scores(scale, softcap)
+        of_heads = None if sinks is None else sinks.view(kv_heads, -1, 1)
         for view in self.decode[window]:
             members = slice(self.num_decode) if view.members is None else view.members
-            out[members] = _decode(pool, layer, groups[members], view, scores).flatten(1, 2)
+            out[members] = _decode(pool, layer, groups[members], view, scores, of_heads).flatten(1, 2)
         for chunk in self.chunks[window]:
             rows = slice(chunk.start, chunk.start + chunk.length)
-            out[rows] = _chunk(pool, layer, groups[rows], chunk, scores).flatten(1, 2)
+            out[rows] = _chunk(pool, layer, groups[rows], chunk, scores, of_heads).flatten(1, 2)
         return out
 
 
@@ -163,25 +166,26 @@ class _Reader:
     block_rows: int
     block_size: int
 
-    def decode(self, group: _DecodeGroup, window: int | None) -> DecodeView:
+    def decode(self, group: _DecodeGroup, window: Window | None) -> DecodeView:
         tables, contexts = group.tables, group.contexts
         keys = torch.arange(tables.shape[1] * self.block_size, device=tables.device)
-        if window is None or window >= keys.numel():
+        if window is None or _span(window) >= keys.numel():
             mask = keys < contexts[:, None]
             return DecodeView(group.members, self._rows(tables), mask[:, None, None])
-        # The last `window` tokens of a context straddle at most this many blocks.
-        blocks = min((window + self.block_size - 2) // self.block_size + 1, tables.shape[1])
-        first = (contexts - window).clamp(min=0) // self.block_size
+        # As many tokens as a window straddle at most this many blocks.
+        blocks = min((_span(window) + self.block_size - 2) // self.block_size + 1, tables.shape[1])
+        oldest = _oldest(contexts - 1, window)
+        first = oldest.clamp(min=0) // self.block_size
         columns = first[:, None] + torch.arange(blocks, device=tables.device)
         tables = tables.gather(1, columns.clamp(max=tables.shape[1] - 1))
         keys = first[:, None] * self.block_size + keys[: blocks * self.block_size]
-        mask = (keys < contexts[:, None]) & (keys >= contexts[:, None] - window)
+        mask = (keys < contexts[:, None]) & (keys >= oldest[:, None])
         return DecodeView(group.members, self._rows(tables), mask[:, None, None])
 
-    def chunk(self, chunk: Chunk, window: int | None) -> ChunkView:
+    def chunk(self, chunk: Chunk, window: Window | None) -> ChunkView:
         cached = chunk.context - chunk.length
-        windowed = window is not None and window < chunk.context
-        first = max(0, cached + 1 - window) // self.block_size if windowed and window is not None else 0
+        windowed = window is not None and _span(window) < chunk.context
+        first = 0 if window is None else max(0, _oldest(cached, window)) // self.block_size
         rows = self._rows(chunk.table[first:])
         if cached == 0 and not windowed:
             return ChunkView(chunk.start, chunk.length, rows, None)
@@ -190,13 +194,28 @@ class _Reader:
         keys = torch.arange(first * self.block_size, chunk.table.numel() * self.block_size, device=device)
         mask = keys <= queries
         if window is not None:
-            mask &= keys > queries - window
+            mask &= keys >= _oldest(queries, window)
         return ChunkView(chunk.start, chunk.length, rows, mask)
 
     def _rows(self, tables: Tensor) -> Tensor:
         """tables [..., blocks] -> [2, ..., kv_heads, blocks]."""
         keys = tables.unsqueeze(-2) * self.block_rows + self.head_rows[:, None]
         return torch.stack((keys, keys + 1))
+
+
+def _span(window: Window) -> int:
+    """The most tokens that a query sees."""
+    return window.size if isinstance(window, ChunkedWindow) else window
+
+
+Positions = TypeVar("Positions", int, Tensor)
+
+
+def _oldest(positions: Positions, window: Window) -> Positions:
+    """The first position that a query at each of ``positions`` sees; below 0: all before it."""
+    if isinstance(window, ChunkedWindow):
+        return positions // window.size * window.size
+    return positions + 1 - window
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +225,22 @@ class Scores:
     scale: float
     softcap: float | None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None) -> Tensor:
         """q [..., queries, head_dim], k and v [..., keys, head_dim] -> q's shape; without a mask, query i
-        sees keys 0..i."""
-        if self.softcap is None:
+        sees keys 0..i. ``sinks``: a further score, without a value, in the shape of a key's scores, [...,
+        queries, 1], or one that expands to it."""
+        if self.softcap is None and sinks is None:
             causal = mask is None
             return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=self.scale)
         if mask is None:
             mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         scores = (q @ k.transpose(-2, -1)).float() * self.scale
-        scores = torch.tanh(scores / self.softcap) * self.softcap
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        scores = scores.masked_fill(~mask, -torch.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+        weights = scores.softmax(-1)[..., : k.shape[-2]]
         return weights.to(v.dtype) @ v
 
 
@@ -227,19 +251,26 @@ def _gather(pool: Tensor, layer: int, rows: Tensor) -> Tensor:
     return gathered.view(*rows.shape[:-1], rows.shape[-1] * block_size, head_dim)
 
 
-def _decode(pool: Tensor, layer: int, q: Tensor, view: DecodeView, scores: Scores) -> Tensor:
-    """q [S, kv_heads, group, head_dim] -> the same shape.
+def _decode(
+    pool: Tensor, layer: int, q: Tensor, view: DecodeView, scores: Scores, sinks: Tensor | None
+) -> Tensor:
+    """q [S, kv_heads, group, head_dim], sinks [kv_heads, group, 1] -> the shape of q.
 
     The query heads that share a kv head stand where the queries of one sequence usually do, so K and V are
     read once and never repeated.
     """
     k, v = _gather(pool, layer, view.rows)
-    return scores.attend(q, k, v, view.mask)
+    return scores.attend(q, k, v, view.mask, sinks)
 
 
-def _chunk(pool: Tensor, layer: int, q: Tensor, view: ChunkView, scores: Scores) -> Tensor:
-    """q [length, kv_heads, group, head_dim] -> the same shape. Repeated K and V are strides, not copies."""
+def _chunk(
+    pool: Tensor, layer: int, q: Tensor, view: ChunkView, scores: Scores, sinks: Tensor | None
+) -> Tensor:
+    """q [length, kv_heads, group, head_dim], sinks [kv_heads, group, 1] -> the shape of q. Repeated K and V
+    are strides, not copies."""
     k, v = _gather(pool, layer, view.rows).unsqueeze(2)
     q = q.permute(1, 2, 0, 3)
     shape = (*q.shape[:2], *k.shape[2:])
-    return scores.attend(q, k.expand(shape), v.expand(shape), view.mask).permute(2, 0, 1, 3)
+    sinks = None if sinks is None else sinks.unsqueeze(-1)
+    attended = scores.attend(q, k.expand(shape), v.expand(shape), view.mask, sinks)
+    return attended.permute(2, 0, 1, 3)

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton_kernels.activation import Activation, gated
 from baton_kernels.cpu import rows as cpu_rows
+from baton_kernels.rotary import WholeNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +39,68 @@ class Norm:
         return F.layer_norm(x, weight.shape, weight, bias, self.eps)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 * size] -> silu(gate) * up, [T, size]."""
+def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
+    """gate_up [T, 2 * size] -> activated gate * up, [T, size]: see ``baton_kernels.activation``."""
     if gate_up.device.type == "cuda":
         from baton_kernels.cuda import rows  # triton is only there where CUDA is
 
-        return rows.silu_mul(gate_up)
+        return rows.gated_product(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return gated(gate, up, activation)
 
 
-def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x, residual [T, size] -> [T, size], of the weight's type: ``residual`` becomes the sum of both (x None:
-    stays), and the result is that sum / sqrt(mean(sum^2) + eps) * weight."""
-    if residual.device.type == "cuda" and x is not None:
+def add_norm(
+    x: Tensor | None,
+    residual: Tensor,
+    norm: Norm | None,
+    dtype: torch.dtype,
+    *,
+    post: Norm | None = None,
+    factor: float = 1.0,
+) -> Tensor:
+    """x, residual [T, size] -> [T, size] of type ``dtype``: ``residual``, float32, grows by ``factor`` times
+    x, or times the norm ``post`` of x (x None: stays), and the result is its ``norm`` (None: a copy)."""
+    if residual.device.type == "cuda":
         from baton_kernels.cuda import rows
 
-        return rows.add_rms_norm(x, residual, weight, eps)
+        return rows.add_norm(x, residual, norm, dtype, post=post, factor=factor)
     if residual.device.type == "cpu":
-        normed = cpu_rows.add_rms_norm(x, residual, weight, eps)
+        normed = cpu_rows.add_norm(x, residual, norm, dtype, post, factor)
         if normed is not None:
             return normed
     if x is not None:
-        residual += x
-    return F.rms_norm(residual, weight.shape, weight.to(residual.dtype), eps).to(weight.dtype)
+        added = x if post is None else post.of(x)
+        residual += added if factor == 1 else added.float() * factor
+    return residual.to(dtype, copy=True) if norm is None else norm.of(residual).to(dtype)
+
+
+def squares_of_heads(qkv: Tensor, norm: WholeNorm) -> Tensor:
+    """qkv [T, columns], first the queries, then the keys, as ``norm`` has weights for them -> [T, 2] float32:
+    the sums of the squares of a row's queries, and of its keys."""
+    if qkv.device.type == "cpu":
+        squares = cpu_rows.squares_of_heads(qkv, norm)
+        if squares is not None:
+            return squares
+    q, k, _ = _split(qkv, norm)
+    return torch.stack((q.float().square().sum(-1), k.float().square().sum(-1)), dim=-1)
+
+
+def scale_heads(qkv: Tensor, squares: Tensor, norm: WholeNorm, sizes: tuple[int, int]) -> None:
+    """Norms the queries and the keys of qkv, as :func:`squares_of_heads` takes it, in place.
+
+    ``squares`` [T, 2] float32: the sums over all ranks, of ``sizes`` numbers of queries and of keys."""
+    if qkv.device.type == "cpu" and cpu_rows.scale_heads(qkv, squares, norm, sizes):
+        return
+    q, k, _ = _split(qkv, norm)
+    for part, weight, square, size in zip((q, k), (norm.q, norm.k), squares.unbind(-1), sizes, strict=True):
+        factor = torch.rsqrt(square / size + norm.eps)[:, None]
+        part.copy_(part.float() * factor * (weight.float() + norm.offset))
+
+
+def _split(qkv: Tensor, norm: WholeNorm) -> tuple[Tensor, ...]:
+    """qkv as queries, keys and the rest."""
+    sizes = norm.q.numel(), norm.k.numel()
+    return qkv.split_with_sizes([*sizes, qkv.shape[-1] - sum(sizes)], dim=-1)
 
 
 def bar_tokens(logits: Tensor, rows: Tensor, words: Tensor) -> None:

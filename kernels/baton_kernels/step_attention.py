@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from baton_kernels.rotary import HeadNorm
+
+if TYPE_CHECKING:
+    from baton_kernels.paged import Window  # which needs this module
 
 
 class StepAttention(Protocol):
@@ -32,8 +35,10 @@ class StepAttention(Protocol):
         q: Tensor,
         *,
         scale: float,
-        window: int | None,
+        window: Window | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Returns ``out``, contiguous and of q's shape, once it is written; None: new memory."""
+        """Returns ``out``, contiguous and of q's shape, once it is written; None: new memory. See
+        ``baton_kernels.attention.paged_attention``."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,12 @@ from torch import Tensor
 
 from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
 from baton_kernels.cpu.attention import CpuPlan
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
 from baton_kernels.plain import PlainPlan
 from baton_kernels.reference import reference_attention, reference_write_kv
 from baton_kernels.step_attention import StepAttention
-from tests.support.paged_steps import TOLERANCE, Case, lay_out
+from tests.support.covering import Choice, covering
+from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of
 
 CASES = {
     "decode only": Case(4, 2, 64, 16, None, (1, 16, 17, 70), ()),
@@ -41,17 +44,32 @@ CASES = {
 }
 
 
-def plain(batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> StepAttention:
+def plain(batch: PagedBatch, pool: Tensor, windows: Collection[Window | None]) -> StepAttention:
     return PlainPlan.build(batch, pool, windows)
 
 
-def native(batch: PagedBatch, pool: Tensor, windows: Collection[int | None]) -> StepAttention:
+def native(batch: PagedBatch, pool: Tensor, windows: Collection[Window | None]) -> StepAttention:
     plan = CpuPlan.build(batch, pool)
     assert plan is not None, "this machine has no compiler, which the README asks for"
     return plan
 
 
-Planner = Callable[[PagedBatch, Tensor, Collection[int | None]], StepAttention]
+LEVELS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "dtype": (torch.float32, torch.bfloat16),
+        "window": (None, 40, ChunkedWindow(1), ChunkedWindow(16), ChunkedWindow(23), ChunkedWindow(600)),
+        "softcap": (None, 0.5, 20.0),
+        "has_sinks": (False, True),
+        "heads": (2, 6, 16),
+        "head_dim": (64, 128),
+        "block_size": (16, 64),
+        "decode": ((), (3, 23, 24, 46, 47), (3, 600, 601, 1250)),
+        "queries": (1, 3),
+        "chunks": ((), ((0, 1), (0, 50)), ((21, 30), (560, 70))),
+    }
+)
+"""The kinds of scores and windows, with contexts at the edges of runs, of blocks and of shares."""
+Planner = Callable[[PagedBatch, Tensor, Collection[Window | None]], StepAttention]
 PLANNERS: Mapping[str, Planner] = {"plain": plain, "native": native}
 
 
@@ -84,12 +102,15 @@ def check(case: Case, plan_of: Planner) -> None:
     write_kv(pool, layer, k, v, plan)
     assert torch.equal(pool, expected_pool)
 
-    how = {"scale": scale, "window": case.window, "softcap": case.softcap}
+    how: dict[str, Any] = {"scale": scale, "window": case.window, "softcap": case.softcap}
+    how["sinks"] = sinks_of(case)
     out = paged_attention(pool, layer, q, plan, **how)
     expected = reference_attention(pool, layer, q, batch, **how)
     assert out.shape == q.shape
     assert out.dtype == case.dtype
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])
+    own = torch.ones(tokens, dtype=torch.bool)
+    own[: batch.num_decode] = batch.decode_contexts > 0  # rows of padding may get anything
+    torch.testing.assert_close(out[own].double(), expected[own], rtol=0, atol=TOLERANCE[case.dtype])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -100,6 +121,42 @@ def test_plain_torch_matches_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name != "float16"])
 def test_native_kernels_match_the_reference(name: str) -> None:
     check(CASES[name], native)
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("choice", covering(LEVELS))
+def test_windows_and_scores_of_every_kind(choice: Choice, planner: str) -> None:
+    how: dict[str, Any] = choice
+    check(Case(kv_heads=2, **how), PLANNERS[planner])
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize(
+    ("window", "decode_first", "chunk_first"), [(30, 96, 64), (ChunkedWindow(50), 96, 48)]
+)
+def test_what_no_row_sees_is_not_read(
+    window: Window, decode_first: int, chunk_first: int, planner: str
+) -> None:
+    """Decoding at 127 and a chunk from 97 on, with blocks of 16."""
+    torch.manual_seed(0)
+    pool, batch = lay_out(Case(4, 2, 64, 16, window, (128,), ((97, 20),)))
+    q = torch.randn(21, 4, 64)
+    expected = reference_attention(pool, 1, q, batch, scale=0.1, window=window)
+    pool[0] = torch.nan
+    pool[batch.decode_tables[0, : decode_first // 16]] = torch.nan
+    pool[batch.chunks[0].table[: chunk_first // 16]] = torch.nan
+    plan = AttentionPlan(PLANNERS[planner](batch, pool, {window}))
+    out = paged_attention(pool, 1, q, plan, scale=0.1, window=window)
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-5)
+
+
+def test_sinks_that_would_be_misread() -> None:
+    pool, batch = lay_out(CASES["decode only"])
+    plan = AttentionPlan(native(batch, pool, {None}))
+    q = torch.randn(batch.positions.numel(), 4, 64)
+    for sinks in (torch.zeros(3), torch.zeros(4).bfloat16(), torch.zeros(1, 4)):
+        with pytest.raises(ValueError, match=r"sinks are .*; allowed: \(4,\) torch\.float32"):
+            paged_attention(pool, 0, q, plan, scale=0.1, window=None, sinks=sinks)
 
 
 @pytest.mark.parametrize("planner", PLANNERS)

@@ -1,7 +1,9 @@
-"""The CPU's kernels against float64: matmul with packed weights, norms, rotation; and how they are built."""
+"""The CPU's kernels against float64: matmul with packed weights, activations, norms, rotation; and how they
+are built."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -9,21 +11,27 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels import int8
-from baton_kernels.attention import AttentionPlan
+from baton_kernels import int8, rows
+from baton_kernels.activation import GELU_TANH, SILU, Activation, activated
 from baton_kernels.cpu import build, library
+from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.cpu.rows import add_rms_norm
 from baton_kernels.int8 import Int8Weight, quantize
+from baton_kernels.paged import ChunkedWindow, Window
 from baton_kernels.plain import PlainPlan
-from baton_kernels.rotary import HeadNorm
+from baton_kernels.reference import reference_turned, reference_write_kv
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.rows import Norm
+from tests.support.covering import Choice, covering
 from tests.support.paged_steps import Case, lay_out
 from tests.support.threads import in_threads
 from tests.support.threads import threads as all_threads
@@ -33,7 +41,7 @@ TYPES = list(TOLERANCE)
 
 
 def packed(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> PackedWeight:
-    made = PackedWeight.of(weight, bias, gated=gated)
+    made = PackedWeight.of(weight, bias, gated=gated, activation=SILU if gated else None)
     assert made is not None, "this machine has no compiler, which the README asks for"
     return made
 
@@ -41,7 +49,7 @@ def packed(weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> Packe
 def packed_int8(
     weight: Int8Weight, bias: Tensor | None, dtype: torch.dtype, *, gated: bool = False
 ) -> PackedWeight:
-    made = PackedWeight.of(weight, bias, gated=gated, dtype=dtype)
+    made = PackedWeight.of(weight, bias, gated=gated, dtype=dtype, activation=SILU if gated else None)
     assert made is not None
     return made
 
@@ -120,6 +128,83 @@ def test_gated_int8_matmul(size: int, rows: int, dtype: torch.dtype) -> None:
     close(out, torch.nn.functional.silu(gate) * up, dtype)
 
 
+CLAMPED = Activation("clamped_swiglu", limit=1.5)
+
+
+def exactly_activated(x: Tensor, activation: Activation, up: Tensor | None = None) -> Tensor:
+    """An activation of float64, gated by ``up`` (None: not)."""
+    match activation.kind:
+        case "silu":
+            x = x / (1 + torch.exp(-x))
+        case "gelu_tanh":
+            x = x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+        case "clamped_swiglu":
+            assert up is not None
+            limit = torch.tensor(activation.limit).double()
+            x, up = torch.minimum(x, limit), torch.maximum(torch.minimum(up, limit), -limit) + 1
+            x = x / (1 + torch.exp(-1.702 * x))
+    return x if up is None else x * up
+
+
+@pytest.mark.parametrize(
+    "choice",
+    covering(
+        {
+            "dtype": TYPES,
+            "quantized": (False, True),
+            "kind": ((SILU, True), (SILU, False), (GELU_TANH, True), (GELU_TANH, False), (CLAMPED, True)),
+            "size": (1, 31, 100),
+            "rows": (1, 20),
+            "biased": (False, True),
+        }
+    ),
+)
+def test_matmul_with_an_activation(choice: Choice) -> None:
+    torch.manual_seed(0)
+    size: Any = choice["size"]
+    rows: Any = choice["rows"]
+    dtype: Any = choice["dtype"]
+    kind: Any = choice["kind"]
+    activation, gated = kind
+    outputs = 2 * size if gated else size
+    x, weight = torch.randn(rows, 40).to(dtype), torch.randn(outputs, 40).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if choice["biased"] else None
+    source = quantize(weight) if choice["quantized"] else weight
+    exact = exactly(source) if isinstance(source, Int8Weight) else source.double()
+    product = x.double() @ exact.T + (0 if bias is None else bias.double())
+    halves = product.chunk(2, dim=-1) if gated else (product, None)
+    made = PackedWeight.of(source, bias, gated=gated, dtype=dtype, activation=activation)
+    assert made is not None
+    close(made.multiply(x), exactly_activated(halves[0], activation, halves[1]), dtype)
+
+
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH, CLAMPED], ids=lambda a: a.kind)
+def test_activations_of_large_and_small_numbers(activation: Activation) -> None:
+    """By the kernels and by plain torch."""
+    gate = torch.cat([sign * torch.logspace(-6, 4, 41) for sign in (-1, 1)])
+    up = torch.linspace(-3, 3, len(gate))
+    expected = exactly_activated(gate.double(), activation, up.double())
+    torch.testing.assert_close(
+        rows.gated_product(torch.cat((gate, up))[None], activation)[0].double(), expected
+    )
+    identity = torch.zeros(2 * len(gate), 2)
+    identity[: len(gate), 0], identity[len(gate) :, 0] = gate, up
+    made = PackedWeight.of(identity, gated=True, activation=activation)
+    assert made is not None
+    by_kernel = made.multiply(torch.tensor([[1.0, 0.0]]))[0].double()
+    torch.testing.assert_close(by_kernel, expected, rtol=2e-6, atol=1e-7)
+    if activation != CLAMPED:
+        torch.testing.assert_close(
+            activated(gate, activation).double(), exactly_activated(gate.double(), activation)
+        )
+
+
+@pytest.mark.parametrize(("gated", "activation"), [(True, None), (False, CLAMPED)])
+def test_activations_that_need_a_gate(gated: bool, activation: Activation | None) -> None:
+    with pytest.raises(ValueError, match=f"activation is .*; allowed with gated={gated}: .*silu, gelu_tanh"):
+        PackedWeight.of(torch.randn(8, 16), gated=gated, activation=activation)
+
+
 @pytest.mark.parametrize("dtype", [*TYPES, torch.float16])
 def test_each_row_is_rounded_to_the_steps_of_its_own_scale(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -178,18 +263,18 @@ def test_matmul_in_several_threads(rows: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("window", [None, 700])
-def test_attention_in_several_threads(window: int | None, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("window", [None, 700, ChunkedWindow(700)])
+def test_attention_in_several_threads(window: Window | None, dtype: torch.dtype) -> None:
     """Rows that decode are the same in all; those of a prompt up to the order of their sums."""
     torch.manual_seed(0)
     pool, batch = lay_out(Case(6, 2, 64, 16, window, (5, 1300, 512), ((0, 20), (900, 150)), dtype))
-    q = torch.randn(batch.positions.numel(), 6, 64).to(dtype)
+    q, sinks = torch.randn(batch.positions.numel(), 6, 64).to(dtype), torch.randn(6)
 
     def attend(threads: int) -> Tensor:
         with in_threads(threads):
             plan = CpuPlan.build(batch, pool)
             assert plan is not None
-            return plan.attend(pool, 1, q, scale=0.125, window=window, softcap=None)
+            return plan.attend(pool, 1, q, scale=0.125, window=window, softcap=None, sinks=sinks)
 
     alone = attend(1)
     for threads in (2, 3, 5):
@@ -256,47 +341,137 @@ def test_what_is_left_to_plain_torch() -> None:
     assert PackedWeight.of(quantize(torch.randn(8, 15)), dtype=torch.float32) is None
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("size", [16, 100, 896])
-def test_add_norm(size: int, dtype: torch.dtype) -> None:
-    torch.manual_seed(size)
-    x, residual, weight = torch.randn(20, size).to(dtype), torch.randn(20, size), torch.rand(size).to(dtype)
-    total = residual.double() + x.double()
-    expected = total / (total.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    kept = residual.clone()
-    out = add_rms_norm(x, kept, weight, 1e-5)
-    assert out is not None
-    close(out, expected, dtype)
-    close(kept, total, torch.float32)
-    again = add_rms_norm(None, kept, weight, 1e-5)
-    assert again is not None
-    assert torch.equal(again, out)
+def by(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let operations on rows be computed by the CPU's kernels (which must take them), or by plain torch."""
+    if kernels == "plain":
+        monkeypatch.setattr(cpu_rows, "native", lambda: None)
+        return
+    for name in ("add_norm", "squares_of_heads", "scale_heads"):
+        function = getattr(cpu_rows, name)
+
+        def taken(*args: object, function: Callable[..., object] = function) -> object:
+            result = function(*args)
+            assert result is not None and result is not False
+            return result
+
+        monkeypatch.setattr(cpu_rows, name, taken)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("normed", [False, True])
-def test_rotate_and_store(normed: bool, dtype: torch.dtype) -> None:
-    """As plain torch does it in float64."""
+def norm_of(kind: object, size: int, dtype: torch.dtype, offset: float) -> Norm | None:
+    weight, bias = torch.rand(size).to(dtype), torch.randn(size).to(dtype)
+    match kind:
+        case "rms":
+            return Norm(weight, 1e-5, offset)
+        case "layer":
+            return Norm(weight, 1e-5, offset, centered=True)
+        case "layer, biased":
+            return Norm(weight, 1e-5, offset, centered=True, bias=bias)
+    return None
+
+
+def exactly_normed(x: Tensor, norm: Norm | None) -> Tensor:
+    if norm is None:
+        return x
+    if norm.centered:
+        x = x - x.mean(-1, keepdim=True)
+    x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight.double() + norm.offset)
+    return x if norm.bias is None else x + norm.bias.double()
+
+
+NORMS = (None, "rms", "layer", "layer, biased")
+
+
+@pytest.mark.parametrize("kernels", ["native", "plain"])
+@pytest.mark.parametrize(
+    "choice",
+    covering(
+        {
+            "types": (("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "bfloat16")),
+            "size": (16, 100, 896),
+            "rows": (1, 20),
+            "norm": NORMS,
+            "post": NORMS,
+            "offset": (0.0, 1.0),
+            "factor": (1.0, 0.22),
+        }
+    ),
+)
+def test_add_norm(choice: Choice, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into numbers far from 0, whose mean a layer norm subtracts."""
+    by(kernels, monkeypatch)
     torch.manual_seed(0)
-    pool, batch = lay_out(Case(6, 2, 64, 16, None, (5, 40), ((0, 20),), dtype))
+    size: Any = choice["size"]
+    count: Any = choice["rows"]
+    factor: Any = choice["factor"]
+    offset: Any = choice["offset"]
+    names: Any = choice["types"]
+    x_dtype, dtype = (getattr(torch, name) for name in names)
+    x, residual = (3 + torch.randn(count, size)).to(x_dtype), 3 + torch.randn(count, size)
+    norm, post = (norm_of(choice[name], size, dtype, offset) for name in ("norm", "post"))
+    total = residual.double() + factor * exactly_normed(x.double(), post)
+    kept = residual.clone()
+    out = rows.add_norm(x, kept, norm, dtype, post=post, factor=factor)
+    assert out.dtype == dtype
+    close(out, exactly_normed(total, norm), dtype)
+    close(kept, total, torch.float32)
+    again = rows.add_norm(None, kept, norm, dtype, post=post, factor=factor)
+    assert torch.equal(again, out), "without x the residual stays"
+    assert again.data_ptr() != kept.data_ptr(), "the residual changes later"
+
+
+@pytest.mark.parametrize("kernels", ["native", "plain"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_norm_over_whole_heads(
+    ranks: int, offset: float, dtype: torch.dtype, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank has its part of the heads, and the sums of all."""
+    by(kernels, monkeypatch)
+    torch.manual_seed(0)
+    sizes = (96 * ranks, 36 * ranks)
+    q, k, v = (torch.randn(20, size).to(dtype) for size in (*sizes, 36 * ranks))
+    weights = [torch.rand(size).to(dtype) for size in sizes]
+    expected = [
+        exactly_normed(part.double(), Norm(weight, 1e-5, offset))
+        for part, weight in zip((q, k), weights, strict=True)
+    ]
+    of_ranks = [
+        torch.cat(parts, dim=-1) for parts in zip(*(x.chunk(ranks, -1) for x in (q, k, v)), strict=True)
+    ]
+    norms = [WholeNorm(*w, 1e-5, offset) for w in zip(*(w.chunk(ranks) for w in weights), strict=True)]
+    squares = [rows.squares_of_heads(qkv, norm) for qkv, norm in zip(of_ranks, norms, strict=True)]
+    together = torch.stack(squares).sum(0)
+    for rank, (qkv, norm) in enumerate(zip(of_ranks, norms, strict=True)):
+        rows.scale_heads(qkv, together, norm, sizes)
+        parts = [*(x.chunk(ranks, -1)[rank] for x in expected), v.chunk(ranks, -1)[rank].double()]
+        for ours, exact in zip(qkv.split([96, 36, 36], dim=-1), parts, strict=True):
+            close(ours, exact, dtype)
+
+
+@pytest.mark.parametrize("planner", ["native", "plain"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
+@pytest.mark.parametrize("dim", [64, 96])
+def test_rotate_and_store(dim: int, offset: float | None, dtype: torch.dtype, planner: str) -> None:
+    """Against float64, without a norm and with norms whose weights have an offset."""
+    torch.manual_seed(0)
+    pool, batch = lay_out(Case(6, 2, dim, 16, None, (5, 40), ((0, 20),), dtype))
     tokens = batch.positions.numel()
-    qkv, (cos, sin) = torch.randn(tokens, 10, 64).to(dtype), torch.randn(2, tokens, 1, 64)
-    weights = torch.rand(2, 64).to(dtype)
-    exact_pool = pool.double()
-    exact = AttentionPlan(PlainPlan.build(batch, exact_pool, {None})).step.rotate_and_store(
-        exact_pool,
-        1,
-        qkv.double(),
-        cos=cos.double(),
-        sin=sin.double(),
-        norm=HeadNorm(weights[0].double(), weights[1].double(), 1e-6) if normed else None,
-    )
-    plan = CpuPlan.build(batch, pool)
+    qkv, (cos, sin) = torch.randn(tokens, 10, dim).to(dtype), torch.randn(2, tokens, 1, dim)
+    norm = None if offset is None else HeadNorm(*torch.rand(2, dim).to(dtype), 1e-6, offset)
+    expected_pool, (q, k, v) = pool.double(), qkv.split([6, 2, 2], dim=1)
+    weights = (norm.q, norm.k) if norm else (None, None)
+    turned = [
+        reference_turned(part, cos, sin, weight, 1e-6, offset or 0.0)
+        for part, weight in zip((q, k), weights, strict=True)
+    ]
+    reference_write_kv(expected_pool, 1, turned[1], v.double(), batch)
+    plan = CpuPlan.build(batch, pool) if planner == "native" else PlainPlan.build(batch, pool, {None})
     assert plan is not None
-    norm = HeadNorm(weights[0], weights[1], 1e-6) if normed else None
-    q = plan.rotate_and_store(pool, 1, qkv, cos=cos, sin=sin, norm=norm)
-    close(q, exact, dtype)
-    close(pool, exact_pool, dtype)
+    out = plan.rotate_and_store(pool, 1, qkv, cos=cos, sin=sin, norm=norm)
+    close(out, turned[0], dtype)
+    close(pool, expected_pool, dtype)
 
 
 def test_a_library_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +499,7 @@ def test_registers_of_other_widths(processor: str, feature: str, tmp_path: Path)
     compiler.write_text(f'#!/bin/bash\nexec g++ "${{@/#-march=native/-march={processor}}}"\n')
     compiler.chmod(0o755)
     ours = {"CXX": str(compiler), "BATON_CACHE_DIR": str(cache), library.SWITCH: "native"}
-    kernels = "matmul or native or norm or rotate"
+    kernels = "matmul or native or norm or rotate or activation"
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", kernels)
     done = subprocess.run(
         (*command, __file__, str(Path(__file__).with_name("test_attention.py"))),

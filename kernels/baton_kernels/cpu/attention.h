@@ -18,8 +18,24 @@ template <class T> struct Pool {
 
 struct Scores {
     float scale, softcap;  // softcap 0: none
-    int64_t window;        // 0: none
+    int64_t window;        // the last so many tokens; below 0: those of the query's own run of -window; 0: all
+    const float* sinks;    // a further score of each query head, without a value; null: none
+
+    // The first of the first ``context`` tokens that a query which is the last of them sees.
+    int64_t first_seen(int64_t context) const {
+        if (window < 0) return (context - 1) / -window * -window;
+        return window ? std::max<int64_t>(0, context - window) : 0;
+    }
+    const float* sink(int64_t head) const { return sinks ? sinks + head : nullptr; }
 };
+
+// What makes sums of values that have ``total`` as the sum of their weights, relative to ``maximum``, a mean. A sink
+// (null: none) takes its share.
+inline float share_of(float total, float maximum, const float* sink) {
+    if (!sink) return 1 / total;
+    const float most = std::max(maximum, *sink), factor = std::exp(maximum - most);
+    return factor / (total * factor + std::exp(*sink - most));
+}
 
 // The sums of LANES vectors, one in each lane.
 inline vf sums_of(vf (&v)[LANES]) {
@@ -268,7 +284,7 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
     T* out = static_cast<T*>(d.out);
     int64_t shares = 1;
     for (int64_t r = 0; r < d.rows; ++r) {
-        const int64_t seen = how.window ? std::min(how.window, d.contexts[r]) : d.contexts[r];
+        const int64_t seen = d.contexts[r] - how.first_seen(d.contexts[r]);
         shares = std::max(shares, (seen + SHARE - 1) / SHARE);
     }
     // [rows, heads, shares, (maximum, sum, sums [dim])]
@@ -282,25 +298,24 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
         for (int64_t task = 0; task < d.rows * pool.kv_heads * shares; ++task) {
             const int64_t share = task % shares, head = task / shares % pool.kv_heads;
             const int64_t r = task / shares / pool.kv_heads, context = d.contexts[r];
-            const int64_t begin = how.window ? std::max<int64_t>(0, context - how.window) : 0;
-            const int64_t first = begin + share * SHARE, stop = std::min(context, first + SHARE);
+            const int64_t first = how.first_seen(context) + share * SHARE, stop = std::min(context, first + SHARE);
             if (first >= stop) continue;
             const int64_t h = r * d.heads + head * group;
             decode_part<T>(q + h * pool.dim, pool, d.tables + r * d.width, head, group, first, stop, how,
                            scores.get(), weights.get(), own.get());
-            for (int64_t g = 0; g < group; ++g)
+            for (int64_t g = 0; g < group; ++g) {
+                const float* of_head = own.get() + g * result;
                 if (shares == 1)
-                    put_sums<T>(own.get() + g * result + 2, 1 / own[g * result + 1], pool.dim,
+                    put_sums<T>(of_head + 2, share_of(of_head[1], of_head[0], how.sink(head * group + g)), pool.dim,
                                 out + (h + g) * pool.dim);
-                else
-                    std::copy_n(own.get() + g * result, result, parts.get() + ((h + g) * shares + share) * result);
+                else std::copy_n(of_head, result, parts.get() + ((h + g) * shares + share) * result);
+            }
         }
         if (shares > 1) {
 #pragma omp for schedule(static)
             for (int64_t h = 0; h < d.rows * d.heads; ++h) {
                 const int64_t context = d.contexts[h / d.heads];
-                const int64_t seen = how.window ? std::min(how.window, context) : context;
-                const int64_t count = (seen + SHARE - 1) / SHARE;
+                const int64_t count = (context - how.first_seen(context) + SHARE - 1) / SHARE;
                 const float* of_head = parts.get() + h * shares * result;
                 float most = -1e30f, total = 0;
                 for (int64_t s = 0; s < count; ++s) most = std::max(most, of_head[s * result]);
@@ -311,7 +326,7 @@ template <class T> void decode(const Decode& d, const Pool<T>& pool, const Score
                     total += factor * part[1];
                     for (int64_t i = 0; i < pool.dim; ++i) own[i] += factor * part[2 + i];
                 }
-                put_sums<T>(own.get(), 1 / total, pool.dim, out + h * pool.dim);
+                put_sums<T>(own.get(), share_of(total, most, how.sink(h % d.heads)), pool.dim, out + h * pool.dim);
             }
         }
     }
@@ -397,7 +412,7 @@ void attend_tile(const T* q, int64_t stride, int64_t rows, int64_t position, int
         float* s = work.scores + r * KEYS;
         const int64_t sees = position + r + 1 - at;  // keys of this block up to the row's own
         const int64_t stop = std::clamp<int64_t>(sees, 0, padded);
-        const int64_t begin = how.window ? std::clamp<int64_t>(sees - how.window, 0, padded) : 0;
+        const int64_t begin = std::clamp<int64_t>(how.first_seen(position + r + 1) - at, 0, padded);
         vf most = splat(work.most[r]);
         for (int64_t i = 0; i < padded; i += LANES) {
             vf v = load(s + i) * how.scale;
@@ -447,17 +462,18 @@ void chunk_part(const Chunk& c, const Pool<T>& pool, const Scores& how, int64_t 
                 Workspace<T>& work) {
     const int64_t group = c.heads / pool.kv_heads, cached = c.context - c.length;
     const int64_t wide = (pool.dim + PANEL - 1) / PANEL * PANEL, stride = c.heads * pool.dim;
-    const int64_t oldest = how.window ? std::max<int64_t>(0, cached + from + 1 - how.window) : 0;
+    const int64_t oldest = how.first_seen(cached + from + 1);
     pack_context<T>(pool, c.table, head, oldest, cached + to, work);
     work.sums.reset(new float[QUERIES * wide]);
     for (int64_t g = 0; g < group; ++g)
         for (int64_t first = from; first < to; first += QUERIES) {
             const int64_t rows = std::min(QUERIES, to - first), position = cached + first;
             const T* q = static_cast<const T*>(c.q) + first * stride + (head * group + g) * pool.dim;
-            std::fill_n(work.most, rows, -1e30f);
-            std::fill_n(work.total, rows, 0.0f);
+            const float* sink = how.sink(head * group + g);
+            std::fill_n(work.most, rows, sink ? *sink : -1e30f);
+            std::fill_n(work.total, rows, sink ? 1.0f : 0.0f);
             std::fill_n(work.sums.get(), rows * wide, 0.0f);
-            const int64_t begin = how.window ? std::max(oldest, position + 1 - how.window) : oldest;
+            const int64_t begin = how.first_seen(position + 1);
             for (int64_t block = (begin - oldest) / KEYS; oldest + block * KEYS < position + rows; ++block)
                 attend_tile<T>(q, stride, rows, position, oldest + block * KEYS, block, pool, how, work);
             for (int64_t r = 0; r < rows; ++r) {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
 from baton_kernels.rotary import HeadNorm
 
 VECTOR_BYTES = 64
@@ -73,6 +73,7 @@ class CpuPlan:
             pointer(norm.q if norm else None),
             pointer(norm.k if norm else None),
             norm.eps if norm else 0.0,
+            norm.offset if norm else 0.0,
             self.batch.slot_blocks.data_ptr(),
             self.batch.slot_offsets.data_ptr(),
             tokens,
@@ -88,16 +89,18 @@ class CpuPlan:
         q: Tensor,
         *,
         scale: float,
-        window: int | None,
+        window: Window | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         q = q.contiguous()
         if out is None:
             out = torch.empty_like(q)
-        how = (scale, softcap or 0.0, window or 0, self.threads)
-        place = (self.kind, pool.data_ptr(), self.shape, layer)
         batch, heads = self.batch, q.shape[1]
+        of_heads = None if sinks is None else numbers_of_heads(sinks, heads)
+        how = (scale, softcap or 0.0, window_number(window), pointer(of_heads), self.threads)
+        place = (self.kind, pool.data_ptr(), self.shape, layer)
         if batch.num_decode:
             self.kernels.decode(
                 *place,
@@ -124,3 +127,17 @@ class CpuPlan:
                 *how,
             )
         return out
+
+
+def window_number(window: Window | None) -> int:
+    """A window as the kernels take it: 0 for none, a chunked one below 0."""
+    if isinstance(window, ChunkedWindow):
+        return -window.size
+    return window or 0
+
+
+def numbers_of_heads(sinks: Tensor, heads: int) -> Tensor:
+    """The sinks as the kernels read them. ValueError if they would misread them."""
+    if sinks.dtype != torch.float32 or sinks.shape != (heads,):
+        raise ValueError(f"sinks are {tuple(sinks.shape)} {sinks.dtype}; allowed: ({heads},) torch.float32")
+    return sinks.contiguous()

@@ -6,24 +6,34 @@
 
 namespace {
 
-// These five structures have the layout of the ctypes ones in baton_kernels.cpu.layers.
+// These structures have the layout of the ctypes ones in baton_kernels.cpu.layers.
 struct Projection {
     const void* packed;
     const float *scales, *bias;  // null: none
     int64_t inputs, outputs;
+    int gated;
+    Activation activation;
 };
 
 struct Layer {
-    const void *input_norm, *post_norm;
-    const void *q_norm, *k_norm;  // null: none
+    Norm input_norm, mlp_norm;          // of the residual stream
+    Norm attention_post, mlp_post;      // of what is added to it
+    const void *q_norm, *k_norm;        // null: none
+    const float* sinks;                 // null: none
     Projection qkv, o, gate_up, down;
-    int64_t window;  // 0: none
+    int64_t window, angles;             // as in Scores; the index of the rotation
+    float head_eps, head_offset, softcap, factor;  // softcap 0: none; the factor of what is added to the stream
+    int whole_heads;                    // whether q_norm and k_norm are over all heads together
 };
 
 struct Stack {
     const Layer* layers;
     int64_t hidden, heads;
-    float eps, head_eps, scale;
+    float scale;
+};
+
+struct Angles {
+    const float *cos, *sin;  // [tokens, dim]
 };
 
 struct Run {  // a chunk of a prompt
@@ -37,7 +47,7 @@ struct Step {
     float* residual;  // [tokens, hidden], changed
     void* delta;      // [tokens, hidden]: the last layer's output for the residual stream
     void* scratch;    // [tokens, hidden + outputs of qkv, o's inputs twice and down's inputs]
-    const float *cos, *sin;
+    const Angles* angles;  // the rotations that layers choose from
     const int64_t *blocks, *offsets;
     const int64_t *tables, *contexts;  // of the decoding rows
     const Run* runs;
@@ -56,26 +66,36 @@ template <class F> inline void timed(double* seconds, F f) {
 template <class T> void run_layers(const Stack& m, int64_t count, const Step& s, int threads) {
     double *matmul = s.seconds, *attention = s.seconds ? s.seconds + 1 : nullptr;
     T *const delta = static_cast<T*>(s.delta), *const normed = static_cast<T*>(s.scratch);
-    const auto times = [&](const Projection& p, const T* x, T* out, int gated) {
-        const Linear l{x, p.packed, p.scales, p.bias, out, s.tokens, p.inputs, p.outputs, gated};
+    std::unique_ptr<float[]> squares(new float[2 * s.tokens]);
+    const auto times = [&](const Projection& p, const T* x, T* out) {
+        const Linear l{x, p.packed, p.scales, p.bias, out, s.tokens, p.inputs, p.outputs, p.gated, p.activation};
         timed(matmul, [&] { linear<T, T>(l, threads); });
     };
+    const auto add = [&](const T* x, const Norm& norm, const Norm& post, float factor) {
+        add_norm(x, s.residual, norm, post, factor, s.tokens, m.hidden, normed, threads);
+    };
     for (int64_t i = 0; i < count; ++i) {
-        const Layer& layer = m.layers[i];
+        const Layer &layer = m.layers[i], &before = m.layers[i ? i - 1 : 0];
         const Pool<T> pool = pool_of<T>(s.pool, s.shape, i);
-        const Scores how{m.scale, 0, layer.window};
+        const Scores how{m.scale, layer.softcap, layer.window, layer.sinks};
         const int64_t row = m.heads * pool.dim;
         T* const qkv = normed + s.tokens * m.hidden;
         T* const q = qkv + s.tokens * layer.qkv.outputs;
         T* const attended = q + s.tokens * row;
         T* const inner = attended + s.tokens * row;
-        const auto norm = [&](const T* x, const void* weight) {
-            add_norm(x, s.residual, static_cast<const T*>(weight), m.eps, s.tokens, m.hidden, normed, threads);
-        };
 
-        norm(i ? delta : nullptr, layer.input_norm);
-        times(layer.qkv, normed, qkv, 0);
-        const Rotate r{qkv, q, s.cos, s.sin, layer.q_norm, layer.k_norm, s.blocks, s.offsets, m.head_eps, s.tokens, m.heads};
+        add(i ? delta : nullptr, layer.input_norm, before.mlp_post, before.factor);
+        times(layer.qkv, normed, qkv);
+        const Angles& angles = s.angles[layer.angles];
+        Rotate r{qkv, q, angles.cos, angles.sin, layer.q_norm, layer.k_norm, s.blocks, s.offsets,
+                 layer.head_eps, layer.head_offset, s.tokens, m.heads};
+        if (layer.whole_heads) {
+            const int64_t sizes[2] = {row, pool.kv_heads * pool.dim};
+            const Heads h{r.q_norm, r.k_norm, layer.qkv.outputs, sizes[0], sizes[1], r.eps, r.offset};
+            squares_of_heads(qkv, h, s.tokens, squares.get(), threads);
+            scale_heads(qkv, h, s.tokens, squares.get(), sizes, threads);
+            r.q_norm = r.k_norm = nullptr;
+        }
         rotate_and_store(r, pool, threads);
         timed(attention, [&] {
             if (s.decodes) decode(Decode{q, attended, s.tables, s.contexts, s.decodes, m.heads, s.width}, pool, how, threads);
@@ -84,10 +104,10 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
                 prefill(Chunk{of_chunk, attended + c->start * row, c->table, c->length, c->context, m.heads}, pool, how, threads);
             }
         });
-        times(layer.o, attended, delta, 0);
-        norm(delta, layer.post_norm);
-        times(layer.gate_up, normed, inner, 1);
-        times(layer.down, inner, delta, 0);
+        times(layer.o, attended, delta);
+        add(delta, layer.mlp_norm, layer.attention_post, layer.factor);
+        times(layer.gate_up, normed, inner);
+        times(layer.down, inner, delta);
     }
 }
 

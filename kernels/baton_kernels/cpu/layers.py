@@ -10,10 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.attention import CpuPlan, numbers_of_heads, window_number
 from baton_kernels.cpu.library import KINDS, pointer
-from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.rotary import HeadNorm
+from baton_kernels.cpu.linear import NativeActivation, PackedWeight
+from baton_kernels.cpu.rows import NativeNorm, takes
+from baton_kernels.paged import Window
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.rows import Norm
 
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -25,20 +28,19 @@ class _Projection(ctypes.Structure):
         ("bias", _POINTER),
         ("inputs", _COUNT),
         ("outputs", _COUNT),
+        ("gated", ctypes.c_int),
+        ("activation", NativeActivation),
     )
 
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        ("input_norm", _POINTER),
-        ("post_norm", _POINTER),
-        ("q_norm", _POINTER),
-        ("k_norm", _POINTER),
-        ("qkv", _Projection),
-        ("o", _Projection),
-        ("gate_up", _Projection),
-        ("down", _Projection),
-        ("window", _COUNT),
+        *((name, NativeNorm) for name in ("input_norm", "mlp_norm", "attention_post", "mlp_post")),
+        *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks")),
+        *((name, _Projection) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, _COUNT) for name in ("window", "angles")),
+        *((name, _FLOAT) for name in ("head_eps", "head_offset", "softcap", "factor")),
+        ("whole_heads", ctypes.c_int),
     )
 
 
@@ -47,10 +49,12 @@ class _Stack(ctypes.Structure):
         ("layers", ctypes.POINTER(_Layer)),
         ("hidden", _COUNT),
         ("heads", _COUNT),
-        ("eps", _FLOAT),
-        ("head_eps", _FLOAT),
         ("scale", _FLOAT),
     )
+
+
+class _Angles(ctypes.Structure):
+    _fields_ = (("cos", _POINTER), ("sin", _POINTER))
 
 
 class _Run(ctypes.Structure):
@@ -61,7 +65,7 @@ class NativeStep(ctypes.Structure):
     """The inputs and outputs of the layers in one step."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("pool", "shape", "residual", "delta", "scratch", "cos", "sin")),
+        *((name, _POINTER) for name in ("pool", "shape", "residual", "delta", "scratch", "angles")),
         *((name, _POINTER) for name in ("blocks", "offsets", "tables", "contexts", "runs", "seconds")),
         *((name, _COUNT) for name in ("tokens", "decodes", "width", "num_runs")),
     )
@@ -69,40 +73,64 @@ class NativeStep(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer. The norms' weights have the type of the activations."""
+    """The weights of one layer and what else it has of its own. The norms' weights have the type of the
+    activations."""
 
-    input_norm: Tensor
-    post_norm: Tensor
-    head_norm: HeadNorm | None
+    input_norm: Norm | None
+    """The norm of the residual stream before attention; None: no norm."""
+    mlp_norm: Norm | None
+    """The norm of the residual stream before the MLP; None: no norm."""
     qkv: PackedWeight
     o: PackedWeight
     gate_up: PackedWeight
     down: PackedWeight
-    window: int | None
+    window: Window | None = None
+    attention_post: Norm | None = None
+    """The norm of attention's output before it is added to the residual stream."""
+    mlp_post: Norm | None = None
+    """The norm of the MLP's output before it is added to the residual stream."""
+    factor: float = 1.0
+    """The factor of both outputs as they are added."""
+    head_norm: HeadNorm | WholeNorm | None = None
+    sinks: Tensor | None = None
+    """[heads] float32: see ``baton_kernels.attention.paged_attention``."""
+    softcap: float | None = None
+    rope: int = 0
+    """The index of the layer's rotation among those of the step."""
 
 
 class LayerStack:
     """Layers of the same sizes, of which the first has no layer before it."""
 
-    def __init__(self, layers: Sequence[LayerWeights], *, heads: int, eps: float, scale: float) -> None:
+    def __init__(self, layers: Sequence[LayerWeights], *, heads: int, scale: float) -> None:
+        """ValueError for weights that the kernels would misread."""
         self._weights = tuple(layers)  # kept: the kernels have their addresses
         first = layers[0]
-        self._hidden, self._dtype = len(first.input_norm), first.input_norm.dtype
+        self._hidden, self._dtype = first.qkv.inputs, first.qkv.dtype
         self._scratch = self._hidden + first.qkv.outputs + 2 * first.o.inputs + first.down.inputs
         """Numbers per token of the scratch memory of a layer."""
+        for layer in layers:
+            _check(layer, heads, self._dtype)
+        self._last_rope = max(layer.rope for layer in layers)
         self._layers = (_Layer * len(layers))(*map(_layer, layers))
-        head_eps = first.head_norm.eps if first.head_norm else 0.0
-        self._stack = _Stack(self._layers, self._hidden, heads, eps, head_eps, scale)
+        self._stack = _Stack(self._layers, self._hidden, heads, scale)
 
-    def run(self, count: int, x: Tensor, pool: Tensor, plan: CpuPlan, cos: Tensor, sin: Tensor) -> Tensor:
+    def run(
+        self, count: int, x: Tensor, pool: Tensor, plan: CpuPlan, rotations: Sequence[tuple[Tensor, Tensor]]
+    ) -> Tensor:
         """Runs the first ``count`` layers, at least one. Returns the last one's output for the residual
-        stream; the stream, x [T, hidden] in float32, is changed in place.
+        stream, without its ``mlp_post`` and ``factor``; the stream, x [T, hidden] in float32, is changed in
+        place.
 
-        cos and sin are [T, 1, head_dim] in float32, as ``baton_kernels.rotary.rotate`` takes them."""
+        Each rotation is a cos and a sin, [T, 1, head_dim] in float32, as ``baton_kernels.rotary.rotate``
+        takes them."""
+        if len(rotations) <= self._last_rope:
+            raise ValueError(f"rotations are {len(rotations)}; the layers use {self._last_rope + 1}")
         tokens, batch = len(x), plan.batch
         delta = torch.empty((tokens, self._hidden), dtype=self._dtype)
         scratch = torch.empty(tokens * self._scratch, dtype=self._dtype)
-        cos, sin = cos.contiguous(), sin.contiguous()
+        tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in rotations]
+        angles = (_Angles * len(tables))(*(_Angles(cos.data_ptr(), sin.data_ptr()) for cos, sin in tables))
         runs = (_Run * len(batch.chunks))(
             *(_Run(c.start, c.length, c.context, c.table.data_ptr()) for c in batch.chunks)
         )
@@ -112,8 +140,7 @@ class LayerStack:
             residual=x.data_ptr(),
             delta=delta.data_ptr(),
             scratch=scratch.data_ptr(),
-            cos=cos.data_ptr(),
-            sin=sin.data_ptr(),
+            angles=ctypes.addressof(angles),
             blocks=batch.slot_blocks.data_ptr(),
             offsets=batch.slot_offsets.data_ptr(),
             tables=plan.tables.data_ptr(),
@@ -130,22 +157,47 @@ class LayerStack:
         return delta
 
 
+def _check(weights: LayerWeights, heads: int, dtype: torch.dtype) -> None:
+    of_stream = weights.input_norm, weights.mlp_norm, weights.attention_post, weights.mlp_post
+    of_heads = (weights.head_norm.q, weights.head_norm.k) if weights.head_norm else ()
+    fits = all(takes(norm, dtype) for norm in of_stream)
+    if not fits or any(weight.dtype != dtype or not weight.is_contiguous() for weight in of_heads):
+        raise ValueError(f"a norm's weights are of another type than {dtype}, or strided")
+    if weights.sinks is not None and numbers_of_heads(weights.sinks, heads) is not weights.sinks:
+        raise ValueError("the sinks are strided")
+
+
 def _layer(weights: LayerWeights) -> _Layer:
-    norm = weights.head_norm
+    heads = weights.head_norm
     return _Layer(
-        input_norm=weights.input_norm.data_ptr(),
-        post_norm=weights.post_norm.data_ptr(),
-        q_norm=pointer(norm.q if norm else None),
-        k_norm=pointer(norm.k if norm else None),
+        input_norm=NativeNorm.of(weights.input_norm),
+        mlp_norm=NativeNorm.of(weights.mlp_norm),
+        attention_post=NativeNorm.of(weights.attention_post),
+        mlp_post=NativeNorm.of(weights.mlp_post),
+        q_norm=pointer(heads.q if heads else None),
+        k_norm=pointer(heads.k if heads else None),
+        sinks=pointer(weights.sinks),
         qkv=_projection(weights.qkv),
         o=_projection(weights.o),
         gate_up=_projection(weights.gate_up),
         down=_projection(weights.down),
-        window=weights.window or 0,
+        window=window_number(weights.window),
+        angles=weights.rope,
+        head_eps=heads.eps if heads else 0.0,
+        head_offset=heads.offset if heads else 0.0,
+        softcap=weights.softcap or 0.0,
+        factor=weights.factor,
+        whole_heads=isinstance(heads, WholeNorm),
     )
 
 
 def _projection(weight: PackedWeight) -> _Projection:
     return _Projection(
-        pointer(weight.packed), pointer(weight.scales), pointer(weight.bias), weight.inputs, weight.outputs
+        packed=pointer(weight.packed),
+        scales=pointer(weight.scales),
+        bias=pointer(weight.bias),
+        inputs=weight.inputs,
+        outputs=weight.outputs,
+        gated=weight.gated,
+        activation=weight.activation,
     )

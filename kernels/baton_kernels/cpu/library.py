@@ -26,11 +26,13 @@ _SIGNATURES = {
     "baton_advise": (_P, _L),
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
     "baton_pack_int8": (_I, _P, _L, _L, _I, _P, _I),
-    "baton_linear": (_I, _I, _P, _P, _P, _P, _P, _L, _L, _L, _I, _I),
-    "baton_add_norm": (_I, _I, _P, _P, _P, _F, _L, _L, _P, _I),
-    "baton_rotate_and_store": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _F, _P, _P, _L, _L, _I),
-    "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _I),
-    "baton_prefill": (_I, _P, _P, _L, _P, _P, _P, _L, _L, _L, _F, _F, _L, _I),
+    "baton_linear": (_I, _I, _P, _P, _P, _P, _P, _L, _L, _L, _I, _I, _F, _I),
+    "baton_add_norm": (_I, _I, _P, _P, _P, _P, _F, _L, _L, _P, _I),
+    "baton_squares_of_heads": (_I, _P, _L, _L, _L, _L, _P, _I),
+    "baton_scale_heads": (_I, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _P, _I),
+    "baton_rotate_and_store": (_I, _P, _P, _L, _P, _P, _P, _P, _P, _P, _F, _F, _P, _P, _L, _L, _I),
+    "baton_decode": (_I, _P, _P, _L, _P, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
+    "baton_prefill": (_I, _P, _P, _L, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _I),
     "baton_layers": (_I, _P, _L, _P, _I),
 }
 
@@ -46,6 +48,8 @@ class Native:
         self.pack_int8 = library.baton_pack_int8
         self.linear = library.baton_linear
         self.add_norm = library.baton_add_norm
+        self.squares_of_heads = library.baton_squares_of_heads
+        self.scale_heads = library.baton_scale_heads
         self.rotate_and_store = library.baton_rotate_and_store
         self.decode = library.baton_decode
         self.prefill = library.baton_prefill

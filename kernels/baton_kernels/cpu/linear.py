@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
+from baton_kernels.activation import KINDS as ACTIVATIONS
+from baton_kernels.activation import Activation
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.int8 import Int8Weight
 
 PANEL = 64
 
 
+class NativeActivation(ctypes.Structure):
+    """An activation as the kernels read it."""
+
+    _fields_ = (("kind", ctypes.c_int), ("limit", ctypes.c_float))
+
+    @classmethod
+    def of(cls, activation: Activation | None) -> NativeActivation:
+        """The activation's; None: one that changes nothing."""
+        if activation is None:
+            return cls()
+        return cls(1 + ACTIVATIONS.index(activation.kind), activation.limit)
+
+
 class PackedWeight:
     """A weight [outputs, inputs] in panels of 64 outputs. A panel is 32-bit words [inputs in words, 64], or
     int8 in the order in which they become those words.
 
-    ``gated``: the weight is two of [outputs / 2, inputs], and the product is silu of the first half's times
-    the second half's.
+    ``gated``: the weight is two of [outputs / 2, inputs], and the product is the activated first half's times
+    the second half's. Otherwise an ``activation`` is applied to each output.
     """
 
     def __init__(
@@ -26,10 +43,12 @@ class PackedWeight:
         dtype: torch.dtype,
         bias: Tensor | None,
         gated: bool,
+        activation: Activation | None,
     ) -> None:
         self._kernels = kernels
-        self._gated = gated
-        self._dtype = dtype
+        self.gated = gated
+        self.activation = NativeActivation.of(activation)
+        self.dtype = dtype
         source = weight.values if isinstance(weight, Int8Weight) else weight
         rows, self.inputs = source.shape
         self.outputs = rows // 2 if gated else rows
@@ -59,16 +78,20 @@ class PackedWeight:
         *,
         gated: bool = False,
         dtype: torch.dtype | None = None,
+        activation: Activation | None = None,
     ) -> PackedWeight | None:
         """The packed weight; None if plain torch has to multiply it: on another device, of another type,
         without kernels.
 
-        ``dtype``: the type of the activations; None: the weight's own, which int8 weights do not have."""
+        ``dtype``: the type of the activations; None: the weight's own, which int8 weights do not have.
+        ValueError for an ``activation`` that does not go with ``gated``."""
+        if activation is None if gated else activation is not None and activation.kind == "clamped_swiglu":
+            raise ValueError(f"activation is {activation}; allowed with gated={gated}: " + _allowed(gated))
         values = weight.values if isinstance(weight, Int8Weight) else weight
         dtype = dtype or values.dtype
         fits = values.shape[1] % 2 == 0
         kernels = kernels_for(values.device, dtype) if fits else None
-        return None if kernels is None else cls(kernels, weight, dtype, bias, gated)
+        return None if kernels is None else cls(kernels, weight, dtype, bias, gated, activation)
 
     @property
     def nbytes(self) -> int:
@@ -78,8 +101,8 @@ class PackedWeight:
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         """x [T, inputs] of the type that the weight was packed for -> [T, outputs], of ``out_dtype`` (None:
         the type of x)."""
-        if x.dtype != self._dtype or x.dim() != 2 or x.shape[1] != self.inputs:
-            raise ValueError(f"{tuple(x.shape)} {x.dtype}: rows of {self.inputs} {self._dtype} are allowed")
+        if x.dtype != self.dtype or x.dim() != 2 or x.shape[1] != self.inputs:
+            raise ValueError(f"{tuple(x.shape)} {x.dtype}: rows of {self.inputs} {self.dtype} are allowed")
         x = x.contiguous()
         out = torch.empty((x.shape[0], self.outputs), dtype=out_dtype or x.dtype)
         self._kernels.linear(
@@ -93,7 +116,9 @@ class PackedWeight:
             x.shape[0],
             self.inputs,
             self.outputs,
-            self._gated,
+            self.gated,
+            self.activation.kind,
+            self.activation.limit,
             torch.get_num_threads(),
         )
         return out
@@ -102,6 +127,10 @@ class PackedWeight:
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Native | None:
     """The kernels that multiply activations of this type on ``device``. None: plain torch."""
     return native() if device.type == "cpu" and dtype in KINDS else None
+
+
+def _allowed(gated: bool) -> str:
+    return ", ".join(ACTIVATIONS) if gated else "None, silu, gelu_tanh"
 
 
 def _in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:

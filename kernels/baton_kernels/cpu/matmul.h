@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "vectors.h"
+#include "activation.h"
 
 namespace {
 
@@ -265,6 +265,7 @@ struct Linear {
     void* out;
     int64_t rows, inputs, outputs;
     int gated;
+    Activation activation;
 };
 
 template <class T, class Out> void linear(const Linear& l, int threads) {
@@ -285,9 +286,8 @@ template <class T, class Out> void linear(const Linear& l, int threads) {
                 for (int j = 0; j < PANEL; ++j) row[j] *= l.scales[panel * PANEL + j] / Int8<T>::ONE;
             if (l.bias)
                 for (int j = 0; j < PANEL; ++j) row[j] += l.bias[panel * PANEL + j];
-            if (l.gated)
-                for (int j = 0; j < PANEL / 2; j += LANES)
-                    store(row + j, silu(load(row + j)) * load(row + PANEL / 2 + j));
+            if (l.gated) gate(row, PANEL / 2, l.activation);
+            else if (l.activation.kind != LINEAR) activate(row, PANEL, l.activation);
             Out* to = out + (start + r) * l.outputs;
             for (int64_t j = 0; j < width && column + j < limit; j += LANES)
                 put_vec<Out>(to, column + j, limit, row + j);

@@ -53,49 +53,60 @@ void baton_pack_int8(int kind, const int8_t* weight, int64_t outputs, int64_t in
 
 // ``scales``: the scales of an int8 weight; null for others.
 void baton_linear(int kind, int out_kind, const void* x, const void* packed, const float* scales, const float* bias,
-                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int threads) {
-    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated};
+                  void* out, int64_t rows, int64_t inputs, int64_t outputs, int gated, int activation, float limit, int threads) {
+    const Linear l{x, packed, scales, bias, out, rows, inputs, outputs, gated, {activation, limit}};
     if (!kind) linear<float, float>(l, threads);
     else if (out_kind) linear<bf16, bf16>(l, threads);
     else linear<bf16, float>(l, threads);
 }
 
-void baton_add_norm(int kind, int out_kind, const void* x, float* residual, const void* weight, float eps,
-                    int64_t rows, int64_t size, void* out, int threads) {
-    if (out_kind) {
-        const auto* w = static_cast<const bf16*>(weight);
-        auto* o = static_cast<bf16*>(out);
-        if (kind) add_norm(static_cast<const bf16*>(x), residual, w, eps, rows, size, o, threads);
-        else add_norm(static_cast<const float*>(x), residual, w, eps, rows, size, o, threads);
-    } else {
-        add_norm(static_cast<const float*>(x), residual, static_cast<const float*>(weight), eps, rows, size,
-                 static_cast<float*>(out), threads);
-    }
+void baton_add_norm(int kind, int out_kind, const void* x, float* residual, const void* norm, const void* post,
+                    float factor, int64_t rows, int64_t size, void* out, int threads) {
+    const Norm &n = *static_cast<const Norm*>(norm), &p = *static_cast<const Norm*>(post);
+    const auto *floats = static_cast<const float*>(x);
+    if (!out_kind) add_norm(floats, residual, n, p, factor, rows, size, static_cast<float*>(out), threads);
+    else if (!kind) add_norm(floats, residual, n, p, factor, rows, size, static_cast<bf16*>(out), threads);
+    else add_norm(static_cast<const bf16*>(x), residual, n, p, factor, rows, size, static_cast<bf16*>(out), threads);
+}
+
+void baton_squares_of_heads(int kind, const void* qkv, int64_t columns, int64_t q_size, int64_t k_size, int64_t rows,
+                            float* squares, int threads) {
+    const Heads h{nullptr, nullptr, columns, q_size, k_size, 0, 0};
+    if (kind) squares_of_heads(static_cast<const bf16*>(qkv), h, rows, squares, threads);
+    else squares_of_heads(static_cast<const float*>(qkv), h, rows, squares, threads);
+}
+
+void baton_scale_heads(int kind, void* qkv, const void* q, const void* k, int64_t columns, int64_t q_size,
+                       int64_t k_size, float eps, float offset, int64_t rows, const float* squares,
+                       const int64_t* sizes, int threads) {
+    const Heads h{q, k, columns, q_size, k_size, eps, offset};
+    if (kind) scale_heads(static_cast<bf16*>(qkv), h, rows, squares, sizes, threads);
+    else scale_heads(static_cast<float*>(qkv), h, rows, squares, sizes, threads);
 }
 
 void baton_rotate_and_store(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* qkv, void* q,
                             const float* cos, const float* sin, const void* q_norm, const void* k_norm, float eps,
-                            const int64_t* blocks, const int64_t* offsets, int64_t tokens, int64_t heads,
-                            int threads) {
-    const Rotate r{qkv, q, cos, sin, q_norm, k_norm, blocks, offsets, eps, tokens, heads};
+                            float offset, const int64_t* blocks, const int64_t* offsets, int64_t tokens,
+                            int64_t heads, int threads) {
+    const Rotate r{qkv, q, cos, sin, q_norm, k_norm, blocks, offsets, eps, offset, tokens, heads};
     if (kind) rotate_and_store(r, pool_of<bf16>(pool, shape, layer), threads);
     else rotate_and_store(r, pool_of<float>(pool, shape, layer), threads);
 }
 
 void baton_decode(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
                   const int64_t* tables, const int64_t* contexts, int64_t rows, int64_t heads, int64_t width,
-                  float scale, float softcap, int64_t window, int threads) {
+                  float scale, float softcap, int64_t window, const float* sinks, int threads) {
     const Decode d{q, out, tables, contexts, rows, heads, width};
-    const Scores how{scale, softcap, window};
+    const Scores how{scale, softcap, window, sinks};
     if (kind) decode(d, pool_of<bf16>(pool, shape, layer), how, threads);
     else decode(d, pool_of<float>(pool, shape, layer), how, threads);
 }
 
 void baton_prefill(int kind, const void* pool, const int64_t* shape, int64_t layer, const void* q, void* out,
                    const int64_t* table, int64_t length, int64_t context, int64_t heads, float scale, float softcap,
-                   int64_t window, int threads) {
+                   int64_t window, const float* sinks, int threads) {
     const Chunk c{q, out, table, length, context, heads};
-    const Scores how{scale, softcap, window};
+    const Scores how{scale, softcap, window, sinks};
     if (kind) prefill(c, pool_of<bf16>(pool, shape, layer), how, threads);
     else prefill(c, pool_of<float>(pool, shape, layer), how, threads);
 }

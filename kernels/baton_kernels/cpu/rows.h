@@ -8,29 +8,132 @@ namespace {
 
 inline float inverse_rms(float squares, int64_t size, float eps) { return 1 / std::sqrt(squares / size + eps); }
 
+// The numbers of a row from p on, as a vector or as one number.
+template <class V, class T> inline V get(const T* p) {
+    if constexpr (std::is_same_v<V, vf>) return floats(p);
+    else return to_float(*p);
+}
+
+// Calls f(i, a V) for a row's numbers: in vectors as far as they go, then one by one.
+template <class F> inline void along(int64_t size, F f) {
+    const int64_t whole = size / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) f(i, vf{});
+    for (int64_t i = whole; i < size; ++i) f(i, 0.0f);
+}
+
+// The sum of the vectors and numbers that are added to it.
+struct Sum {
+    vf lanes = vf{};
+    float rest = 0;
+    void operator+=(vf v) { lanes += v; }
+    void operator+=(float x) { rest += x; }
+    float total() const { return sum_of(lanes) + rest; }
+};
+
+// A norm over rows, whose weights have the type of its results. Its layout is that of the ctypes one in
+// baton_kernels.cpu.rows.
+struct Norm {
+    const void *weight, *bias;  // null: no norm, no bias
+    float eps, offset;          // the offset is added to the weight
+    int centered;               // whether the mean is subtracted first: a layer norm
+};
+
+// A norm of one row, whose numbers are T; ``W``: the type of the weights.
+template <class W, class T> struct RowNorm {
+    const T* row;
+    const W *weight, *bias;
+    float offset, mean = 0, factor;
+    RowNorm(const T* row, int64_t size, const Norm& n)
+        : row(row), weight(static_cast<const W*>(n.weight)), bias(static_cast<const W*>(n.bias)), offset(n.offset) {
+        if (n.centered) {
+            Sum sum;
+            along(size, [&](int64_t i, auto v) { sum += get<decltype(v)>(row + i); });
+            mean = sum.total() / size;
+        }
+        Sum squares;
+        along(size, [&](int64_t i, auto v) {
+            v = get<decltype(v)>(row + i) - mean;
+            squares += v * v;
+        });
+        factor = inverse_rms(squares.total(), size, n.eps);
+    }
+    // The normed numbers from i on.
+    template <class V> V at(int64_t i) const {
+        const V v = (get<V>(row + i) - mean) * factor * (get<V>(weight + i) + offset);
+        return bias ? v + get<V>(bias + i) : v;
+    }
+};
+
+// The residual [rows, size] grows by ``scale`` times x (null: nothing), or times the norm ``post`` of x; out [rows,
+// size] is the norm of that.
 template <class In, class Out>
-void add_norm(const In* x, float* residual, const Out* weight, float eps, int64_t rows, int64_t size, Out* out,
-              int threads) {
+void add_norm(const In* x, float* residual, const Norm& norm, const Norm& post, float scale, int64_t rows,
+              int64_t size, Out* out, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows > 16)
     for (int64_t r = 0; r < rows; ++r) {
-        const int64_t whole = size / LANES * LANES;
         const In* added = x + r * size;
         float* sum = residual + r * size;
         Out* to = out + r * size;
-        vf in_lanes = vf{};
-        for (int64_t i = 0; i < whole; i += LANES) {
-            const vf v = x ? load(sum + i) + floats(added + i) : load(sum + i);
-            store(sum + i, v);
-            in_lanes += v * v;
+        if (x && post.weight) {
+            const RowNorm<Out, In> normed(added, size, post);
+            along(size, [&](int64_t i, auto v) {
+                using V = decltype(v);
+                put(sum + i, get<V>(sum + i) + normed.template at<V>(i) * scale);
+            });
+        } else if (x) {
+            along(size, [&](int64_t i, auto v) {
+                using V = decltype(v);
+                put(sum + i, get<V>(sum + i) + get<V>(added + i) * scale);
+            });
         }
-        float squares = sum_of(in_lanes);
-        for (int64_t i = whole; i < size; ++i) {
-            if (x) sum[i] += to_float(added[i]);
-            squares += sum[i] * sum[i];
+        if (norm.weight) {
+            const RowNorm<Out, float> normed(sum, size, norm);
+            along(size, [&](int64_t i, auto v) { put(to + i, normed.template at<decltype(v)>(i)); });
+        } else {
+            along(size, [&](int64_t i, auto v) { put(to + i, get<decltype(v)>(sum + i)); });
         }
-        const float factor = inverse_rms(squares, size, eps);
-        for (int64_t i = 0; i < whole; i += LANES) put(to + i, load(sum + i) * factor * floats(weight + i));
-        for (int64_t i = whole; i < size; ++i) put(to + i, sum[i] * factor * to_float(weight[i]));
+    }
+}
+
+// The parts of a row of queries, keys and values, and the weights of the norms over whole parts.
+struct Heads {
+    const void *q, *k;
+    int64_t columns, q_size, k_size;
+    float eps, offset;
+};
+
+// squares [rows, 2]: the sums of the squares of a row's queries, and of its keys.
+template <class T> void squares_of_heads(const T* qkv, const Heads& h, int64_t rows, float* squares, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 16)
+    for (int64_t r = 0; r < rows; ++r) {
+        const T* row = qkv + r * h.columns;
+        for (int part = 0; part < 2; ++part) {
+            Sum sum;
+            along(part ? h.k_size : h.q_size, [&](int64_t i, auto v) {
+                v = get<decltype(v)>(row + i);
+                sum += v * v;
+            });
+            squares[2 * r + part] = sum.total();
+            row += h.q_size;
+        }
+    }
+}
+
+// Norms queries and keys in place. ``sizes``: how many numbers the squares are the sums of.
+template <class T>
+void scale_heads(T* qkv, const Heads& h, int64_t rows, const float* squares, const int64_t* sizes, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 16)
+    for (int64_t r = 0; r < rows; ++r) {
+        T* row = qkv + r * h.columns;
+        for (int part = 0; part < 2; ++part) {
+            const T* weight = static_cast<const T*>(part ? h.k : h.q);
+            const float factor = inverse_rms(squares[2 * r + part], sizes[part], h.eps);
+            along(part ? h.k_size : h.q_size, [&](int64_t i, auto v) {
+                using V = decltype(v);
+                put(row + i, get<V>(row + i) * factor * (get<V>(weight + i) + h.offset));
+            });
+            row += h.q_size;
+        }
     }
 }
 
@@ -40,7 +143,7 @@ struct Rotate {
     const float *cos, *sin;  // [tokens, dim]
     const void *q_norm, *k_norm;
     const int64_t *blocks, *offsets;
-    float eps;
+    float eps, offset;  // the offset is added to the norms' weights
     int64_t tokens, heads;
 };
 
@@ -56,13 +159,13 @@ template <class T> inline void rotate_head(const T* x, const T* norm, const Rota
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
         vf a = floats(x + i) * factor, b = floats(x + i + half) * factor;
-        if (norm) a *= floats(norm + i), b *= floats(norm + i + half);
+        if (norm) a *= floats(norm + i) + r.offset, b *= floats(norm + i + half) + r.offset;
         put(out + i, a * load(cos + i) + b * load(sin + i));
         put(out + i + half, b * load(cos + i + half) + a * load(sin + i + half));
     }
     for (; i < half; ++i) {  // half a head of floats need not be whole vectors
         float a = to_float(x[i]) * factor, b = to_float(x[i + half]) * factor;
-        if (norm) a *= to_float(norm[i]), b *= to_float(norm[i + half]);
+        if (norm) a *= to_float(norm[i]) + r.offset, b *= to_float(norm[i + half]) + r.offset;
         put(out + i, a * cos[i] + b * sin[i]);
         put(out + i + half, b * cos[i + half] + a * sin[i + half]);
     }

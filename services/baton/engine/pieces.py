@@ -24,7 +24,7 @@ from torch import Tensor
 from baton.engine.graphs import Recording, check_replay, graph_sizes
 from baton.engine.model import Model
 from baton_kernels.attention import AttentionPlan
-from baton_kernels.paged import PagedBatch, Planner
+from baton_kernels.paged import PagedBatch, Planner, Window
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.step_attention import StepAttention
 
@@ -54,8 +54,9 @@ class AttentionCall:
 
     layer: int
     scale: float
-    window: int | None
+    window: Window | None
     softcap: float | None
+    sinks: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +127,14 @@ class CutAttention:
         q: Tensor,
         *,
         scale: float,
-        window: int | None,
+        window: Window | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         del pool
         assert out is None, "a model leaves the memory to the plan"
-        return self._cut(q, AttentionCall(layer, scale, window, softcap))
+        return self._cut(q, AttentionCall(layer, scale, window, softcap, sinks))
 
 
 class PiecewiseModel:
@@ -148,7 +150,7 @@ class PiecewiseModel:
         self.model = model
         self._sizes = sizes
         self._buffers = TokenBuffers(sizes[-1], pool.shape[0] - 1, pool.device)
-        self._windows: Collection[int | None] = ()
+        self._windows: Collection[Window | None] = ()
         self._heads = 0
         self._queries: Tensor | None = None
         """The queries of the layer whose attention is next, [M, heads, head_dim]."""
@@ -178,6 +180,7 @@ class PiecewiseModel:
                 scale=call.scale,
                 window=call.window,
                 softcap=call.softcap,
+                sinks=call.sinks,
                 out=attended,
             )
 
@@ -219,7 +222,7 @@ class PiecewiseModel:
         should be."""
 
         def plan(
-            batch: PagedBatch, pool: Tensor, windows: Collection[int | None], heads: int
+            batch: PagedBatch, pool: Tensor, windows: Collection[Window | None], heads: int
         ) -> StepAttention:
             self._windows, self._heads = windows, heads
             slots = AttentionPlan.build(replace(batch, planner=None), pool, windows, heads).step

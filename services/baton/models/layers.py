@@ -20,10 +20,11 @@ from baton.models.quantization.base import (
 )
 from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Collectives, Parallel
+from baton_kernels.activation import SILU, Activation
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.rotary import HeadNorm
-from baton_kernels.rows import add_rms_norm
+from baton_kernels.rows import Norm, add_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,14 @@ class RMSNorm(nn.Module):
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(self.weight.dtype)
 
+    @property
+    def as_norm(self) -> Norm:
+        """The norm, for kernels."""
+        return Norm(self.weight, self.eps)
+
     def after_adding(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """Add x (None: nothing) to ``residual``, in place, and normalize the sum."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
+        return add_norm(x, residual, self.as_norm, self.weight.dtype)
 
 
 class Linear(nn.Module):
@@ -114,13 +120,14 @@ class Linear(nn.Module):
         *,
         bias: bool = False,
         scheme: QuantizationScheme = PLAIN,
+        activation: Activation | None = None,
     ) -> None:
         """``outputs`` of several projections are by each one's name in the checkpoint. ``dtype``: the type of
-        inputs and outputs."""
+        inputs and outputs. ``activation`` is applied to the outputs."""
         super().__init__()
         parts = outputs if isinstance(outputs, Mapping) else {"": outputs}
         spans = {name: _span(rows) for name, rows in parts.items()}
-        weights = scheme.allocate(LinearShape(_span(inputs), spans, dtype, bias, self.gated))
+        weights = scheme.allocate(LinearShape(_span(inputs), spans, dtype, bias, self.gated, activation))
         for name, parameter in weights.parameters.items():
             self.register_parameter(name, parameter)
         self.weights: LinearWeights | None = weights
@@ -147,7 +154,7 @@ class Linear(nn.Module):
 
 
 class GatedLinear(Linear):
-    """silu(gate(x)) * up(x): [T, inputs] -> [T, size]."""
+    """activation(gate(x)) * up(x): [T, inputs] -> [T, size]."""
 
     gated: ClassVar[bool] = True
 
@@ -159,8 +166,10 @@ class GatedLinear(Linear):
         *,
         bias: bool = False,
         scheme: QuantizationScheme = PLAIN,
+        activation: Activation = SILU,
     ) -> None:
-        super().__init__(inputs, {"gate_proj": size, "up_proj": size}, dtype, bias=bias, scheme=scheme)
+        parts = {"gate_proj": size, "up_proj": size}
+        super().__init__(inputs, parts, dtype, bias=bias, scheme=scheme, activation=activation)
 
 
 class Attention(nn.Module):

@@ -59,8 +59,9 @@ class LlamaLayer(nn.Module):
         gate_up, down = self.mlp.gate_up_proj.packed, self.mlp.down_proj.packed
         if qkv is None or o is None or gate_up is None or down is None:
             return None
-        norms = self.input_layernorm.weight, self.post_attention_layernorm.weight
-        return LayerWeights(*norms, self.self_attn.head_norm, qkv, o, gate_up, down, self.self_attn.window)
+        norms = self.input_layernorm.as_norm, self.post_attention_layernorm.as_norm
+        attention = self.self_attn
+        return LayerWeights(*norms, qkv, o, gate_up, down, attention.window, head_norm=attention.head_norm)
 
 
 class LlamaForCausalLM(CausalLM):
@@ -126,7 +127,7 @@ class LlamaForCausalLM(CausalLM):
         stream, and the stream."""
         plan = step.plan.step
         if self.stack is not None and layers and isinstance(plan, CpuPlan):
-            return self.stack.run(len(layers), x, step.pool, plan, step.cos, step.sin), x
+            return self.stack.run(len(layers), x, step.pool, plan, [(step.cos, step.sin)]), x
         delta: Tensor | None = None
         for layer in layers:
             delta, x = layer(delta, x, step)
@@ -166,12 +167,7 @@ class LlamaForCausalLM(CausalLM):
         packed = [layer for layer in layers if layer is not None]
         if self.shard.tp_size > 1 or not packed or len(packed) < len(layers):
             return None
-        return LayerStack(
-            packed,
-            heads=len(self.shard.heads),
-            eps=self.config.rms_norm_eps,
-            scale=self.config.head_dim**-0.5,
-        )
+        return LayerStack(packed, heads=len(self.shard.heads), scale=self.config.head_dim**-0.5)
 
     def checkpoint_tensors(self) -> dict[str, Place]:
         places: dict[str, Place] = {}

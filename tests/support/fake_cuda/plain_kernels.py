@@ -7,6 +7,8 @@ memory when that stream runs. Attention becomes operations of the stream, one by
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +17,12 @@ from torch import Tensor
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling import sampler
 from baton_kernels import attention, plain, rows
+from baton_kernels.activation import Activation
 from baton_kernels.cuda import blocks as cuda_blocks
 from baton_kernels.cuda import logits as cuda_logits
 from baton_kernels.cuda import rows as cuda_rows
 from baton_kernels.cuda import sampling as cuda_sampling
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import PagedBatch, Window
 from tests.support.fake_cuda.tensors import DeviceTensor, mapped
 
 if TYPE_CHECKING:
@@ -36,8 +39,8 @@ class PlainKernels:
         """Owner, name and new value of each."""
         return [
             (attention.AttentionPlan, "build", classmethod(_plan(attention.AttentionPlan.build))),
-            (cuda_rows, "silu_mul", self._silu_mul),
-            (cuda_rows, "add_rms_norm", self._add_rms_norm),
+            (cuda_rows, "gated_product", self._gated_product),
+            (cuda_rows, "add_norm", self._add_norm),
             (cuda_logits, "bar_tokens", self._bar_tokens),
             (cuda_logits, "adjust", self._adjust),
             (cuda_sampling, "draw", self._draw),
@@ -50,20 +53,32 @@ class PlainKernels:
         queue = self._cuda.current_queue(index)
         self._cuda.timeline.issue(queue, "kernel", name, lambda: compute(*contents))
 
-    def _silu_mul(self, gate_up: Tensor) -> Tensor:
+    def _gated_product(self, gate_up: Tensor, activation: Activation) -> Tensor:
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-        self._launch("_silu_mul", lambda out, x: out.copy_(rows.silu_mul(x)), out, gate_up)
+        product = partial(rows.gated_product, activation=activation)
+        self._launch("_gated_product", lambda out, x: out.copy_(product(x)), out, gate_up)
         return out
 
-    def _add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    def _add_norm(
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        norm: rows.Norm | None,
+        dtype: torch.dtype,
+        *,
+        post: rows.Norm | None = None,
+        factor: float = 1.0,
+    ) -> Tensor:
+        out = torch.empty(residual.shape, dtype=dtype, device=residual.device)
 
-        def compute(out: Tensor, x: Tensor, residual: Tensor, weight: Tensor) -> None:
-            residual += x
-            normed = torch.nn.functional.rms_norm(residual, weight.shape, weight.to(residual.dtype), eps)
-            out.copy_(normed)
+        def compute(out: Tensor, x: Tensor | None, residual: Tensor, *weights: Tensor | None) -> None:
+            own = norm and replace(norm, weight=weights[0], bias=weights[1])
+            before = post and replace(post, weight=weights[2], bias=weights[3])
+            out.copy_(rows.add_norm(x, residual, own, dtype, post=before, factor=factor))
 
-        self._launch("_add_rms_norm", compute, out, x, residual, weight)
+        of_norm = (norm.weight, norm.bias) if norm else (None, None)
+        of_post = (post.weight, post.bias) if post else (None, None)
+        self._launch("_add_norm", compute, out, x, residual, *of_norm, *of_post)
         return out
 
     def _bar_tokens(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
@@ -89,7 +104,7 @@ def _plan(build: Any) -> Callable[..., attention.AttentionPlan]:
         cls: type[attention.AttentionPlan],
         batch: PagedBatch,
         pool: Tensor,
-        windows: Collection[int | None],
+        windows: Collection[Window | None],
         *args: Any,
     ) -> attention.AttentionPlan:
         if not isinstance(pool, DeviceTensor) or batch.planner is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from baton.models.quantization.registry import Quantization
+from baton_kernels.activation import Activation
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -68,7 +69,14 @@ class LinearShape:
     """The type of the activations that are multiplied with the weights, and of the bias."""
     bias: bool = False
     gated: bool = False
-    """Whether the parts are two of equal size, and the product is silu of the first's times the second's."""
+    """Whether the parts are two of equal size, and the product is the activated first's times the second's.
+    Such a shape has an activation."""
+    activation: Activation | None = None
+    """The activation of the outputs, or of the gate; None: none."""
+
+    def __post_init__(self) -> None:
+        if self.gated and self.activation is None:
+            raise ValueError("activation is None; allowed for gated projections: an Activation")
 
     @property
     def num_rows(self) -> int:

@@ -21,9 +21,10 @@ from baton.models.quantization.base import (
 )
 from baton.models.quantization.registry import Quantization
 from baton.process.options import ModelError
+from baton_kernels.activation import activated
 from baton_kernels.cpu.linear import PackedWeight, kernels_for
 from baton_kernels.int8 import Int8Weight, quantize
-from baton_kernels.rows import silu_mul
+from baton_kernels.rows import gated_product
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,18 @@ class Int8Weights(LinearWeights):
 
     def pack(self) -> Multiplier:
         weight = Int8Weight(self.values, self.scales)
-        packed = PackedWeight.of(weight, self.bias, gated=self.shape.gated, dtype=self.shape.dtype)
+        shape = self.shape
+        packed = PackedWeight.of(
+            weight, self.bias, gated=shape.gated, dtype=shape.dtype, activation=shape.activation
+        )
         return self if packed is None else packed
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
         weight = (self.values.float() * self.scales[:, None]).to(x.dtype)
-        product = F.linear(x, weight, self.bias)
-        if self.shape.gated:
-            product = silu_mul(product)
+        product, activation = F.linear(x, weight, self.bias), self.shape.activation
+        if activation is not None:
+            activate = gated_product if self.shape.gated else activated
+            product = activate(product, activation)
         return product if out_dtype is None else product.to(out_dtype)
 
 

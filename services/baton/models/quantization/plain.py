@@ -18,8 +18,9 @@ from baton.models.quantization.base import (
     empty_parameter,
 )
 from baton.models.quantization.registry import Quantization
+from baton_kernels.activation import activated
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.rows import silu_mul
+from baton_kernels.rows import gated_product
 
 
 class PlainWeights(LinearWeights):
@@ -29,7 +30,6 @@ class PlainWeights(LinearWeights):
         self.shape = shape
         self.weight = weight
         self.bias = bias
-        self._gated = shape.gated
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -45,13 +45,17 @@ class PlainWeights(LinearWeights):
         return found
 
     def pack(self) -> Multiplier:
-        packed = PackedWeight.of(self.weight, self.bias, gated=self._gated, dtype=self.shape.dtype)
+        shape = self.shape
+        packed = PackedWeight.of(
+            self.weight, self.bias, gated=shape.gated, dtype=shape.dtype, activation=shape.activation
+        )
         return self if packed is None else packed
 
     def multiply(self, x: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        product = F.linear(x, self.weight, self.bias)
-        if self._gated:
-            product = silu_mul(product)
+        product, activation = F.linear(x, self.weight, self.bias), self.shape.activation
+        if activation is not None:
+            activate = gated_product if self.shape.gated else activated
+            product = activate(product, activation)
         return product if out_dtype is None else product.to(out_dtype)
 
 
