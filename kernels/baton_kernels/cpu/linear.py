@@ -48,8 +48,8 @@ class PackedWeight:
             torch.get_num_threads(),
         )
         scales = weight.scales if isinstance(weight, Int8Weight) else None
-        self.scales = None if scales is None else _in_panels(scales, panels, gated)
-        self.bias = None if bias is None else _in_panels(bias.float(), panels, gated)
+        self.scales = None if scales is None else in_panels(scales, panels, gated)
+        self.bias = None if bias is None else in_panels(bias.float(), panels, gated)
 
     @classmethod
     def of(
@@ -104,7 +104,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Native | None:
     return native() if device.type == "cpu" and dtype in KINDS else None
 
 
-def _in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:
+def in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:
     """float32, one for each row of the weight -> [panels * 64] in the order of the panels' columns."""
     if not gated:
         return torch.nn.functional.pad(of_rows, (0, panels * PANEL - len(of_rows)))
