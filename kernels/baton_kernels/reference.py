@@ -168,7 +168,8 @@ def reference_experts(
             both = gate_up[expert].double() @ row
             if gate_up_bias is not None:
                 both = both + gate_up_bias[expert].double()
-            product = down[expert].double() @ reference_gated(*both.chunk(2), activation)
+            gate, up = both.chunk(2)
+            product = down[expert].double() @ reference_gated(gate, up, activation)
             if down_bias is not None:
                 product = product + down_bias[expert].double()
             out[token] += product if weighs_input else product * factor

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "activation.h"
 #include "matmul.h"
 #include "routing.h"
 
@@ -15,8 +16,8 @@ struct ExpertProjection {
 
 struct Experts {
     ExpertProjection gate_up, down;
-    int64_t experts, hidden, inner, activation;
-    float limit;
+    Activation activation;
+    int64_t experts, hidden, inner;
 };
 
 // The experts of each token, and their weights: [tokens, top_k].
@@ -26,20 +27,6 @@ struct Chosen {
     int64_t tokens, top_k;
     int weighs_input;
 };
-
-enum { SILU, GELU_TANH, CLAMPED_SWIGLU };
-
-inline vf gated(const Experts& e, vf gate, vf up) {
-    if (e.activation == CLAMPED_SWIGLU) {
-        gate = gate < e.limit ? gate : splat(e.limit);
-        up = up < e.limit ? up : splat(e.limit);
-        up = up > -e.limit ? up : splat(-e.limit);
-        return gate / (1.0f + exp_of(-1.702f * gate)) * (up + 1.0f);
-    }
-    if (e.activation == GELU_TANH)  // (1 + tanh(x)) / 2 is the sigmoid of 2 x
-        return gate / (1.0f + exp_of(-1.59576912f * (gate + 0.044715f * gate * gate * gate))) * up;
-    return silu(gate) * up;
-}
 
 struct ExpertRun {  // rows of one expert
     int64_t expert, start, rows;
@@ -157,10 +144,9 @@ void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* me
             const int64_t panel = panel_of(task, inner_panels), column = task % inner_panels * half;
             const auto done = [&](int64_t r, float* row) {
                 T* to = m.inner + (run.start + r) * e.inner;
-                for (int64_t j = 0; j < half && column + j < e.inner; j += LANES) {
-                    store(row + j, gated(e, load(row + j), load(row + half + j)));
+                gate(row, half, e.activation);
+                for (int64_t j = 0; j < half && column + j < e.inner; j += LANES)
                     put_vec<T>(to, column + j, e.inner, row + j);
-                }
             };
             times_panel(e.gate_up, e.hidden, m.x + run.start * e.hidden, run.rows, panel, next_of(task, inner_panels), done);
         }

@@ -7,7 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from baton_kernels.activation_kind import Activation, ActivationKind
+from baton_kernels.activation_kind import KINDS as ACTIVATIONS
+from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu.library import KINDS, Native, pointer
 from baton_kernels.cpu.linear import PANEL, in_panels, kernels_for
 from baton_kernels.int8 import Int8Weight
@@ -15,9 +16,6 @@ from baton_kernels.routing_rule import SCORES, Routing
 
 MOST_EXPERTS, MOST_CHOSEN = 1024, 64
 """The experts, and the groups or experts to choose, that the kernel of the choice takes at most."""
-ACTIVATIONS: tuple[ActivationKind, ...] = ("silu", "gelu_tanh", "clamped_swiglu")
-"""The kinds of activations by their number in the kernels."""
-
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -71,6 +69,10 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
     return chosen, weights
 
 
+class _Activation(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("limit", _FLOAT))
+
+
 class _Projection(ctypes.Structure):
     _fields_ = (("packed", _POINTER), ("scales", _POINTER), ("bias", _POINTER))
 
@@ -81,8 +83,8 @@ class NativeExperts(ctypes.Structure):
     _fields_ = (
         ("gate_up", _Projection),
         ("down", _Projection),
-        *((name, _COUNT) for name in ("experts", "hidden", "inner", "activation")),
-        ("limit", _FLOAT),
+        ("activation", _Activation),
+        *((name, _COUNT) for name in ("experts", "hidden", "inner")),
     )
 
 
@@ -145,11 +147,10 @@ class PackedExperts:
         self.native = NativeExperts(
             gate_up=self._gate_up.native,
             down=self._down.native,
+            activation=_Activation(1 + ACTIVATIONS.index(activation.kind), activation.limit),
             experts=experts,
             hidden=self.hidden,
             inner=self.inner,
-            activation=ACTIVATIONS.index(activation.kind),
-            limit=activation.limit,
         )
 
     @classmethod
