@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton_kernels.activation import Activation, gated
+from baton_kernels.activation import gated
+from baton_kernels.activation_kind import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,18 @@ class ExpertTensors:
     down_bias: Tensor | None
     """[E, hidden]."""
     activation: Activation
+
+
+def multiply(
+    x: Tensor, experts: Tensor, weights: Tensor, tensors: ExpertTensors, weighs_input: bool
+) -> Tensor:
+    """Computes like ``loop_over_experts``, by the kernels of a CUDA device there. On a CPU they want packed
+    weights: ``baton_kernels.cpu.experts``."""
+    if x.device.type == "cuda":
+        from baton_kernels.cuda import experts as kernels  # triton is only there where CUDA is
+
+        return kernels.multiply(x, experts, weights, tensors, weighs_input)
+    return loop_over_experts(x, experts, weights, tensors, weighs_input)
 
 
 def loop_over_experts(

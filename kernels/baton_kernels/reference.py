@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from baton_kernels.activation_kind import Activation
 from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
 
 
@@ -143,3 +144,45 @@ def reference_adjust(
         value = value / repetition if value > 0 else value * repetition
         result[token] = value - frequency * count - (presence if count else 0.0)
     return result
+
+
+def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """The activated gate times up, float64."""
+    gate, up = gate.double(), up.double()
+    match activation.kind:
+        case "silu":
+            return gate / (1 + torch.exp(-gate)) * up
+        case "gelu_tanh":
+            inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
+            return gate * (1 + torch.tanh(inner)) / 2 * up
+        case "clamped_swiglu":
+            gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+            return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+
+
+def reference_experts(
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: Activation,
+    weighs_input: bool,
+) -> Tensor:
+    """x [T, hidden], experts and weights [T, k], gate_up [E, 2 * inner, hidden], down [E, hidden, inner] ->
+    [T, hidden] float64, one expert of one token after the other."""
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    for token, (chosen, factors) in enumerate(zip(experts.tolist(), weights.double(), strict=True)):
+        for expert, factor in zip(chosen, factors, strict=True):
+            row = x[token].double() * (factor if weighs_input else 1)
+            both = gate_up[expert].double() @ row
+            if gate_up_bias is not None:
+                both = both + gate_up_bias[expert].double()
+            gate, up = both.chunk(2)
+            product = down[expert].double() @ reference_gated(gate, up, activation)
+            if down_bias is not None:
+                product = product + down_bias[expert].double()
+            out[token] += product if weighs_input else product * factor
+    return out

@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Scores = Literal["softmax", "sigmoid", "sparsemixer"]
+from baton_kernels.cpu import experts as cpu_experts
+from baton_kernels.routing_rule import Routing, Scores
 
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The rule by which a family chooses experts and weighs them.
-
-    Scores are the softmax or the sigmoid of the logits. A bias, where the checkpoint has one, is added to
-    them for the choice alone. With groups, only the ``top_groups`` groups of the largest sums of their two
-    best scores are chosen from. Choosing by logits and a softmax over the chosen (gpt-oss, Granite) is the
-    softmax over all, renormalized.
-    """
-
-    top_k: int
-    scores: Scores = "softmax"
-    renormalize: bool = False
-    """Whether the weights of a token's experts are divided by their sum."""
-    scale: float = 1.0
-    """A factor of the weights, after renormalizing."""
-    groups: int = 1
-    top_groups: int = 1
-    jitter: float = 0.0
-    """sparsemixer (Phi-3.5-MoE) only: twice this share below the best logit, an expert is left out of the
-    softmax that gives the weight."""
-    weighs_input: bool = False
-    """Whether weights multiply an expert's input (Llama 4), not its output."""
+__all__ = ("Routing", "Scores", "plainly_route", "route")
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits [T, experts] of any float type -> the chosen experts [T, top_k] int32, and their weights [T,
-    top_k] float32. ``bias`` [experts] float32."""
+    top_k] float32. ``bias`` [experts] float32. By the kernels of the logits' device, by plain torch where
+    there are none. ValueError if so many cannot be chosen."""
+    routing.check(logits.shape[-1])
+    if logits.device.type == "cuda":
+        from baton_kernels.cuda import experts  # triton is only there where CUDA is
+
+        return experts.route(logits, routing, bias)
+    chosen = cpu_experts.route(logits, routing, bias)
+    return plainly_route(logits, routing, bias) if chosen is None else chosen
+
+
+def plainly_route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Chooses like ``route``, by plain torch."""
     logits = logits.float()
     if routing.scores == "sparsemixer":
         return _sparsemixer(logits, routing)
     scores = logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()
-    choice = scores if bias is None else scores + bias
+    # Without a bias, logits are in the order of the scores, and differ where scores are rounded to 0 or 1.
+    choice = logits if bias is None and routing.groups == 1 else scores
+    if bias is not None:
+        choice = scores + bias
     if routing.groups > 1:
-        grouped = choice.unflatten(-1, (routing.groups, -1))
+        grouped = choice.view(len(choice), routing.groups, -1)
         best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
         kept.scatter_(-1, best.topk(routing.top_groups, dim=-1).indices, True)
@@ -53,7 +43,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     experts = choice.topk(routing.top_k, dim=-1).indices
     weights = scores.gather(-1, experts)
     if routing.renormalize:
-        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=routing.least_sum)
     return experts.int(), weights * routing.scale
 
 

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from baton_kernels.activation import Activation, gated
+from baton_kernels.activation import gated
+from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.rotary import WholeNorm
 

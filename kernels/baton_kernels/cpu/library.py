@@ -27,6 +27,9 @@ _SIGNATURES = {
     "baton_pack": (_I, _P, _L, _L, _I, _P, _I),
     "baton_pack_int8": (_I, _P, _L, _L, _I, _P, _I),
     "baton_linear": (_I, _I, _P, _P, _P, _P, _P, _L, _L, _L, _I, _I, _F, _I),
+    "baton_route": (_P, _P, _L, _P, _P, _I),
+    "baton_experts_memory": (_I, _P, _L),
+    "baton_experts": (_I, _P, _P, _P, _P, _P, _L, _L, _I, _P, _I),
     "baton_add_norm": (_I, _I, _P, _P, _P, _P, _F, _L, _L, _P, _I),
     "baton_squares_of_heads": (_I, _P, _L, _L, _L, _L, _P, _I),
     "baton_scale_heads": (_I, _P, _P, _P, _L, _L, _L, _F, _F, _L, _P, _P, _I),
@@ -47,6 +50,9 @@ class Native:
         self.pack = library.baton_pack
         self.pack_int8 = library.baton_pack_int8
         self.linear = library.baton_linear
+        self.route = library.baton_route
+        self.experts_memory = library.baton_experts_memory
+        self.experts = library.baton_experts
         self.add_norm = library.baton_add_norm
         self.squares_of_heads = library.baton_squares_of_heads
         self.scale_heads = library.baton_scale_heads
@@ -57,6 +63,7 @@ class Native:
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
+        self.experts_memory.restype = _L
 
 
 @functools.cache

@@ -7,8 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from baton_kernels.activation import KINDS as ACTIVATIONS
-from baton_kernels.activation import Activation
+from baton_kernels.activation_kind import KINDS as ACTIVATIONS
+from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
 from baton_kernels.int8 import Int8Weight
 
@@ -67,8 +67,8 @@ class PackedWeight:
             torch.get_num_threads(),
         )
         scales = weight.scales if isinstance(weight, Int8Weight) else None
-        self.scales = None if scales is None else _in_panels(scales, panels, gated)
-        self.bias = None if bias is None else _in_panels(bias.float(), panels, gated)
+        self.scales = None if scales is None else in_panels(scales, panels, gated)
+        self.bias = None if bias is None else in_panels(bias.float(), panels, gated)
 
     @classmethod
     def of(
@@ -133,7 +133,7 @@ def _allowed(gated: bool) -> str:
     return ", ".join(ACTIVATIONS) if gated else "None, silu, gelu_tanh"
 
 
-def _in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:
+def in_panels(of_rows: Tensor, panels: int, gated: bool) -> Tensor:
     """float32, one for each row of the weight -> [panels * 64] in the order of the panels' columns."""
     if not gated:
         return torch.nn.functional.pad(of_rows, (0, panels * PANEL - len(of_rows)))

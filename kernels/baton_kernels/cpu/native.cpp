@@ -8,6 +8,7 @@
 // to a float, so both kinds share every loop. The sums of a matmul and of a decoding row run in one order, whatever
 // else is in the batch: their results do not depend on it.
 
+#include "experts.h"
 #include "layers.h"
 
 // Kinds are 0 for float and 1 for bfloat16.
@@ -58,6 +59,25 @@ void baton_linear(int kind, int out_kind, const void* x, const void* packed, con
     if (!kind) linear<float, float>(l, threads);
     else if (out_kind) linear<bf16, bf16>(l, threads);
     else linear<bf16, float>(l, threads);
+}
+
+void baton_route(const void* routing, const float* logits, int64_t tokens, int32_t* chosen, float* weights,
+                 int threads) {
+    route(*static_cast<const Routing*>(routing), logits, tokens, chosen, weights, threads);
+}
+
+// The bytes of memory that baton_experts wants for so many tokens' experts in all.
+int64_t baton_experts_memory(int kind, const void* experts, int64_t pairs) {
+    const Experts& e = *static_cast<const Experts*>(experts);
+    return kind ? PairMemory<bf16>(e, pairs, nullptr).size : PairMemory<float>(e, pairs, nullptr).size;
+}
+
+void baton_experts(int kind, const void* experts, const void* x, const int32_t* chosen, const float* weights, void* out,
+                   int64_t tokens, int64_t top_k, int weighs_input, void* memory, int threads) {
+    const Experts& e = *static_cast<const Experts*>(experts);
+    const Chosen c{chosen, weights, tokens, top_k, weighs_input};
+    if (kind) run_experts(e, static_cast<const bf16*>(x), c, static_cast<bf16*>(out), memory, threads);
+    else run_experts(e, static_cast<const float*>(x), c, static_cast<float*>(out), memory, threads);
 }
 
 void baton_add_norm(int kind, int out_kind, const void* x, float* residual, const void* norm, const void* post,

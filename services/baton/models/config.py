@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from baton.models.json_fields import Fields, read_object
+from baton.models.quantization.experts_format import SEPARATE, ExpertNames
 from baton.models.registry import FAMILIES, ModelFamily
 from baton.process.options import ModelError
+from baton_kernels.activation_kind import SILU, Activation
+from baton_kernels.routing_rule import Routing
 
 DType = Literal["float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
@@ -42,6 +45,35 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The mixture of experts of a layer. Names of tensors are relative to the MLP, and whole but for
+    "router"."""
+
+    num_experts: int
+    inner: int
+    """Rows of each expert's gate and up projections (moe_intermediate_size)."""
+    routing: Routing
+    names: ExpertNames = SEPARATE
+    activation: Activation = SILU
+    bias: bool = False
+    """Whether the experts' projections have biases."""
+    router: str = "gate"
+    """The module of the router's weight [num_experts, hidden], and bias."""
+    router_bias: bool = False
+    router_float32: bool = False
+    """Whether the router computes in float32, whatever the model's type."""
+    correction_bias: str = ""
+    """The tensor that is added to the scores for the choice alone, [num_experts] float32; "": none."""
+    correction_rows: int = 0
+    """1: the checkpoint's correction bias is [1, num_experts]."""
+    shared: str = ""
+    """The module of an MLP that every token goes through; "": none."""
+    shared_inner: int = 0
+    shared_gate: str = ""
+    """The weight [1, hidden] whose product's sigmoid scales the shared MLP; "": none."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The sizes and settings of a decoder-only model that its modules and the engine use."""
 
@@ -66,6 +98,8 @@ class ModelConfig:
     bos_token_id: int | None
     dtype: DType
     """The type the weights were saved in."""
+    experts: ExpertsConfig | None = None
+    """The experts that layers have instead of one MLP; None: no layer has any."""
 
     @property
     def longest_shared_prompt(self) -> int | None:

@@ -70,7 +70,7 @@ def load_model(
             # Only if needed: torch's first tensor without memory imports sympy, which takes as long as torch.
             with torch.device("meta"):
                 whole = family(config, torch_dtype(dtype, config), alone, scheme)
-        shapes = {name: place.tensor.shape for name, place in whole.checkpoint_tensors().items()}
+        shapes = {name: place.shape for name, place in whole.checkpoint_tensors().items()}
         if load_format == "dummy":
             _draw_weights(model, shapes, seed)
         else:
@@ -238,14 +238,9 @@ def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) 
             continue
         place = places[name]
         tensor = place.tensor
-        if name.endswith(".bias"):
+        if name.endswith("bias"):
             tensor.zero_()
         elif tensor.dim() == 1:
             tensor.fill_(1)
         else:
-            generator = torch.Generator(tensor.device).manual_seed(matrix_seed)
-            direct = place.direct(shape)
-            drawn = tensor.new_empty(shape, dtype=model.dtype) if direct is None else direct
-            drawn.normal_(std=shape[1] ** -0.5, generator=generator)
-            if direct is None:
-                place.load(drawn)
+            place.draw(shape, model.dtype, torch.Generator(tensor.device).manual_seed(matrix_seed))

@@ -10,13 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from baton.models.quantization.experts_format import ExpertNames, ExpertsForm, rows_of
 from baton.models.quantization.registry import Quantization
-from baton_kernels.activation import Activation
+from baton_kernels.activation_kind import Activation
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -38,6 +39,20 @@ class Place:
     def load(self, found: Tensor) -> None:
         """Fill the memory from ``found``, the checkpoint's whole tensor, of which no other part is read."""
         self.tensor.copy_(found[self.source])
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the checkpoint's tensor, if this is a place in a whole model."""
+        return self.tensor.shape
+
+    def draw(self, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> None:
+        """Fill the memory with the part that is here of a matrix that is drawn whole, of this shape and type,
+        scaled so that activations neither fade nor blow up."""
+        direct = self.direct(shape)
+        drawn = self.tensor.new_empty(shape, dtype=dtype) if direct is None else direct
+        drawn.normal_(std=shape[1] ** -0.5, generator=generator)
+        if direct is None:
+            self.load(drawn)
 
     def direct(self, shape: torch.Size) -> Tensor | None:
         """The memory itself, if a whole tensor of this shape may be written there as it is."""
@@ -132,6 +147,181 @@ class LinearWeights(ABC):
         long."""
 
 
+class ExpertPart(NamedTuple):
+    """A matrix, or bias, in a tensor of all experts."""
+
+    expert: int
+    """The number of its expert."""
+    half: int
+    """The number of its projection, among those in one tensor."""
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPlace(Place):
+    """Memory that a tensor of all experts fills, one part after the other. ``source`` has no meaning."""
+
+    form: ExpertsForm
+    projections: int
+    """1, or 2: the gate and the up projection are in one tensor."""
+    parts: tuple[ExpertPart, ...]
+
+    @property
+    def _is_transposed(self) -> bool:
+        return self.form in ("transposed", "interleaved") and self.tensor.dim() == 3
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.mT.shape if self._is_transposed else self.tensor.shape
+
+    def load(self, found: Tensor) -> None:
+        if self._is_transposed:
+            found = found.mT
+        rows = rows_of(self.form, found.shape[1] // 2) if self.projections == 2 else (slice(None),)
+        for expert, half, place in self.parts:
+            place.load(found[expert][rows[half]])
+
+    def direct(self, shape: torch.Size) -> None:
+        return None
+
+    def draw(self, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> None:
+        _, rows, inputs = (shape[0], shape[2], shape[1]) if self._is_transposed else shape
+        for part in self.parts:
+            part.place.draw(torch.Size((rows // self.projections, inputs)), dtype, generator)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """The MLPs of a layer's experts, or a rank's part of each."""
+
+    experts: range
+    """The numbers in the checkpoint of the experts that are here."""
+    hidden: int
+    inner: range
+    """The rows of each gate and up projection in the checkpoint, and the columns of each down projection,
+    that are here."""
+    dtype: torch.dtype
+    """The type of the activations that are multiplied with the weights, and of biases."""
+    activation: Activation
+    bias: bool = False
+    """Whether the gate and up projections have biases."""
+    down_bias: bool = False
+    """Whether the down projections' biases are here: one rank adds them."""
+
+
+class ExpertsMultiplier(Protocol):
+    """Experts that are ready to compute."""
+
+    def multiply(self, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool) -> Tensor:
+        """See ``baton_kernels.experts.loop_over_experts``; x [T, hidden] -> [T, hidden]."""
+
+
+class ExpertsWeights(ABC):
+    """The weights of one ``ExpertsShape`` from their allocation until they are packed."""
+
+    def __init__(
+        self,
+        shape: ExpertsShape,
+        gate_up: nn.Parameter,
+        down: nn.Parameter,
+    ) -> None:
+        """``gate_up`` [E, 2 * inner, hidden] and ``down`` [E, hidden, inner], of any type."""
+        self.shape = shape
+        self.gate_up = gate_up
+        self.down = down
+        experts, rows, hidden = gate_up.shape
+        self.gate_up_bias = empty_parameter(experts, rows, dtype=shape.dtype) if shape.bias else None
+        self.down_bias = empty_parameter(experts, hidden, dtype=shape.dtype) if shape.down_bias else None
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The parameters that the layer registers as its own."""
+        named = {
+            "gate_up": self.gate_up,
+            "down": self.down,
+            "gate_up_bias": self.gate_up_bias,
+            "down_bias": self.down_bias,
+        }
+        return {name: parameter for name, parameter in named.items() if parameter is not None}
+
+    @abstractmethod
+    def place(
+        self, name: Literal["gate_up", "down"], expert: int, rows: slice, source: tuple[slice, slice]
+    ) -> Place:
+        """The place of some rows of the matrix of one of the experts here: ``source`` is the part of the
+        checkpoint's matrix, [rows, inputs], that they are."""
+
+    @abstractmethod
+    def pack(self) -> ExpertsMultiplier:
+        """The loaded weights as the kernels of their device read them; these weights themselves if the
+        kernels read them as they are. Otherwise these weights are not needed any more."""
+
+    @abstractmethod
+    def multiply(self, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool) -> Tensor:
+        """Multiplies like an ``ExpertsMultiplier``, with the weights as they are."""
+
+    def places(self, names: ExpertNames) -> dict[str, Place]:
+        """Name of each tensor that the checkpoint has of the experts -> its place. Loaded in any order, the
+        places fill everything once."""
+        if names.form == "separate":
+            stems = {"gate": names.gate, "up": names.up, "down": names.down}
+            return {
+                f"{stems[projection].format(expert)}{names.weight if kind == 'weight' else names.bias}": place
+                for here, expert in enumerate(self.shape.experts)
+                for projection, places in self._places(here).items()
+                for kind, place in places.items()
+            }
+        both, down = (self.gate_up, self.gate_up_bias), (self.down, self.down_bias)
+        return {
+            **self._fused(names, names.gate_up, ("gate", "up"), *both),
+            **self._fused(names, names.down, ("down",), *down),
+        }
+
+    def _fused(
+        self,
+        names: ExpertNames,
+        stem: str,
+        projections: tuple[str, ...],
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+    ) -> dict[str, Place]:
+        """The places of the weight and bias that the checkpoint has of these projections of all experts."""
+        tensors = {"weight": (names.weight, weight)}
+        if bias is not None:
+            tensors["bias"] = (names.bias, bias)
+        return {
+            stem + end: FusedPlace(
+                tensor,
+                (),
+                names.form,
+                len(projections),
+                tuple(
+                    ExpertPart(expert, half, self._places(here)[projection][kind])
+                    for here, expert in enumerate(self.shape.experts)
+                    for half, projection in enumerate(projections)
+                ),
+            )
+            for kind, (end, tensor) in tensors.items()
+        }
+
+    def _places(self, expert: int) -> dict[str, dict[str, Place]]:
+        """Name of each projection of one of the experts here -> "weight", "bias" -> its place."""
+        all_of, inner = slice(None), slice(self.shape.inner.start, self.shape.inner.stop)
+        size = len(self.shape.inner)
+        halves = {"gate": slice(0, size), "up": slice(size, 2 * size)}
+        found: dict[str, dict[str, Place]] = {
+            name: {"weight": self.place("gate_up", expert, rows, (inner, all_of))}
+            for name, rows in halves.items()
+        }
+        found["down"] = {"weight": self.place("down", expert, all_of, (all_of, inner))}
+        if self.gate_up_bias is not None:
+            for name, rows in halves.items():
+                found[name]["bias"] = Place(self.gate_up_bias[expert, rows], (inner,))
+        if self.down_bias is not None:
+            found["down"]["bias"] = Place(self.down_bias[expert], (all_of,))
+        return found
+
+
 class QuantizationScheme(ABC):
     """One way to keep the weights of matmuls. A scheme has no state."""
 
@@ -145,6 +335,11 @@ class QuantizationScheme(ABC):
     @abstractmethod
     def allocate(self, shape: LinearShape) -> LinearWeights:
         """Weights that are not yet loaded, on torch's current default device. ModelError if no kernel takes
+        the shape."""
+
+    @abstractmethod
+    def allocate_experts(self, shape: ExpertsShape) -> ExpertsWeights:
+        """Experts that are not yet loaded, on torch's current default device. ModelError if no kernel takes
         the shape."""
 
     @abstractmethod

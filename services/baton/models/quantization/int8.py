@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.quantization.base import (
+    ExpertsMultiplier,
+    ExpertsShape,
+    ExpertsWeights,
     LinearShape,
     LinearWeights,
     Multiplier,
@@ -22,7 +25,9 @@ from baton.models.quantization.base import (
 from baton.models.quantization.registry import Quantization
 from baton.process.options import ModelError
 from baton_kernels.activation import activated
+from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight, kernels_for
+from baton_kernels.experts import ExpertTensors, loop_over_experts
 from baton_kernels.int8 import Int8Weight, quantize
 from baton_kernels.rows import gated_product
 
@@ -85,6 +90,44 @@ class Int8Weights(LinearWeights):
         return product if out_dtype is None else product.to(out_dtype)
 
 
+class Int8Experts(ExpertsWeights):
+    """Rounded weights of experts, a float32 scale for each row, and plain biases."""
+
+    def __init__(self, shape: ExpertsShape, gate_up: nn.Parameter, down: nn.Parameter) -> None:
+        super().__init__(shape, gate_up, down)
+        self.gate_up_scales = torch.empty(gate_up.shape[:2], dtype=torch.float32)
+        self.down_scales = torch.empty(down.shape[:2], dtype=torch.float32)
+
+    def place(
+        self, name: Literal["gate_up", "down"], expert: int, rows: slice, source: tuple[slice, slice]
+    ) -> Place:
+        weight = self._gate_up if name == "gate_up" else self._down
+        return RoundedPlace(weight.values[expert, rows], source, weight.scales[expert, rows])
+
+    @property
+    def _gate_up(self) -> Int8Weight:
+        return Int8Weight(self.gate_up, self.gate_up_scales)
+
+    @property
+    def _down(self) -> Int8Weight:
+        return Int8Weight(self.down, self.down_scales)
+
+    def pack(self) -> ExpertsMultiplier:
+        shape, biases = self.shape, (self.gate_up_bias, self.down_bias)
+        packed = PackedExperts.of(
+            self._gate_up, self._down, *biases, activation=shape.activation, dtype=shape.dtype
+        )
+        return self if packed is None else packed
+
+    def multiply(self, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool) -> Tensor:
+        gate_up, down = (
+            (weight.values.float() * weight.scales[..., None]).to(x.dtype)
+            for weight in (self._gate_up, self._down)
+        )
+        tensors = ExpertTensors(gate_up, down, self.gate_up_bias, self.down_bias, self.shape.activation)
+        return loop_over_experts(x, experts, weights, tensors, weighs_input)
+
+
 class Int8Scheme(QuantizationScheme):
     """The scheme of int8 weights. Works on a CPU that has Baton's kernels."""
 
@@ -103,10 +146,7 @@ class Int8Scheme(QuantizationScheme):
 
     def allocate(self, shape: LinearShape) -> Int8Weights:
         rows, inputs = shape.num_rows, len(shape.inputs)
-        if inputs % 2:
-            raise ModelError(
-                f"quantization is int8; allowed for a projection of {inputs} inputs, an odd number: none"
-            )
+        _check_inputs(inputs)
         return Int8Weights(
             shape,
             empty_parameter(rows, inputs, dtype=torch.int8),
@@ -114,9 +154,23 @@ class Int8Scheme(QuantizationScheme):
             empty_parameter(rows, dtype=shape.dtype) if shape.bias else None,
         )
 
+    def allocate_experts(self, shape: ExpertsShape) -> Int8Experts:
+        experts, hidden, inner = len(shape.experts), shape.hidden, len(shape.inner)
+        for inputs in (hidden, inner):
+            _check_inputs(inputs)
+        gate_up = empty_parameter(experts, 2 * inner, hidden, dtype=torch.int8)
+        return Int8Experts(shape, gate_up, empty_parameter(experts, hidden, inner, dtype=torch.int8))
+
     def tied(self, weight: nn.Parameter) -> Int8Weights:
         values, scales = quantize(weight)
         return Int8Weights(LinearShape.of(weight), nn.Parameter(values, requires_grad=False), scales, None)
+
+
+def _check_inputs(inputs: int) -> None:
+    if inputs % 2:
+        raise ModelError(
+            f"quantization is int8; allowed for a projection of {inputs} inputs, an odd number: none"
+        )
 
 
 INT8 = Int8Scheme()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.quantization.base import (
+    ExpertsMultiplier,
+    ExpertsShape,
+    ExpertsWeights,
     LinearShape,
     LinearWeights,
     Multiplier,
@@ -19,7 +22,9 @@ from baton.models.quantization.base import (
 )
 from baton.models.quantization.registry import Quantization
 from baton_kernels.activation import activated
+from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.experts import ExpertTensors, multiply
 from baton_kernels.rows import gated_product
 
 
@@ -59,6 +64,26 @@ class PlainWeights(LinearWeights):
         return product if out_dtype is None else product.to(out_dtype)
 
 
+class PlainExperts(ExpertsWeights):
+    """The weights of experts, of the type of the activations."""
+
+    def place(
+        self, name: Literal["gate_up", "down"], expert: int, rows: slice, source: tuple[slice, slice]
+    ) -> Place:
+        weight = self.gate_up if name == "gate_up" else self.down
+        return Place(weight[expert, rows], source)
+
+    def pack(self) -> ExpertsMultiplier:
+        shape, biases = self.shape, (self.gate_up_bias, self.down_bias)
+        packed = PackedExperts.of(self.gate_up, self.down, *biases, activation=shape.activation)
+        return self if packed is None else packed
+
+    def multiply(self, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool) -> Tensor:
+        biases = self.gate_up_bias, self.down_bias
+        tensors = ExpertTensors(self.gate_up, self.down, *biases, self.shape.activation)
+        return multiply(x, experts, weights, tensors, weighs_input)
+
+
 class PlainScheme(QuantizationScheme):
     """The scheme of plain weights. Works on every device and with every type."""
 
@@ -71,6 +96,11 @@ class PlainScheme(QuantizationScheme):
         weight = empty_parameter(shape.num_rows, len(shape.inputs), dtype=shape.dtype)
         bias = empty_parameter(shape.num_rows, dtype=shape.dtype) if shape.bias else None
         return PlainWeights(shape, weight, bias)
+
+    def allocate_experts(self, shape: ExpertsShape) -> PlainExperts:
+        experts, hidden, inner = len(shape.experts), shape.hidden, len(shape.inner)
+        gate_up = empty_parameter(experts, 2 * inner, hidden, dtype=shape.dtype)
+        return PlainExperts(shape, gate_up, empty_parameter(experts, hidden, inner, dtype=shape.dtype))
 
     def tied(self, weight: nn.Parameter) -> PlainWeights:
         return PlainWeights(LinearShape.of(weight), weight, None)

@@ -1,0 +1,173 @@
+// The MLPs of a mixture's experts, each for the tokens that chose it.
+
+#pragma once
+
+#include "activation.h"
+#include "matmul.h"
+#include "routing.h"
+
+namespace {
+
+// These two structures have the layout of the ctypes ones in baton_kernels.cpu.experts.
+struct ExpertProjection {
+    const void* packed;          // panels, expert by expert
+    const float *scales, *bias;  // in the order of the panels' columns; null: none
+};
+
+struct Experts {
+    ExpertProjection gate_up, down;
+    Activation activation;
+    int64_t experts, hidden, inner;
+};
+
+// The experts of each token, and their weights: [tokens, top_k].
+struct Chosen {
+    const int32_t* experts;
+    const float* weights;
+    int64_t tokens, top_k;
+    int weighs_input;
+};
+
+struct ExpertRun {  // rows of one expert
+    int64_t expert, start, rows;
+};
+
+// A call's memory. A *pair* is a token and one of its experts; rows are pairs in the order of their experts.
+template <class T> struct PairMemory {
+    int64_t* counts;    // [experts]: the rows of each expert, and then where the next one is put
+    ExpertRun* runs;    // at most one for each pair
+    int32_t *pairs, *rows;  // the pair of each row, and the row of each pair; -1: its expert is none of these
+    T *x, *inner;       // [pairs, hidden] and [pairs, inner]: inputs of both matmuls
+    float* products;    // [pairs, hidden]
+    int64_t size;       // in bytes
+
+    PairMemory(const Experts& e, int64_t number, void* memory) : size(0) {
+        const auto take = [&](auto*& to, int64_t count) {
+            to = reinterpret_cast<std::remove_reference_t<decltype(to)>>(uintptr_t(memory) + size);
+            size += (count * sizeof *to + 63) / 64 * 64;
+        };
+        take(counts, e.experts);
+        take(runs, number);
+        take(pairs, number);
+        take(rows, number);
+        take(x, number * e.hidden);
+        take(inner, number * e.inner);
+        take(products, number * e.hidden);
+    }
+};
+
+// Sorts pairs by expert, and splits each expert's into runs. Returns the number of runs. Many rows of few experts make
+// shorter runs, so that there are tasks for many threads.
+template <class T>
+int64_t sort_pairs(const Experts& e, const Chosen& c, const PairMemory<T>& m, int64_t panels, int threads) {
+    const int64_t number = c.tokens * c.top_k;
+    const auto is_here = [&](int64_t pair) { return uint64_t(c.experts[pair]) < uint64_t(e.experts); };
+    std::fill_n(m.counts, e.experts, 0);
+    for (int64_t p = 0; p < number; ++p)
+        if (is_here(p)) ++m.counts[c.experts[p]];
+    const int64_t chosen = e.experts - std::count(m.counts, m.counts + e.experts, 0);
+    const int64_t longest = chosen * panels >= 8 * threads ? INT8_ROWS : 16 * TILE_ROWS;
+    int64_t runs = 0, start = 0;
+    for (int64_t i = 0; i < e.experts; ++i) {
+        const int64_t count = m.counts[i];
+        in_tiles(count, longest, [&](int64_t first, int64_t rows) { m.runs[runs++] = {i, start + first, rows}; });
+        m.counts[i] = start;
+        start += count;
+    }
+    for (int64_t p = 0; p < number; ++p) {
+        m.rows[p] = is_here(p) ? int32_t(m.counts[c.experts[p]]++) : -1;
+        if (m.rows[p] >= 0) m.pairs[m.rows[p]] = int32_t(p);
+    }
+    return runs;
+}
+
+// Rows of x times one panel of one expert, and of the bias: calls done(row, its 64 sums).
+template <class T, class F>
+inline void times_panel(const ExpertProjection& l, int64_t inputs, const T* x, int64_t rows, int64_t panel, int64_t next,
+                        F done) {
+    const int64_t steps = inputs / PER_WORD<T>;
+    const float* const scales = l.scales ? l.scales + panel * PANEL : nullptr;
+    const float* const bias = l.bias ? l.bias + panel * PANEL : nullptr;
+    const auto finish = [&](int64_t r, float* row) {
+        if (scales)
+            for (int j = 0; j < PANEL; ++j) row[j] *= scales[j] / Int8<T>::ONE;
+        if (bias)
+            for (int j = 0; j < PANEL; ++j) row[j] += bias[j];
+        done(r, row);
+    };
+    const int32_t* const b = static_cast<const int32_t*>(l.packed);
+    const Int8<T> narrow{static_cast<const int8_t*>(l.packed) + panel * inputs * PANEL, steps * Int8<T>::STEP};
+    if (!scales) times_words<T>(words(x), rows, b + panel * steps * PANEL, b + next * steps * PANEL, steps, finish);
+    else if (rows <= WIDE_ROWS) times_int8<T>(words(x), rows, WIDE_ROWS, narrow, steps, finish);
+    else times_slices<T>(words(x), rows, narrow, steps, finish);
+}
+
+template <class T> inline void take_row(const T* from, int64_t size, float factor, T* to) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) put(to + i, floats(from + i) * factor);
+    for (; i < size; ++i) put(to + i, to_float(from[i]) * factor);
+}
+
+// The sum of a token's products, in the order of its experts.
+template <class T> inline void add_up(const float* products, const int32_t* rows, int64_t top_k, int64_t size, T* out) {
+    const auto sum = [&](auto zero, int64_t at, auto read) {
+        for (int64_t k = 0; k < top_k; ++k)
+            if (rows[k] >= 0) zero += read(products + rows[k] * size + at);
+        return zero;
+    };
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) put(out + i, sum(vf{}, i, [](const float* p) { return load(p); }));
+    for (; i < size; ++i) put(out + i, sum(0.0f, i, [](const float* p) { return *p; }));
+}
+
+// x [tokens, hidden] -> out [tokens, hidden]. ``memory`` has the size of ``PairMemory``. Sums of a token do not depend
+// on other tokens.
+template <class T>
+void run_experts(const Experts& e, const T* x, const Chosen& c, T* out, void* memory, int threads) {
+    const int64_t number = c.tokens * c.top_k, half = PANEL / 2;
+    const int64_t inner_panels = (e.inner + half - 1) / half, hidden_panels = (e.hidden + PANEL - 1) / PANEL;
+    const PairMemory<T> m(e, number, memory);
+    const int64_t runs = sort_pairs(e, c, m, inner_panels, threads);
+    const auto panel_of = [&](int64_t task, int64_t panels) { return m.runs[task / panels].expert * panels + task % panels; };
+    const auto next_of = [&](int64_t task, int64_t panels) {  // the probable next one of this thread
+        return panel_of(std::min(task + threads, runs * panels - 1), panels);
+    };
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for
+        for (int64_t p = 0; p < number; ++p)
+            if (m.rows[p] >= 0)
+                take_row(x + p / c.top_k * e.hidden, e.hidden, c.weighs_input ? c.weights[p] : 1, m.x + m.rows[p] * e.hidden);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < runs * inner_panels; ++task) {
+            const ExpertRun run = m.runs[task / inner_panels];
+            const int64_t panel = panel_of(task, inner_panels), column = task % inner_panels * half;
+            const auto done = [&](int64_t r, float* row) {
+                T* to = m.inner + (run.start + r) * e.inner;
+                gate(row, half, e.activation);
+                for (int64_t j = 0; j < half && column + j < e.inner; j += LANES)
+                    put_vec<T>(to, column + j, e.inner, row + j);
+            };
+            times_panel(e.gate_up, e.hidden, m.x + run.start * e.hidden, run.rows, panel, next_of(task, inner_panels), done);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t task = 0; task < runs * hidden_panels; ++task) {
+            const ExpertRun run = m.runs[task / hidden_panels];
+            const int64_t panel = panel_of(task, hidden_panels), column = task % hidden_panels * PANEL;
+            const auto done = [&](int64_t r, float* row) {
+                const int64_t at = run.start + r;
+                const float factor = c.weighs_input ? 1 : c.weights[m.pairs[at]];
+                for (int64_t j = 0; j < PANEL && column + j < e.hidden; j += LANES) {
+                    store(row + j, load(row + j) * factor);
+                    put_vec<float>(m.products + at * e.hidden, column + j, e.hidden, row + j);
+                }
+            };
+            times_panel(e.down, e.inner, m.inner + run.start * e.inner, run.rows, panel, next_of(task, hidden_panels), done);
+        }
+#pragma omp for
+        for (int64_t t = 0; t < c.tokens; ++t)
+            add_up(m.products, m.rows + t * c.top_k, c.top_k, e.hidden, out + t * e.hidden);
+    }
+}
+
+}  // namespace
