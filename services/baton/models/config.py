@@ -1,26 +1,38 @@
 """A model's config.json, read strictly. Imports no torch: the router uses it too.
 
-Every refusal is a ``ModelError`` of one line: the file, the field, the value found and what is allowed.
+A family (``baton.models.families``) reads its own fields into a ``ModelConfig``, which describes the model as
+a whole: one decoder (``baton.models.decoder``) is built from that, whatever the family. Every refusal is a
+``ModelError`` of one line: the file, the field, the value found and what is allowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Literal, get_args
 
 from baton.models.json_fields import Fields, read_object
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
-from baton.models.registry import FAMILIES, ModelFamily
+from baton.models.registry import FAMILIES
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.routing_rule import Routing
+from baton_kernels.window import Window
 
 DType = Literal["float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]
 """dummy: random weights, to measure without a download."""
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+HeadNormKind = Literal["heads", "plain", "rotated", "whole"]
+"""How queries and keys are normalized. heads: each head, by a weight for all heads, before it is rotated.
+plain: each head, without a weight. rotated: each head, by a weight, after it is rotated. whole: all heads
+together, before they are rotated."""
+NormPlaces = Literal["before", "after", "around", "beside"]
+"""Where norms stand. before: in front of attention and MLP (Llama). after: behind each, before it is added to
+the residual stream (OLMo 2). around: both (Gemma 2). beside: one norm in front of both, which read the same
+and are added together (Cohere 2)."""
 DTYPES: tuple[DType, ...] = get_args(DType)
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 
@@ -42,6 +54,38 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    """longrope: what divides each frequency of a sequence within the trained length."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: what divides each frequency of a longer sequence."""
+    long_attention_factor: float | None = None
+    """longrope: ``attention_factor`` of a longer sequence."""
+    partial: float = 1.0
+    """The share of each head's dimensions that is rotated, the first ones."""
+    interleaved: bool = False
+    """Whether neighbours (2i, 2i + 1) are rotated together, not i with the dimension half the rotated ones
+    on."""
+
+    def rotated(self, head_dim: int) -> int:
+        """The number of dimensions of a head that are rotated."""
+        return int(head_dim * self.partial)
+
+    @property
+    def by_length(self) -> bool:
+        """Whether angles depend on the length of the sequence, not on the position alone."""
+        return self.kind in ("dynamic", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """A factor of the queries that grows with their position p: 1 + beta * ln(1 + floor((p + shift) /
+    period))."""
+
+    beta: float
+    period: float
+    shift: int = 0
+    unrotated_only: bool = False
+    """Whether it is for the layers without rotary positions alone (Llama 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +125,96 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Inner rows of the layers' MLPs that are not experts."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    rope: RopeConfig
-    rms_norm_eps: float
-    windows: tuple[int | None, ...]
-    """The number of tokens that a token sees in each layer, itself included; None: all tokens."""
+    ropes: tuple[RopeConfig | None, ...]
+    """The rotary embedding of each layer; None: positions are not rotated."""
+    norm_eps: float
+    windows: tuple[Window | None, ...]
+    """The tokens that a token sees in each layer; None: all tokens."""
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
     tie_word_embeddings: bool
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    dtype: DType
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: DType = "float32"
     """The type the weights were saved in."""
+    norm_offset: float = 0.0
+    """A number added to the weights of norms (Gemma: 1)."""
+    layer_norm: bool = False
+    """Whether norms subtract the mean first."""
+    norm_bias: bool = False
+    norm_places: NormPlaces = "before"
+    head_norm: HeadNormKind | None = None
+    attention_scale: float | None = None
+    """The factor of the scores; None: head_dim ** -0.5."""
+    attention_softcap: float | None = None
+    sinks: bool = False
+    """Whether each head has a logit of its own in the softmax's denominator (gpt-oss)."""
+    query_scale: QueryScale | None = None
+    activation: Activation = SILU
+    gated_mlp: bool = True
     experts: ExpertsConfig | None = None
     """The experts that layers have instead of one MLP; None: no layer has any."""
+    expert_layers: tuple[bool, ...] = ()
+    """Whether each layer has experts; empty: none has."""
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """A factor of what attention and MLP add to the residual stream."""
+    logits_scale: float = 1.0
+    logits_softcap: float | None = None
+    head_bias: bool = False
+    """Whether the output head has a bias."""
+    names: tuple[tuple[str, str], ...] = ()
+    """The parts of tensors' names that the checkpoint spells differently: Baton's, the checkpoint's. The
+    first one that a name has is replaced."""
+    fused_qkv: bool = False
+    """Whether the checkpoint has the q, k and v projections as one tensor, ``qkv_proj``."""
+    fused_gate_up: bool = False
+    """Whether the checkpoint has the MLP's gate and up projections as one tensor, ``gate_up_proj``."""
+    ignored: tuple[str, ...] = ()
+    """Parts of the names of tensors that are of no use here (an image encoder's, a draft layer's)."""
+
+    @property
+    def rope(self) -> RopeConfig:
+        """The rotary embedding that the model's reach follows from: that of the first layer that sees all
+        tokens, or of the first that has one."""
+        rotated = [(rope, window) for rope, window in zip(self.ropes, self.windows, strict=True) if rope]
+        whole = [rope for rope, window in rotated if window is None]
+        return (whole or [rope for rope, _ in rotated] or [RopeConfig()])[0]
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer of this index has experts instead of one MLP."""
+        return self.experts is not None and self.expert_layers[layer]
+
+    def head_norm_of(self, layer: int) -> HeadNormKind | None:
+        """The norm of the queries and keys of one layer. The plain norm is of rotated layers alone (Llama
+        4)."""
+        return None if self.head_norm == "plain" and self.ropes[layer] is None else self.head_norm
+
+    @property
+    def inner_sizes(self) -> tuple[int, ...]:
+        """The inner rows of each kind of MLP that the model has; tensor parallelism splits them."""
+        sizes = [] if self.expert_layers and all(self.expert_layers) else [self.intermediate_size]
+        if self.experts is not None:
+            sizes += [size for size in (self.experts.inner, self.experts.shared_inner) if size]
+        return tuple(sizes)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the attention's scores."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def longest_shared_prompt(self) -> int | None:
         """The longest prompt whose KV means the same in every request, so that other requests may use it;
         None: any."""
-        return self.rope.original_max_positions if self.rope.kind == "dynamic" else None
+        return self.rope.original_max_positions if self.rope.by_length else None
 
     @property
     def max_model_len(self) -> int:
@@ -152,129 +261,33 @@ class ModelConfig:
         fields = Fields(config, where)
         architecture = _architecture(fields)
         family = FAMILIES[architecture]
-        heads = fields.integer("num_attention_heads")
-        kv_heads = fields.integer("num_key_value_heads", family.default_kv_heads or heads)
-        if heads % kv_heads:
-            raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
-        if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-            raise fields.error("hidden_act", "silu")
-        fields.flag("attention_bias", False)  # refused if it is no flag, whatever the family makes of it
-        num_layers = fields.integer("num_hidden_layers")
-        return cls(
+        text = fields.object("text_config") if family.text_config else fields
+        described: ModelConfig = resolve_name(family.read)(text)
+        holder = text if text.has("bos_token_id") else fields
+        return replace(
+            described,
             architecture=architecture,
-            vocab_size=fields.integer("vocab_size"),
-            hidden_size=fields.integer("hidden_size"),
-            intermediate_size=fields.integer("intermediate_size"),
-            num_layers=num_layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=_head_dim(fields, family, heads),
-            max_position_embeddings=fields.integer("max_position_embeddings"),
-            rope=_rope(fields),
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            windows=family.windows(fields, num_layers),
-            qkv_bias=_bias(fields, family.qkv_bias),
-            o_bias=_bias(fields, family.o_bias),
-            mlp_bias=_bias(fields, family.mlp_bias),
-            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-            eos_token_ids=_eos(fields, Fields(generation or {}, where)),
-            bos_token_id=fields.integer("bos_token_id", minimum=0) if fields.has("bos_token_id") else None,
-            dtype=_dtype(fields),
+            eos_token_ids=_eos(Fields(generation or {}, where), text, fields),
+            bos_token_id=holder.integer("bos_token_id", minimum=0) if holder.has("bos_token_id") else None,
+            dtype=_dtype(text, fields),
+            ignored=(*described.ignored, *family.ignored),
         )
 
 
 def _architecture(fields: Fields) -> str:
-    if fields.has("auto_map"):
-        raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")
-    if fields.has("quantization_config"):
-        raise fields.error("quantization_config", "nothing (quantized weights are not supported)")
-    known = "one of " + ", ".join(FAMILIES)
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or names[0] not in FAMILIES:
-        raise fields.error("architectures", known)
+        if fields.has("auto_map"):
+            raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")
+        raise fields.error("architectures", "one of " + ", ".join(FAMILIES))
+    if fields.has("quantization_config"):
+        raise fields.error("quantization_config", "nothing (quantized weights are not supported)")
     return str(names[0])
 
 
-def _bias(fields: Fields, rule: bool | str) -> bool:
-    return fields.flag(rule, False) if isinstance(rule, str) else rule
-
-
-def _head_dim(fields: Fields, family: ModelFamily, heads: int) -> int:
-    hidden = fields.integer("hidden_size")
-    if not fields.has("head_dim") and family.default_head_dim is None and hidden % heads:
-        raise fields.error("hidden_size", f"a multiple of num_attention_heads ({heads}) without a head_dim")
-    head_dim = fields.integer("head_dim", family.default_head_dim or hidden // heads)
-    if head_dim % 2:
-        raise fields.error("head_dim", "an even number")
-    return head_dim
-
-
-def _rope(fields: Fields) -> RopeConfig:
-    """The rotary embedding, from ``rope_parameters`` as transformers 5 writes it, or the older ``rope_theta``
-    and ``rope_scaling``."""
-    rope = fields.object("rope_scaling" if fields.has("rope_scaling") else "rope_parameters")
-    theta_at = rope if rope.has("rope_theta") else fields
-    theta = theta_at.number("rope_theta", 10_000.0)
-    name = "rope_type" if rope.has("rope_type") else "type"
-    kind = next((kind for kind in ROPE_KINDS if kind == rope.text(name, "default")), None)
-    if kind is None:
-        raise rope.error(name, "one of " + ", ".join(ROPE_KINDS))
-    for holder in (rope, fields):
-        if holder.number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.error("partial_rotary_factor", "1 (rotating a part of each head is not supported)")
-    trained = fields.integer("max_position_embeddings")
-    match kind:
-        case "default":
-            return RopeConfig(theta=theta)
-        case "linear":
-            return RopeConfig(kind, theta, rope.number("factor", minimum=1.0))
-        case "dynamic":
-            return RopeConfig(kind, theta, rope.number("factor", minimum=1.0), trained)
-        case "llama3":
-            return _llama3(fields, rope, theta)
-        case "yarn":
-            return _yarn(fields, rope, theta)
-
-
-def _original_positions(fields: Fields, rope: Fields) -> int:
-    holder = fields if fields.has("original_max_position_embeddings") else rope
-    return holder.integer("original_max_position_embeddings", fields.integer("max_position_embeddings"))
-
-
-def _llama3(fields: Fields, rope: Fields, theta: float) -> RopeConfig:
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        raise rope.error("high_freq_factor", f"more than low_freq_factor ({low:g})")
-    return RopeConfig(
-        kind="llama3",
-        theta=theta,
-        factor=rope.number("factor", minimum=1.0),
-        original_max_positions=_original_positions(fields, rope),
-        low_freq_factor=low,
-        high_freq_factor=high,
-    )
-
-
-def _yarn(fields: Fields, rope: Fields, theta: float) -> RopeConfig:
-    original = _original_positions(fields, rope)
-    stretch = fields.integer("max_position_embeddings") / original
-    return RopeConfig(
-        kind="yarn",
-        theta=theta,
-        factor=rope.number("factor", stretch, minimum=1.0),
-        original_max_positions=original,
-        attention_factor=rope.optional_number("attention_factor"),
-        beta_fast=rope.number("beta_fast", 32.0),
-        beta_slow=rope.number("beta_slow", 1.0),
-        mscale=rope.optional_number("mscale"),
-        mscale_all_dim=rope.optional_number("mscale_all_dim"),
-        truncate=rope.flag("truncate", True),
-    )
-
-
-def _eos(fields: Fields, generation: Fields) -> tuple[int, ...]:
-    """The ids that end an answer: generation_config.json's where it names any, else config.json's."""
-    holder = generation if generation.has("eos_token_id") else fields
+def _eos(*holders: Fields) -> tuple[int, ...]:
+    """The ids that end an answer: those of the first file or object that names any."""
+    holder = next((holder for holder in holders if holder.has("eos_token_id")), holders[-1])
     value = holder.get("eos_token_id")
     if value is None:
         return ()
@@ -284,10 +297,15 @@ def _eos(fields: Fields, generation: Fields) -> tuple[int, ...]:
     return tuple(sorted(set(ids)))
 
 
-def _dtype(fields: Fields) -> DType:
-    name = "dtype" if fields.has("dtype") else "torch_dtype"
-    written = fields.text(name, "float32").removeprefix("torch.")
-    for dtype in DTYPES:
-        if dtype == written:
-            return dtype
-    raise fields.error(name, "one of " + ", ".join(DTYPES))
+def _dtype(*holders: Fields) -> DType:
+    """The type of the first object that names one, by its new or its old name."""
+    for holder in holders:
+        for name in ("dtype", "torch_dtype"):
+            if not holder.has(name):
+                continue
+            written = holder.text(name).removeprefix("torch.")
+            found = next((dtype for dtype in DTYPES if dtype == written), None)
+            if found is None:
+                raise holder.error(name, "one of " + ", ".join(DTYPES))
+            return found
+    return "float32"

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from baton.models.base import CausalLM
 from baton.models.config import DTYPES, LoadFormat, ModelConfig
+from baton.models.decoder import Decoder
 from baton.models.quantization.base import Place, QuantizationScheme
 from baton.models.quantization.registry import SCHEMES, Quantization
-from baton.models.registry import FAMILIES
 from baton.parallel.collectives import Parallel
 from baton.parallel.shard import Shard
 from baton.process.options import ModelError
@@ -29,6 +29,12 @@ Progress = Callable[[int, int], None]
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+WRAPPED = (
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("model.language_model.", "model."),
+)
+"""Beginnings of names in checkpoints that have an encoder, too, and what they are without it."""
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -61,15 +67,15 @@ def load_model(
     scheme: QuantizationScheme = resolve_name(SCHEMES[quantization])
     scheme.check(torch.device(device), torch_dtype(dtype, config))
     weights = weight_files(path) if load_format == "auto" else []
-    family, alone = model_class(config), Parallel.alone(config)
+    alone = Parallel.alone(config)
     with clock.phase("weights"):
         with torch.device(device):
-            model = family(config, torch_dtype(dtype, config), parallel or alone, scheme)
+            model: CausalLM = Decoder(config, torch_dtype(dtype, config), parallel or alone, scheme)
         whole = model
         if model.shard.world > 1:
             # Only if needed: torch's first tensor without memory imports sympy, which takes as long as torch.
             with torch.device("meta"):
-                whole = family(config, torch_dtype(dtype, config), alone, scheme)
+                whole = Decoder(config, torch_dtype(dtype, config), alone, scheme)
         shapes = {name: place.shape for name, place in whole.checkpoint_tensors().items()}
         if load_format == "dummy":
             _draw_weights(model, shapes, seed)
@@ -86,12 +92,6 @@ def load_model(
     with clock.phase("pack"):
         model.pack()
     return model.eval()
-
-
-def model_class(config: ModelConfig) -> type[CausalLM]:
-    """The class that serves models of this architecture."""
-    found: type[CausalLM] = resolve_name(FAMILIES[config.architecture].model)
-    return found
 
 
 def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
@@ -172,16 +172,17 @@ def fill(
     waiting = dict(places)
     done, total = 0, sum(file.stat().st_size for file in files)
     for file in files:
-        for name, tensor in _tensors(file):
+        for found, tensor in _tensors(file):
+            name = _unwrapped(found)
             done += tensor.nbytes
             if name in waiting:
-                _copy(file, name, tensor, waiting.pop(name), shapes[name])
+                _copy(file, found, tensor, waiting.pop(name), shapes[name])
             elif name in places:
-                raise ModelError(f"{file}: tensor {name} comes a second time")
+                raise ModelError(f"{file}: tensor {found} comes a second time")
             elif name in shapes:  # a tensor of another rank
                 pass
-            elif not harmless(name):
-                raise ModelError(f"{file}: {owner} has no place for tensor {name}")
+            elif not harmless(found):
+                raise ModelError(f"{file}: {owner} has no place for tensor {found}")
             progress(done, total)
     if waiting:
         first, more = min(waiting), len(waiting) - 1
@@ -222,9 +223,20 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _harmless(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is one that old checkpoints carry though it follows from the config or from other
-    tensors."""
+    """Whether a tensor is one that checkpoints carry though it follows from the config or from other tensors,
+    or belongs to a part of the model that is left out."""
+    if any(part in name for part in config.ignored):
+        return True
     return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings)
+
+
+def _unwrapped(name: str) -> str:
+    """The name of a language model's tensor without what stands around it in a checkpoint that has an
+    encoder, too."""
+    for wrapped, plain in WRAPPED:
+        if name.startswith(wrapped):
+            return plain + name.removeprefix(wrapped)
+    return name
 
 
 def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) -> None:

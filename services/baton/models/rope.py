@@ -1,13 +1,13 @@
 """Rotary position embedding (RoPE, https://arxiv.org/abs/2104.09864) and the ways to stretch its reach.
 
-All kinds but one come down to two tables, cosine and sine by position, built once when a model is loaded.
+All kinds but two come down to two tables, cosine and sine by position, built once when a model is loaded.
 Parity is with transformers 5, which the tests use as their oracle.
 
-Dynamic NTK needs a decision. transformers derives the base from the longest sequence that the loaded model
+Dynamic NTK and longrope need a decision. transformers derives the angles from the longest sequence that the loaded model
 has seen, so the result of a request depends on the requests before it. Baton does what a freshly loaded model
-would do: the tokens of a prompt have the base of the whole prompt, a later token has the base of the sequence
+would do: the tokens of a prompt have the angles of the whole prompt, a later token has those of the sequence
 that ends with it. That depends on the request alone, so chunks, batches and workers make no difference. But a
-prompt over the trained length gives its tokens a base of its own, so its blocks are of no use to other
+prompt over the trained length gives its tokens angles of its own, so its blocks are of no use to other
 requests: the prefix cache leaves it out (``ModelConfig.longest_shared_prompt``).
 """
 
@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baton.models.config import ModelConfig, RopeConfig
+from baton.models.config import RopeConfig
 
 
 class RotaryEmbedding(nn.Module):
-    """Cosine and sine tables over every position of a model.
+    """Cosine and sine tables over every position of a model, for one of its kinds of layers.
 
     All in float32: thousands of radians have no bits left in bfloat16, and a rounded cosine would bend every
     query and key.
@@ -31,18 +32,28 @@ class RotaryEmbedding(nn.Module):
     cos: Tensor
     sin: Tensor
     frequencies: Tensor
-    """[max_model_len, head_dim / 2]: radians per position by sequence length - 1. Dynamic NTK only."""
+    """Dynamic NTK: [max_model_len, head_dim / 2], radians per position by sequence length - 1. longrope: [2,
+    head_dim / 2], of short and of long sequences."""
+    factors: Tensor
+    """longrope: [2, head_dim], the factors of cos and sin."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, rope: RopeConfig | None, head_dim: int, num_positions: int) -> None:
+        """``rope``: None for layers whose queries and keys are not rotated."""
         super().__init__()
-        self.dynamic = config.rope.kind == "dynamic"
-        if self.dynamic:
-            frequencies = _dynamic_frequencies(config.rope, config.head_dim, config.max_model_len)
+        self._rope = rope
+        if rope is None or not rope.by_length:
+            cos, sin = rope_tables(rope, head_dim, num_positions)
+            self.register_buffer("cos", cos, persistent=False)
+            self.register_buffer("sin", sin, persistent=False)
+        elif rope.kind == "dynamic":
+            frequencies = _dynamic_frequencies(rope, rope.rotated(head_dim), num_positions)
+            self.register_buffer("frequencies", _padded(frequencies, head_dim), persistent=False)
+        else:
+            kinds = (inverse_frequencies(rope, rope.rotated(head_dim)), _long_frequencies(rope, head_dim))
+            frequencies = torch.stack([_padded(row, head_dim) for row, _ in kinds])
+            factors = torch.stack([_factors(rope, head_dim, factor) for _, factor in kinds])
             self.register_buffer("frequencies", frequencies, persistent=False)
-            return
-        cos, sin = rope_tables(config.rope, config.head_dim, config.max_model_len)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+            self.register_buffer("factors", factors, persistent=False)
 
     def forward(self, positions: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """positions [T] -> cos and signed sin, both [T, 1, head_dim], as ``baton_kernels.rotary.rotate``
@@ -50,22 +61,49 @@ class RotaryEmbedding(nn.Module):
 
         ``lengths`` [T] are ``PagedBatch.lengths``; without them, every sequence ends at its token.
         """
-        if not self.dynamic:
+        rope = self._rope
+        if rope is None or not rope.by_length:
             return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        last = positions if lengths is None else lengths - 1
-        cos, sin = cos_and_signed_sin(positions[:, None] * self.frequencies[last])
+        lengths = positions + 1 if lengths is None else lengths
+        rows = lengths - 1 if rope.kind == "dynamic" else (lengths > rope.original_max_positions).long()
+        cos, sin = cos_and_signed_sin(positions[:, None] * self.frequencies[rows])
+        if rope.kind == "longrope":
+            cos, sin = cos * self.factors[rows], sin * self.factors[rows]
         return cos.unsqueeze(1), sin.unsqueeze(1)
 
 
-def rope_tables(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
+def rope_tables(rope: RopeConfig | None, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
     """cos and sin [num_positions, head_dim] in float32; the first half of each sin row is negated.
 
-    Not for ``dynamic``, whose angles depend on more than the position.
+    Dimensions that are not rotated have an angle of 0. Not for kinds whose angles depend on more than the
+    position.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)
-    frequencies, scale = inverse_frequencies(rope, head_dim)
-    cos, sin = cos_and_signed_sin(positions[:, None] * frequencies)
-    return cos * scale, sin * scale
+    if rope is None:
+        return cos_and_signed_sin(torch.zeros(num_positions, head_dim // 2))
+    frequencies, scale = inverse_frequencies(rope, rope.rotated(head_dim))
+    cos, sin = cos_and_signed_sin(positions[:, None] * _padded(frequencies, head_dim))
+    factors = _factors(rope, head_dim, scale)
+    return cos * factors, sin * factors
+
+
+def head_order(rope: RopeConfig | None, head_dim: int) -> list[int] | None:
+    """The order in which a head's dimensions are kept, so that i and i + head_dim / 2 are rotated together;
+    None: the checkpoint's own.
+
+    Queries and keys in one order of their own have the same products. So one kernel rotates all of a head or
+    a part of it, neighbours or halves.
+    """
+    if rope is None:
+        return None
+    rotated = rope.rotated(head_dim)
+    if rotated == head_dim and not rope.interleaved:
+        return None
+    half = rotated // 2
+    first = list(range(0, rotated, 2) if rope.interleaved else range(half))
+    second = list(range(1, rotated, 2) if rope.interleaved else range(half, rotated))
+    rest = list(range(rotated, head_dim))
+    return [*first, *rest[: len(rest) // 2], *second, *rest[len(rest) // 2 :]]
 
 
 def cos_and_signed_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,12 +112,13 @@ def cos_and_signed_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Radians per position for each pair of dimensions, [head_dim / 2] float32; the factor on cos and sin.
+def inverse_frequencies(rope: RopeConfig, rotated: int) -> tuple[Tensor, float]:
+    """Radians per position for each pair of the ``rotated`` dimensions, [rotated / 2] float32; the factor on
+    cos and sin.
 
-    For ``dynamic`` the frequencies are unstretched.
+    For ``dynamic`` the frequencies are unstretched; for ``longrope`` they are a short sequence's.
     """
-    plain = _plain_frequencies(rope.theta, head_dim)
+    plain = _plain_frequencies(rope.theta, rotated)
     match rope.kind:
         case "default" | "dynamic":
             return plain, 1.0
@@ -88,7 +127,35 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
         case "llama3":
             return _llama3_frequencies(rope, plain), 1.0
         case "yarn":
-            return _yarn_frequencies(rope, plain, head_dim), _yarn_attention_factor(rope)
+            return _yarn_frequencies(rope, plain, rotated), _yarn_attention_factor(rope)
+        case "longrope":
+            return plain / torch.tensor(rope.short_factors), _longrope_factor(rope, rope.attention_factor)
+
+
+def _padded(frequencies: Tensor, head_dim: int) -> Tensor:
+    """[..., rotated / 2] -> [..., head_dim / 2]: dimensions that are not rotated have no frequency."""
+    return F.pad(frequencies, (0, head_dim // 2 - frequencies.shape[-1]))
+
+
+def _factors(rope: RopeConfig, head_dim: int, scale: float) -> Tensor:
+    """[head_dim]: the factor of cos and sin, 1 for dimensions that are not rotated."""
+    half = torch.ones(head_dim // 2)
+    half[: rope.rotated(head_dim) // 2] = scale
+    return torch.cat((half, half))
+
+
+def _long_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """longrope's frequencies and factor of a sequence over the trained length."""
+    plain = _plain_frequencies(rope.theta, rope.rotated(head_dim))
+    return plain / torch.tensor(rope.long_factors), _longrope_factor(rope, rope.long_attention_factor)
+
+
+def _longrope_factor(rope: RopeConfig, stated: float | None) -> float:
+    """longrope's factor on cos and sin (https://arxiv.org/abs/2402.13753, as Phi-3 has it): the square root
+    of 1 + ln(factor) / ln(trained length) unless stated."""
+    if stated is not None:
+        return stated
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_positions))
 
 
 def _plain_frequencies(theta: float, head_dim: int) -> Tensor:

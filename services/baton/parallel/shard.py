@@ -22,6 +22,9 @@ class ModelSizes(Protocol):
     def intermediate_size(self) -> int: ...
 
     @property
+    def inner_sizes(self) -> tuple[int, ...]: ...
+
+    @property
     def vocab_size(self) -> int: ...
 
 
@@ -69,6 +72,10 @@ class Shard:
     def whole(cls, sizes: ModelSizes) -> Shard:
         """The whole model as one shard."""
         return cls.of(sizes, 0, 1, 1)
+
+    def part(self, size: int) -> range:
+        """The rank's part of ``size`` inner rows."""
+        return split(size, self.tp_size, self.tp_rank)
 
     @property
     def rank(self) -> int:
@@ -124,7 +131,7 @@ def check_split(sizes: ModelSizes, tp_size: int, pp_size: int) -> None:
 
 
 def _may_split(sizes: ModelSizes, tp_size: int) -> bool:
-    if tp_size < 1 or sizes.num_heads % tp_size or tp_size > min(sizes.intermediate_size, sizes.vocab_size):
+    if tp_size < 1 or sizes.num_heads % tp_size or tp_size > min(*sizes.inner_sizes, sizes.vocab_size):
         return False
     return sizes.num_kv_heads % tp_size == 0 or tp_size % sizes.num_kv_heads == 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,17 @@ from torch import Tensor, nn
 from baton.models.quantization.experts_format import ExpertNames, ExpertsForm, rows_of
 from baton.models.quantization.registry import Quantization
 from baton_kernels.activation_kind import Activation
+
+
+Rows: TypeAlias = range | tuple[int, ...]
+"""Rows of a tensor in the checkpoint, in this order."""
+Index: TypeAlias = slice | Tensor
+"""A part of one dimension of a tensor in the checkpoint: a slice, or the places [n] int64."""
+
+
+def index_of(rows: Rows) -> Index:
+    """The rows as an index."""
+    return slice(rows.start, rows.stop) if isinstance(rows, range) else torch.tensor(rows, device="cpu")
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -33,7 +44,7 @@ class Place:
     """The types that the tensor in the checkpoint may have."""
 
     tensor: Tensor
-    source: tuple[slice, ...]
+    source: tuple[Index, ...]
     """The part of each dimension of the checkpoint's tensor; slice(None): all of it."""
 
     def load(self, found: Tensor) -> None:
@@ -56,7 +67,8 @@ class Place:
 
     def direct(self, shape: torch.Size) -> Tensor | None:
         """The memory itself, if a whole tensor of this shape may be written there as it is."""
-        return self.tensor if self.tensor.shape == shape else None
+        in_order = all(isinstance(part, slice) for part in self.source)
+        return self.tensor if in_order and self.tensor.shape == shape else None
 
 
 class PartRows(NamedTuple):
@@ -66,7 +78,7 @@ class PartRows(NamedTuple):
     """The projection's name, among the projections that are computed together."""
     here: slice
     """The rows in the weights as they are allocated."""
-    source: slice
+    source: Index
     """The rows in the projection's tensors in the checkpoint."""
 
 
@@ -77,7 +89,7 @@ class LinearShape:
 
     inputs: range
     """The columns of the checkpoint's weights that are here."""
-    parts: Mapping[str, range]
+    parts: Mapping[str, Rows]
     """Each projection's name in the checkpoint ("": the layer's own) -> the rows of the checkpoint's weights
     that are here. The outputs follow each other in this order."""
     dtype: torch.dtype
@@ -106,7 +118,7 @@ class LinearShape:
         """The rows of each part, in order."""
         start = 0
         for name, rows in self.parts.items():
-            yield PartRows(name, slice(start, start + len(rows)), slice(rows.start, rows.stop))
+            yield PartRows(name, slice(start, start + len(rows)), index_of(rows))
             start += len(rows)
 
     @classmethod

@@ -1,0 +1,262 @@
+"""The decoder of every family, built from the ``ModelConfig`` that the family reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from baton.models.base import CausalLM
+from baton.models.config import ModelConfig, RopeConfig
+from baton.models.experts import Experts
+from baton.models.layers import (
+    MLP,
+    Attention,
+    Delta,
+    Embedding,
+    LayerNorm,
+    Linear,
+    Narrow,
+    RMSNorm,
+    Step,
+    stream_norm,
+)
+from baton.models.quantization.base import Index, Multiplier, Place, QuantizationScheme
+from baton.models.rope import RotaryEmbedding
+from baton.parallel.collectives import Parallel
+from baton_kernels.attention import AttentionPlan
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.layers import LayerStack, LayerWeights
+from baton_kernels.paged import PagedBatch, WantedRows
+from baton_kernels.rows import Norm, add_norm
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then an MLP or experts, with norms in front of them, behind them or both, each added to the
+    residual stream."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        rotation: int,
+        dtype: torch.dtype,
+        parallel: Parallel,
+        scheme: QuantizationScheme,
+    ) -> None:
+        """``layer``: the layer's index in the whole model. ``rotation``: see ``Attention``."""
+        super().__init__()
+        places = config.norm_places
+        before, behind = places != "after", places in ("after", "around")
+        self.dtype = dtype
+        self.factor = config.residual_scale
+        self.is_parallel = places == "beside"
+        """Whether attention and MLP read the same."""
+        self.input_layernorm = stream_norm(config, dtype) if before else None
+        self.self_attn = Attention(config, layer, dtype, parallel, scheme, rotation)
+        self.post_self_attn_layernorm = stream_norm(config, dtype) if behind else None
+        between = before and not self.is_parallel
+        self.post_attention_layernorm = stream_norm(config, dtype) if between else None
+        experts = config.has_experts(layer)
+        self.mlp = (Experts if experts else MLP)(config, dtype, parallel, scheme)
+        self.post_mlp_layernorm = stream_norm(config, dtype) if behind else None
+
+    def forward(
+        self, delta: Delta | None, x: Tensor, step: Step, narrow: Narrow | None = None
+    ) -> tuple[Delta, Tensor]:
+        """What this layer's MLP adds to the residual stream, and the stream, x [T, hidden] float32, which
+        this changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds; None:
+        nothing."""
+        normed = self._after_adding(delta, x, self.input_layernorm)
+        attended = self.self_attn(normed, step, narrow)
+        if narrow is not None:
+            x = x[narrow.rows]
+        if self.is_parallel:
+            normed = normed if narrow is None else normed[narrow.rows]
+            return Delta(attended + self.mlp(normed)), x
+        between = Delta(attended, _norm(self.post_self_attn_layernorm))
+        normed = self._after_adding(between, x, self.post_attention_layernorm)
+        return Delta(self.mlp(normed), _norm(self.post_mlp_layernorm)), x
+
+    def store(self, delta: Delta | None, x: Tensor, step: Step) -> None:
+        """The part of ``forward`` that is needed where it yields no row: puts K and V into the pool."""
+        self.self_attn.store(self._after_adding(delta, x, self.input_layernorm), step)
+
+    def _after_adding(self, delta: Delta | None, x: Tensor, norm: RMSNorm | LayerNorm | None) -> Tensor:
+        return after_adding(delta, x, _norm(norm), self.dtype, self.factor)
+
+
+def _norm(norm: RMSNorm | LayerNorm | None) -> Norm | None:
+    return None if norm is None else norm.as_norm
+
+
+def after_adding(
+    delta: Delta | None, x: Tensor, norm: Norm | None, dtype: torch.dtype, factor: float
+) -> Tensor:
+    """Add ``delta`` times ``factor`` to the residual stream x [T, hidden], in place -> the ``norm`` of the
+    sum, of type ``dtype``."""
+    if delta is None:
+        return add_norm(None, x, norm, dtype)
+    return add_norm(delta.value, x, norm, dtype, post=delta.norm, factor=factor)
+
+
+class Decoder(CausalLM):
+    """A decoder-only model of any family."""
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, parallel: Parallel, scheme: QuantizationScheme
+    ) -> None:
+        super().__init__(config, dtype, parallel, scheme)
+        shard, size = parallel.shard, config.hidden_size
+        self.windows = frozenset(config.windows[layer] for layer in shard.layers)
+        kinds: list[RopeConfig | None] = [*dict.fromkeys(config.ropes[layer] for layer in shard.layers)]
+        self.ropes = nn.ModuleList(
+            RotaryEmbedding(kind, config.head_dim, config.max_model_len) for kind in kinds
+        )
+        """The rotations of each kind of layer."""
+        tied = config.tie_word_embeddings
+        self.embed_tokens = None
+        if shard.is_first_stage or (tied and shard.is_last_stage):
+            self.embed_tokens = Embedding(shard.vocab, size, dtype, is_part=shard.tp_size > 1)
+        # By the layer's number in the whole model, which is its name in the checkpoint.
+        self.layers = nn.ModuleDict()
+        for layer in shard.layers:
+            rotation = kinds.index(config.ropes[layer])
+            self.layers[str(layer)] = DecoderLayer(config, layer, rotation, dtype, parallel, scheme)
+        self.norm = stream_norm(config, dtype) if shard.is_last_stage else None
+        with_head = shard.is_last_stage and not tied
+        bias = config.head_bias
+        self.lm_head = Linear(size, shard.vocab, dtype, bias=bias, scheme=scheme) if with_head else None
+        self._head: Multiplier | None = None
+        """The output head, once it is packed; on the last stage alone."""
+        self.stack: LayerStack | None = None
+        """The layers as one call, where one rank has all of each layer and a CPU's kernels compute them."""
+
+    def forward(self, token_ids: Tensor, batch: PagedBatch, pool: Tensor) -> Tensor:
+        step = self._step(batch, pool)
+        # The residual stream stays in float32: every layer adds to it, and in bfloat16 each sum would round
+        # all earlier ones (transformers does; it costs up to half as much again in accuracy).
+        x: Tensor
+        if self.shard.is_first_stage:
+            x = self._embedded(token_ids)
+        else:
+            shape = len(token_ids), self.config.hidden_size
+            x = self.collectives.take_over(torch.empty(shape, dtype=torch.float32, device=token_ids.device))
+        layers = cast(list[DecoderLayer], list(self.layers.values()))
+        if self.norm is None:
+            delta, x = self._through(layers, x, step)
+            after_adding(delta, x, None, torch.float32, self.config.residual_scale)
+            self.collectives.pass_on(x)
+            return x if batch.wanted is None else x[: len(batch.wanted.rows)]
+        if batch.wanted is None:
+            delta, x = self._through(layers, x, step)
+        else:
+            *before, last = layers
+            delta, x = self._through(before, x, step)
+            if not len(batch.wanted.rows):
+                last.store(delta, x, step)
+                return x[:0].to(self.dtype)
+            delta, x = last(delta, x, step, self._narrow(batch.wanted, batch, pool))
+        return after_adding(delta, x, self.norm.as_norm, self.dtype, self.config.residual_scale)
+
+    def _step(self, batch: PagedBatch, pool: Tensor) -> Step:
+        """The inputs that all layers have in common."""
+        plan = AttentionPlan.build(batch, pool, self.windows, len(self.shard.heads))
+        rotations = [rope(batch.positions, batch.lengths) for rope in self.ropes]
+        scale, factors = self.config.query_scale, None
+        if scale is not None:
+            periods = ((batch.positions + scale.shift) / scale.period).floor()
+            factors = (1 + scale.beta * torch.log1p(periods))[:, None, None]
+        return Step(pool, plan, rotations, factors)
+
+    def _through(self, layers: Sequence[DecoderLayer], x: Tensor, step: Step) -> tuple[Delta | None, Tensor]:
+        """Runs ``layers``, the first layers of the model. Returns what the last one adds to the residual
+        stream, and the stream."""
+        delta: Delta | None = None
+        for layer in layers:
+            delta, x = layer(delta, x, step)
+        return delta, x
+
+    def _narrow(self, wanted: WantedRows, batch: PagedBatch, pool: Tensor) -> Narrow:
+        """The inputs of the whole model's last layer in a step whose ``wanted`` rows alone are needed."""
+        windows = {self.config.windows[-1]}
+        plan = AttentionPlan.build(batch.narrowed(wanted), pool, windows, len(self.shard.heads))
+        return Narrow(wanted.rows, plan)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        return self._embedded(token_ids).to(self.dtype)
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] -> the residual stream in front of the first layer, [T, hidden] float32."""
+        assert self.embed_tokens is not None
+        return self.collectives.sum(self.embed_tokens(token_ids)).float() * self.config.embedding_scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        if not self.shard.is_last_stage:
+            return self.collectives.collect(hidden[:, :0].to(self.dtype)).float()
+        assert self._head is not None, "not packed"
+        # A single rank computes float32 at once; other ranks expect the weights' type.
+        whole = torch.float32 if self.shard.world == 1 else None
+        logits = self.collectives.collect(self._head.multiply(hidden, whole)).float()
+        if self.config.logits_scale != 1:
+            logits = logits * self.config.logits_scale
+        cap = self.config.logits_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def pack(self) -> None:
+        for module in self.modules():
+            if isinstance(module, Linear | Experts):
+                module.pack()
+        self.stack = self._stacked()
+        # A tied head that is packed exists twice from now on: an embedding is looked up row by row.
+        if self.lm_head is not None:
+            self._head = self.lm_head.multiplier
+        elif self.shard.is_last_stage and self.embed_tokens is not None:
+            self._head = self.scheme.tied(self.embed_tokens.weight).pack()
+
+    def _stacked(self) -> LayerStack | None:
+        layers = [cast(DecoderLayer, layer).packed for layer in self.layers.values()]
+        packed = [layer for layer in layers if layer is not None]
+        if self.shard.tp_size > 1 or not packed or len(packed) < len(layers):
+            return None
+        return LayerStack(packed, heads=len(self.shard.heads), scale=self.config.scale)
+
+    def checkpoint_tensors(self) -> dict[str, Place]:
+        places: dict[str, Place] = {}
+        for path, module in self.named_modules():
+            # Everything but the output head lies under "model." in checkpoints.
+            name = path if path == "lm_head" else f"model.{path}"
+            if isinstance(module, Linear):
+                places |= _places(name, module)
+                continue
+            if isinstance(module, Experts):
+                places |= {f"{name}.{part}": place for part, place in module.places().items()}
+                continue
+            source: tuple[Index, ...] = (slice(None),)
+            if isinstance(module, Embedding | RMSNorm | LayerNorm | Attention):
+                source = module.source
+            for kind, parameter in module.named_parameters(recurse=False):
+                places[f"{name}.{kind}"] = Place(parameter, source)
+        return {self._named(name): place for name, place in places.items()}
+
+    def _named(self, name: str) -> str:
+        """The checkpoint's name of a tensor."""
+        for ours, theirs in self.config.names:
+            if ours in name:
+                return name.replace(ours, theirs)
+        return name
+
+
+def _places(name: str, module: Linear) -> dict[str, Place]:
+    """The places of a module's tensors, by their names in the checkpoint; none once its weights are given
+    up."""
+    if module.weights is None:
+        return {}
+    parent = name.rpartition(".")[0]
+    return {
+        f"{parent}.{part}.{kind}" if part else f"{name}.{kind}": place
+        for part, tensors in module.weights.places().items()
+        for kind, place in tensors.items()
+    }

@@ -1,0 +1,16 @@
+"""Mistral (https://arxiv.org/abs/2310.06825): Llama with a window in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from baton.models.config import ModelConfig
+from baton.models.families.llama import llama_like
+from baton.models.json_fields import Fields
+from baton.models.layer_windows import one_window
+
+
+def read(fields: Fields) -> ModelConfig:
+    """Read Mistral's config. ModelError if it is not one that Baton serves."""
+    config = llama_like(fields, default_kv_heads=8)
+    return replace(config, windows=one_window(fields, config.num_layers))
