@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.models.config import ModelConfig
-from baton.models.loader import model_class
+from baton.models.decoder import Decoder
 from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
 from loadtest import cores
@@ -108,7 +108,7 @@ AROUND: Mapping[str, Callable[[Account], float]] = {
 def num_parameters(path: Path) -> int:
     config = ModelConfig.from_dir(path)
     with torch.device("meta"):
-        model = model_class(config)(config, torch.float32, Parallel.alone(config), PLAIN)
+        model = Decoder(config, torch.float32, Parallel.alone(config), PLAIN)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -35,7 +35,8 @@ from baton.engine.pieces import PiecewiseModel, piece_sizes
 from baton.models import layers
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
-from baton.models.loader import model_class, new_kv_pool
+from baton.models.decoder import Decoder
+from baton.models.loader import new_kv_pool
 from baton.models.quantization import plain
 from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
@@ -187,7 +188,7 @@ def model_of(shape: Mapping[str, object]) -> CausalLM:
     with tempfile.TemporaryDirectory() as folder:
         config = ModelConfig.from_dir(save_unfilled(Path(folder), shape))
     with META:
-        model = model_class(config)(config, torch.bfloat16, Parallel.alone(config), PLAIN)
+        model = Decoder(config, torch.bfloat16, Parallel.alone(config), PLAIN)
     model.pack()
     return model.eval()
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from baton.models.config import ModelConfig
-from baton.models.loader import model_class
+from baton.models.decoder import Decoder
 from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
 
@@ -135,7 +135,7 @@ def save_weights(path: Path, seed: int = 0) -> Path:
     scaled so that activations neither fade nor blow up."""
     read = ModelConfig.from_dir(path)
     with torch.device("meta"):
-        model = model_class(read)(read, torch.bfloat16, Parallel.alone(read), PLAIN)
+        model = Decoder(read, torch.bfloat16, Parallel.alone(read), PLAIN)
         places = {name: place.tensor for name, place in model.checkpoint_tensors().items()}
     generator = torch.Generator().manual_seed(seed)
     tensors = {}

@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-_SHAPE: Mapping[str, object] = MappingProxyType(
+SHAPE: Mapping[str, object] = MappingProxyType(
     {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -50,16 +50,18 @@ _SHAPE: Mapping[str, object] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class Recipe:
+    """A tiny model of a family."""
+
     config: Callable[..., PretrainedConfig]
     overrides: Mapping[str, object]
     shard_size: str = "1GB"
 
     def __call__(self, path: Path) -> Path:
         """Save the model in ``path`` (created) and return it."""
-        config = self.config(**{**_SHAPE, **self.overrides})
+        config = self.config(**{**SHAPE, **self.overrides})
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
-        _randomize(model)
+        randomize(model)
         ends = GenerationConfig(bos_token_id=BOS, eos_token_id=[EOS, IM_END])  # type: ignore[no-untyped-call]
         model.generation_config = ends
         model.save_pretrained(path, max_shard_size=self.shard_size)
@@ -67,7 +69,7 @@ class _Recipe:
         return path
 
 
-def _rope(kind: str, **parameters: object) -> dict[str, object]:
+def rope_of(kind: str, **parameters: object) -> dict[str, object]:
     return {"rope_type": kind, "rope_theta": 10_000.0, **parameters}
 
 
@@ -76,21 +78,21 @@ ModelDir = Callable[[str], Path]
 
 TINY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
     {
-        "llama": _Recipe(LlamaConfig, {}),
-        "llama-tied-mha": _Recipe(LlamaConfig, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
-        "llama-biased-mqa": _Recipe(
+        "llama": Recipe(LlamaConfig, {}),
+        "llama-tied-mha": Recipe(LlamaConfig, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+        "llama-biased-mqa": Recipe(
             LlamaConfig,
             {"num_attention_heads": 8, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
         ),
-        "llama-wide-heads": _Recipe(LlamaConfig, {"head_dim": 48, "rms_norm_eps": 1e-5}),
-        "llama-linear": _Recipe(LlamaConfig, {"rope_parameters": _rope("linear", factor=2.0)}),
-        "llama-dynamic": _Recipe(
-            LlamaConfig, {"rope_parameters": _rope("dynamic", factor=4.0), "max_position_embeddings": 256}
+        "llama-wide-heads": Recipe(LlamaConfig, {"head_dim": 48, "rms_norm_eps": 1e-5}),
+        "llama-linear": Recipe(LlamaConfig, {"rope_parameters": rope_of("linear", factor=2.0)}),
+        "llama-dynamic": Recipe(
+            LlamaConfig, {"rope_parameters": rope_of("dynamic", factor=4.0), "max_position_embeddings": 256}
         ),
-        "llama-llama3": _Recipe(
+        "llama-llama3": Recipe(
             LlamaConfig,
             {
-                "rope_parameters": _rope(
+                "rope_parameters": rope_of(
                     "llama3",
                     factor=8.0,
                     low_freq_factor=1.0,
@@ -99,14 +101,14 @@ TINY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
                 )
             },
         ),
-        "llama-yarn": _Recipe(
+        "llama-yarn": Recipe(
             LlamaConfig,
-            {"rope_parameters": _rope("yarn", factor=4.0, original_max_position_embeddings=256)},
+            {"rope_parameters": rope_of("yarn", factor=4.0, original_max_position_embeddings=256)},
         ),
-        "llama-yarn-mscale": _Recipe(
+        "llama-yarn-mscale": Recipe(
             LlamaConfig,
             {
-                "rope_parameters": _rope(
+                "rope_parameters": rope_of(
                     "yarn",
                     factor=4.0,
                     original_max_position_embeddings=256,
@@ -118,15 +120,15 @@ TINY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
                 )
             },
         ),
-        "llama-sharded": _Recipe(LlamaConfig, {}, shard_size="100KB"),
-        "mistral": _Recipe(MistralConfig, {"sliding_window": 24, "num_key_value_heads": 1}),
-        "mistral-no-window": _Recipe(MistralConfig, {"sliding_window": None}),
-        "qwen2": _Recipe(Qwen2Config, {"tie_word_embeddings": True}),
-        "qwen2-window": _Recipe(
+        "llama-sharded": Recipe(LlamaConfig, {}, shard_size="100KB"),
+        "mistral": Recipe(MistralConfig, {"sliding_window": 24, "num_key_value_heads": 1}),
+        "mistral-no-window": Recipe(MistralConfig, {"sliding_window": None}),
+        "qwen2": Recipe(Qwen2Config, {"tie_word_embeddings": True}),
+        "qwen2-window": Recipe(
             Qwen2Config, {"use_sliding_window": True, "sliding_window": 17, "max_window_layers": 1}
         ),
-        "qwen3": _Recipe(Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
-        "qwen3-biased-window": _Recipe(
+        "qwen3": Recipe(Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+        "qwen3-biased-window": Recipe(
             Qwen3Config,
             {
                 "head_dim": 16,
@@ -145,7 +147,7 @@ All have 320 token ids, of which a byte's value is its token and 256 to 259 are 
 1024; and weights of which every one matters (biases and norms are random too)."""
 
 
-def _randomize(model: PreTrainedModel, seed: int = 0) -> None:
+def randomize(model: PreTrainedModel, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def noise(parameter: Tensor) -> Tensor:
@@ -192,7 +194,7 @@ def save_byte_tokenizer(path: Path, words: int = 0) -> None:
 
 def save_llama(path: Path, **overrides: object) -> Path:
     """A Llama with random weights, of the tiny shape but for ``overrides``, in ``path`` (created)."""
-    return _Recipe(LlamaConfig, overrides)(path)
+    return Recipe(LlamaConfig, overrides)(path)
 
 
 def save_shape(path: Path, **config: object) -> Path:

@@ -10,7 +10,8 @@ import pytest
 import uvloop
 
 from tests.support.fake_engine import AHEAD
-from tests.support.tiny_models import TINY_MODELS, ModelDir
+from tests.support.family_models import FAMILY_MODELS
+from tests.support.tiny_models import ModelDir
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> ModelDir:
 
     def build(name: str) -> Path:
         path = root / name
-        return path if path.exists() else TINY_MODELS[name](path)
+        return path if path.exists() else FAMILY_MODELS[name](path)
 
     return build
 

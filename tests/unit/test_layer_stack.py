@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from baton.models.llama import LlamaForCausalLM
 from torch import Tensor
 
-from baton.models.llama import LlamaForCausalLM
 from baton.models.loader import load_model
 from baton.models.quantization.registry import Quantization
 from baton_kernels.cpu.layers import LayerStack

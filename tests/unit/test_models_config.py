@@ -39,7 +39,7 @@ def family(name: str, /, **changes: object) -> ModelConfig:
 
 def test_defaults() -> None:
     config = parse()
-    assert (config.head_dim, config.num_kv_heads, config.rms_norm_eps) == (8, 2, 1e-6)
+    assert (config.head_dim, config.num_kv_heads, config.norm_eps) == (8, 2, 1e-6)
     assert config.rope == RopeConfig(theta=10_000.0)
     assert (config.qkv_bias, config.o_bias, config.mlp_bias) == (False, False, False)
     assert not config.tie_word_embeddings
@@ -103,6 +103,10 @@ def test_windows() -> None:
     assert family("Qwen3", **used, layer_types=kinds).windows == (9, None, None)
 
 
+def test_code_that_comes_with_a_model_of_batons_own_is_left_alone() -> None:
+    assert parse(auto_map={"AutoModelForCausalLM": "modeling.Model"}) == parse()
+
+
 def test_end_tokens() -> None:
     assert parse().eos_token_ids == ()
     assert parse(eos_token_id=2).eos_token_ids == (2,)
@@ -130,21 +134,31 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"num_key_value_heads": 3}, "num_key_value_heads is 3; allowed: a divisor of num_attention_heads (8)"),
     ({"num_attention_heads": 10}, "hidden_size is 64; allowed: a multiple of num_attention_heads (10)"),
     ({"head_dim": 7}, "head_dim is 7; allowed: an even number"),
-    ({"hidden_act": "gelu"}, 'hidden_act is "gelu"; allowed: silu'),
+    ({"hidden_act": "gelu"}, 'hidden_act is "gelu"; allowed: one of silu, swish, gelu_pytorch_tanh'),
     ({"rms_norm_eps": 0}, "rms_norm_eps is 0; allowed: a number above 0"),
     ({"tie_word_embeddings": "yes"}, 'tie_word_embeddings is "yes"; allowed: true or false'),
     ({"quantization_config": {"bits": 4}}, 'quantization_config is {"bits": 4}; allowed: nothing'),
-    ({"auto_map": {"AutoModel": "m.M"}}, "Baton runs no code that comes with a model"),
+    (
+        {"architectures": ["OddModel"], "auto_map": {"AutoModel": "m.M"}},
+        "Baton runs no code that comes with a model",
+    ),
     ({"torch_dtype": "float64"}, 'torch_dtype is "float64"; allowed: one of float32, bfloat16, float16'),
     ({"eos_token_id": "</s>"}, 'eos_token_id is "</s>"; allowed: a token id or a list of them'),
     ({"eos_token_id": [1, -1]}, "eos_token_id is [1, -1]; allowed"),
     ({"rope_theta": -1}, "rope_theta is -1; allowed: a number above 0"),
     ({"rope_scaling": "linear"}, 'rope_scaling is "linear"; allowed: an object'),
     (
-        {"rope_scaling": {"rope_type": "longrope"}},
-        'rope_scaling.rope_type is "longrope"; allowed: one of default, linear, dynamic, llama3, yarn',
+        {"rope_scaling": {"rope_type": "ntk"}},
+        'rope_scaling.rope_type is "ntk"; allowed: one of default, linear, dynamic, llama3, yarn, longrope',
     ),
-    ({"rope_scaling": {"type": "su"}}, 'rope_scaling.type is "su"; allowed: one of default'),
+    (
+        {"rope_scaling": {"type": "su", "short_factor": [1.0, 2.0]}},
+        "rope_scaling.short_factor is [1.0, 2.0]; allowed: 4 numbers above 0",
+    ),
+    (
+        {"rope_scaling": {"type": "longrope", "short_factor": [1, 1, 1, 0], "factor": 2}},
+        "rope_scaling.short_factor is [1, 1, 1, 0]; allowed: 4 numbers above 0",
+    ),
     ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing; needed: a number above 0"),
     (
         {"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
@@ -161,7 +175,8 @@ REFUSED: list[tuple[dict[str, object], str]] = [
         },
         "rope_scaling.high_freq_factor is 4; allowed: more than low_freq_factor (4)",
     ),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1"),
+    ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; allowed: at most 1"),
+    ({"partial_rotary_factor": 0.4}, "partial_rotary_factor is 0.4; allowed: at most 1, and an even number"),
     (
         {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]},
         "allowed: 3 times full_attention or sliding_attention",

@@ -116,7 +116,7 @@ def _build(
     with clock.phase("drafter"):
         plan = plan_drafter(config.speculation, _target(config, model, device, most))
     block_bytes = [loaded.block_bytes + (plan.block_bytes if plan else 0), *others]
-    with_lengths = model.config.rope.kind == "dynamic"
+    with_lengths = model.config.rope.by_length
     # Steps with lengths are never replayed.
     recorded = recorded_sizes(config, model) if replays(config, device) and not with_lengths else ()
     pieces = pieces_of(config, device) if recorded else ()

@@ -27,8 +27,6 @@ from baton.models.quantization.base import Index, Multiplier, Place, Quantizatio
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
-from baton_kernels.cpu.attention import CpuPlan
-from baton_kernels.cpu.layers import LayerStack, LayerWeights
 from baton_kernels.paged import PagedBatch, WantedRows
 from baton_kernels.rows import Norm, add_norm
 
@@ -191,7 +189,11 @@ class Decoder(CausalLM):
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] -> the residual stream in front of the first layer, [T, hidden] float32."""
         assert self.embed_tokens is not None
-        return self.collectives.sum(self.embed_tokens(token_ids)).float() * self.config.embedding_scale
+        embedded, scale = (
+            self.collectives.sum(self.embed_tokens(token_ids)).float(),
+            self.config.embedding_scale,
+        )
+        return embedded if scale == 1 else embedded * scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         if not self.shard.is_last_stage:

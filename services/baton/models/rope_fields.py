@@ -8,7 +8,6 @@ from baton.models.config import ROPE_KINDS, RopeConfig
 from baton.models.json_fields import Fields
 
 
-
 def read_rope(
     fields: Fields,
     head_dim: int,
@@ -42,9 +41,7 @@ def read_rope(
             return replace(common, factor=rope.number("factor", minimum=1.0))
         case "dynamic":
             trained = fields.integer("max_position_embeddings")
-            return replace(
-                common, factor=rope.number("factor", minimum=1.0), original_max_positions=trained
-            )
+            return replace(common, factor=rope.number("factor", minimum=1.0), original_max_positions=trained)
         case "llama3":
             return _llama3(fields, rope, common)
         case "yarn":

@@ -91,7 +91,7 @@ class DraftModelDrafter:
         self._forward: Forward = model.forward if replay is None else replay(model, self._pool)
         self._free = list(reversed(range(num_blocks)))
         self._caches: dict[TokenSequence, _Cache] = {}
-        self._with_lengths = model.config.rope.kind == "dynamic"
+        self._with_lengths = model.config.rope.by_length
 
     @property
     def num_free(self) -> int:

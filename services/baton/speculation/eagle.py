@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.base import CausalLM
-from baton.models.config import ModelConfig
+from baton.models.config import ModelConfig, RopeConfig
 from baton.models.json_fields import Fields, read_object
-from baton.models.layers import Linear, RMSNorm, SwiGLU
+from baton.models.layers import MLP, Linear, RMSNorm
 from baton.models.loader import fill_all
 from baton.models.quantization.plain import PLAIN
 from baton.models.rope import cos_and_signed_sin, inverse_frequencies
@@ -49,7 +49,7 @@ class EagleLayer(nn.Module):
         super().__init__()
         self.kv_heads, self.head_dim = config.num_kv_heads, config.head_dim
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        size, eps = config.hidden_size, config.rms_norm_eps
+        size, eps = config.hidden_size, config.norm_eps
         frequencies, _ = inverse_frequencies(config.rope, config.head_dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
         # A token's embedding may be a twentieth of a hidden state in size: unless both are brought to one
@@ -61,7 +61,7 @@ class EagleLayer(nn.Module):
         self.qkv_proj = Linear(size, {"q_proj": query, "k_proj": key, "v_proj": key}, dtype)
         self.o_proj = Linear(query, size, dtype)
         self.post_attention_layernorm = RMSNorm(size, eps, dtype)
-        self.mlp = SwiGLU(config, dtype, Parallel.alone(config), PLAIN)
+        self.mlp = MLP(config, dtype, Parallel.alone(config), PLAIN)
         self.norm = RMSNorm(size, eps, dtype)
 
     def forward(self, embedded: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -108,7 +108,7 @@ def eagle_config(path: Path) -> ModelConfig:
     config = ModelConfig.from_dir(path)
     if config.num_layers != 1:
         raise fields.error("num_hidden_layers", "1")
-    if config.architecture != "LlamaForCausalLM" or config.rope.kind != "default":
+    if config.architecture != "LlamaForCausalLM" or config.rope != RopeConfig(theta=config.rope.theta):
         raise ModelError(f"{file}: allowed: a LlamaForCausalLM with plain rotary positions")
     if config.qkv_bias or config.o_bias:
         raise fields.error("attention_bias", "false")

@@ -19,7 +19,6 @@ from baton.models.quantization.experts_format import ExpertNames, ExpertsForm, r
 from baton.models.quantization.registry import Quantization
 from baton_kernels.activation_kind import Activation
 
-
 Rows: TypeAlias = range | tuple[int, ...]
 """Rows of a tensor in the checkpoint, in this order."""
 Index: TypeAlias = slice | Tensor
