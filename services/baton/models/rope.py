@@ -3,12 +3,12 @@
 All kinds but two come down to two tables, cosine and sine by position, built once when a model is loaded.
 Parity is with transformers 5, which the tests use as their oracle.
 
-Dynamic NTK and longrope need a decision. transformers derives the angles from the longest sequence that the loaded model
-has seen, so the result of a request depends on the requests before it. Baton does what a freshly loaded model
-would do: the tokens of a prompt have the angles of the whole prompt, a later token has those of the sequence
-that ends with it. That depends on the request alone, so chunks, batches and workers make no difference. But a
-prompt over the trained length gives its tokens angles of its own, so its blocks are of no use to other
-requests: the prefix cache leaves it out (``ModelConfig.longest_shared_prompt``).
+Dynamic NTK and longrope need a decision. transformers derives the angles from the longest sequence that the
+loaded model has seen, so the result of a request depends on the requests before it. Baton does what a freshly
+loaded model would do: the tokens of a prompt have the angles of the whole prompt, a later token has those of
+the sequence that ends with it. That depends on the request alone, so chunks, batches and workers make no
+difference. But a prompt over the trained length gives its tokens angles of its own, so its blocks are of no
+use to other requests: the prefix cache leaves it out (``ModelConfig.longest_shared_prompt``).
 """
 
 from __future__ import annotations
