@@ -29,6 +29,10 @@ class Sizes:
     intermediate_size: int
     vocab_size: int
 
+    @property
+    def inner_sizes(self) -> tuple[int, ...]:
+        return (self.intermediate_size,)
+
 
 @st.composite
 def sizes(draw: st.DrawFn) -> Sizes:

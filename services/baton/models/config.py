@@ -26,13 +26,13 @@ LoadFormat = Literal["auto", "dummy"]
 """dummy: random weights, to measure without a download."""
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 HeadNormKind = Literal["heads", "plain", "rotated", "whole"]
-"""How queries and keys are normalized. heads: each head, by a weight for all heads, before it is rotated.
+"""The norms of queries and keys. heads: each head, by a weight for all heads, before it is rotated.
 plain: each head, without a weight. rotated: each head, by a weight, after it is rotated. whole: all heads
 together, before they are rotated."""
 NormPlaces = Literal["before", "after", "around", "beside"]
-"""Where norms stand. before: in front of attention and MLP (Llama). after: behind each, before it is added to
-the residual stream (OLMo 2). around: both (Gemma 2). beside: one norm in front of both, which read the same
-and are added together (Cohere 2)."""
+"""The places of norms. before: in front of attention and MLP (Llama). after: behind each, on its way to the
+residual stream (OLMo 2). around: in front and behind (Gemma 2). beside: one norm in front of both, which read
+the same and are added together (Cohere 2)."""
 DTYPES: tuple[DType, ...] = get_args(DType)
 ROPE_KINDS: tuple[RopeKind, ...] = get_args(RopeKind)
 

@@ -14,7 +14,7 @@ from baton.models.experts import Experts
 from baton.models.layers import (
     MLP,
     Attention,
-    Delta,
+    Increment,
     Embedding,
     LayerNorm,
     Linear,
@@ -62,8 +62,8 @@ class DecoderLayer(nn.Module):
         self.post_mlp_layernorm = stream_norm(config, dtype) if behind else None
 
     def forward(
-        self, delta: Delta | None, x: Tensor, step: Step, narrow: Narrow | None = None
-    ) -> tuple[Delta, Tensor]:
+        self, delta: Increment | None, x: Tensor, step: Step, narrow: Narrow | None = None
+    ) -> tuple[Increment, Tensor]:
         """What this layer's MLP adds to the residual stream, and the stream, x [T, hidden] float32, which
         this changes; with ``narrow``, [R, hidden] of both. ``delta`` is what the layer before adds; None:
         nothing."""
@@ -73,16 +73,16 @@ class DecoderLayer(nn.Module):
             x = x[narrow.rows]
         if self.is_parallel:
             normed = normed if narrow is None else normed[narrow.rows]
-            return Delta(attended + self.mlp(normed)), x
-        between = Delta(attended, _norm(self.post_self_attn_layernorm))
+            return Increment(attended + self.mlp(normed)), x
+        between = Increment(attended, _norm(self.post_self_attn_layernorm))
         normed = self._after_adding(between, x, self.post_attention_layernorm)
-        return Delta(self.mlp(normed), _norm(self.post_mlp_layernorm)), x
+        return Increment(self.mlp(normed), _norm(self.post_mlp_layernorm)), x
 
-    def store(self, delta: Delta | None, x: Tensor, step: Step) -> None:
+    def store(self, delta: Increment | None, x: Tensor, step: Step) -> None:
         """The part of ``forward`` that is needed where it yields no row: puts K and V into the pool."""
         self.self_attn.store(self._after_adding(delta, x, self.input_layernorm), step)
 
-    def _after_adding(self, delta: Delta | None, x: Tensor, norm: RMSNorm | LayerNorm | None) -> Tensor:
+    def _after_adding(self, delta: Increment | None, x: Tensor, norm: RMSNorm | LayerNorm | None) -> Tensor:
         return after_adding(delta, x, _norm(norm), self.dtype, self.factor)
 
 
@@ -91,7 +91,7 @@ def _norm(norm: RMSNorm | LayerNorm | None) -> Norm | None:
 
 
 def after_adding(
-    delta: Delta | None, x: Tensor, norm: Norm | None, dtype: torch.dtype, factor: float
+    delta: Increment | None, x: Tensor, norm: Norm | None, dtype: torch.dtype, factor: float
 ) -> Tensor:
     """Add ``delta`` times ``factor`` to the residual stream x [T, hidden], in place -> the ``norm`` of the
     sum, of type ``dtype``."""
@@ -169,10 +169,12 @@ class Decoder(CausalLM):
             factors = (1 + scale.beta * torch.log1p(periods))[:, None, None]
         return Step(pool, plan, rotations, factors)
 
-    def _through(self, layers: Sequence[DecoderLayer], x: Tensor, step: Step) -> tuple[Delta | None, Tensor]:
+    def _through(
+        self, layers: Sequence[DecoderLayer], x: Tensor, step: Step
+    ) -> tuple[Increment | None, Tensor]:
         """Runs ``layers``, the first layers of the model. Returns what the last one adds to the residual
         stream, and the stream."""
-        delta: Delta | None = None
+        delta: Increment | None = None
         for layer in layers:
             delta, x = layer(delta, x, step)
         return delta, x

@@ -59,7 +59,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class Increment:
     """What a part of a layer adds to the residual stream, before it is added."""
 
     value: Tensor
