@@ -15,8 +15,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from baton_kernels.step_attention import StepAttention
-from baton_kernels.window import ChunkedWindow as ChunkedWindow
-from baton_kernels.window import Window as Window
+from baton_kernels.window import Window
 
 LAYOUT = "block,kv_head,layer,kv,slot,dim"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from baton.models.llama import LlamaForCausalLM
 from torch import Tensor
 
+from baton.models.decoder import Decoder
 from baton.models.loader import load_model
 from baton.models.quantization.registry import Quantization
 from baton_kernels.cpu.layers import LayerStack
@@ -17,13 +17,13 @@ from tests.support.tiny_models import ModelDir
 NAMES = ("llama", "llama-biased-mqa", "llama-dynamic", "qwen2-window", "qwen3", "qwen3-biased-window")
 
 
-def model_of(model_dir: ModelDir, name: str, dtype: str, quantization: Quantization) -> LlamaForCausalLM:
+def model_of(model_dir: ModelDir, name: str, dtype: str, quantization: Quantization) -> Decoder:
     model = load_model(model_dir(name), dtype=dtype, quantization=quantization)
-    assert isinstance(model, LlamaForCausalLM)
+    assert isinstance(model, Decoder)
     return model
 
 
-def answers(model: LlamaForCausalLM) -> list[Tensor]:
+def answers(model: Decoder) -> list[Tensor]:
     """The logits of steps of every make, and the pool that they leave."""
     ring = Ring(model, num_blocks=160)
     a, b, c = prompt(75, seed=1), prompt(103, seed=2), prompt(600, seed=3)

@@ -14,8 +14,8 @@ from baton.models.experts import Experts
 from baton.models.layers import (
     MLP,
     Attention,
-    Increment,
     Embedding,
+    Increment,
     LayerNorm,
     Linear,
     Narrow,
@@ -27,8 +27,9 @@ from baton.models.quantization.base import Index, Multiplier, Place, Quantizatio
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
+from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch, WantedRows
-from baton_kernels.rows import Norm, add_norm
+from baton_kernels.rows import add_norm
 
 
 class DecoderLayer(nn.Module):

@@ -27,8 +27,9 @@ from baton.parallel.collectives import Collectives, Parallel
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
 from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
-from baton_kernels.rows import Norm, scale_heads, squares_of_heads
+from baton_kernels.rows import scale_heads, squares_of_heads
 
 
 @dataclass(frozen=True, slots=True)
