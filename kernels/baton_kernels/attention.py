@@ -15,10 +15,11 @@ from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.library import advise_large_pages, native
-from baton_kernels.paged import PagedBatch, Window
+from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.step_attention import StepAttention
+from baton_kernels.window import Window
 
 log = logging.getLogger(__name__)
 

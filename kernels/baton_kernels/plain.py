@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from baton_kernels.paged import Chunk, ChunkedWindow, PagedBatch, Window
+from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.rotary import HeadNorm, normed_and_rotated
+from baton_kernels.window import ChunkedWindow, Window
 
 ROWS_PER_GROUP = 8
 MAX_GROUPS = 4

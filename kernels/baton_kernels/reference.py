@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
+from baton_kernels.paged import PagedBatch
+from baton_kernels.window import ChunkedWindow, Window
 
 
 def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
 from baton_kernels.rotary import HeadNorm
-
-if TYPE_CHECKING:
-    from baton_kernels.paged import Window  # which needs this module
+from baton_kernels.window import Window
 
 
 class StepAttention(Protocol):

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from baton_kernels.attention import AttentionPlan, paged_attention, write_kv
 from baton_kernels.cpu.attention import CpuPlan
-from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
+from baton_kernels.paged import PagedBatch
 from baton_kernels.plain import PlainPlan
 from baton_kernels.reference import reference_attention, reference_write_kv
 from baton_kernels.step_attention import StepAttention
+from baton_kernels.window import ChunkedWindow, Window
 from tests.support.covering import Choice, covering
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of
 

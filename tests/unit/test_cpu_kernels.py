@@ -26,11 +26,11 @@ from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.cpu.attention import CpuPlan
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.int8 import Int8Weight, quantize
-from baton_kernels.paged import ChunkedWindow, Window
 from baton_kernels.plain import PlainPlan
 from baton_kernels.reference import reference_turned, reference_write_kv
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.rows import Norm
+from baton_kernels.window import ChunkedWindow, Window
 from tests.support.covering import Choice, covering
 from tests.support.paged_steps import Case, lay_out
 from tests.support.threads import in_threads

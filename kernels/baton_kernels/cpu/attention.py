@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
-from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
+from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import HeadNorm
+from baton_kernels.window import ChunkedWindow, Window
 
 VECTOR_BYTES = 64
 MAX_VECTORS = 16

@@ -14,9 +14,9 @@ from baton_kernels.cpu.attention import CpuPlan, numbers_of_heads, window_number
 from baton_kernels.cpu.library import KINDS, pointer
 from baton_kernels.cpu.linear import NativeActivation, PackedWeight
 from baton_kernels.cpu.rows import NativeNorm, takes
-from baton_kernels.paged import Window
+from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
-from baton_kernels.rows import Norm
+from baton_kernels.window import Window
 
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from baton_kernels.cpu.library import KINDS, Native, native, pointer
+from baton_kernels.norm import Norm
 from baton_kernels.rotary import WholeNorm
-
-if TYPE_CHECKING:
-    from baton_kernels.rows import Norm  # which needs this module
 
 
 class NativeNorm(ctypes.Structure):

@@ -24,9 +24,10 @@ from torch import Tensor
 from baton.engine.graphs import Recording, check_replay, graph_sizes
 from baton.engine.model import Model
 from baton_kernels.attention import AttentionPlan
-from baton_kernels.paged import PagedBatch, Planner, Window
+from baton_kernels.paged import PagedBatch, Planner
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.step_attention import StepAttention
+from baton_kernels.window import Window
 
 _SMALLEST = 8
 

@@ -22,7 +22,8 @@ from baton_kernels.cuda import blocks as cuda_blocks
 from baton_kernels.cuda import logits as cuda_logits
 from baton_kernels.cuda import rows as cuda_rows
 from baton_kernels.cuda import sampling as cuda_sampling
-from baton_kernels.paged import PagedBatch, Window
+from baton_kernels.paged import PagedBatch
+from baton_kernels.window import Window
 from tests.support.fake_cuda.tensors import DeviceTensor, mapped
 
 if TYPE_CHECKING:
