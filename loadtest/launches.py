@@ -40,7 +40,6 @@ from baton.models.loader import new_kv_pool
 from baton.models.quantization import plain
 from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
-from baton_kernels import rows
 from baton_kernels.paged import Chunk, PagedBatch, WantedRows
 from loadtest.shapes import SHAPES, save_unfilled
 
@@ -140,6 +139,7 @@ def counting(processors: int = 132, arch: int = 90) -> Iterator[Launches]:
     from triton import JITFunction
     from triton.runtime.interpreter import InterpretedFunction
 
+    from baton_kernels.cuda import rows as on_device
     from baton_kernels.cuda.launch import BoundKernel
     from baton_kernels.cuda.shapes import Device
 
@@ -161,26 +161,11 @@ def counting(processors: int = 132, arch: int = 90) -> Iterator[Launches]:
         patched.enter_context(patch.object(InterpretedFunction, "__getitem__", counting_launcher))
         patched.enter_context(patch.object(Device, "of", lambda _: Device(processors, arch)))
         # These ask for a CUDA tensor, where attention asks for one that is not in host memory.
-        patched.enter_context(patch.object(layers, "add_rms_norm", _add_rms_norm))
-        patched.enter_context(patch.object(plain, "silu_mul", _silu_mul))
+        patched.enter_context(patch.object(layers, "add_norm", on_device.add_norm))
+        patched.enter_context(patch.object(plain, "gated_product", on_device.gated_product))
         patched.enter_context(torch.inference_mode())
         patched.enter_context(counted)
         yield counted
-
-
-def _add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``baton_kernels.rows.add_rms_norm`` as on a device."""
-    from baton_kernels.cuda import rows as on_device
-
-    if x is None:
-        return rows.add_rms_norm(x, residual, weight, eps)
-    return on_device.add_rms_norm(x, residual, weight, eps)
-
-
-def _silu_mul(gate_up: Tensor) -> Tensor:
-    from baton_kernels.cuda import rows as on_device
-
-    return on_device.silu_mul(gate_up)
 
 
 def model_of(shape: Mapping[str, object]) -> CausalLM:

@@ -1,4 +1,4 @@
-"""Norms over the hidden size."""
+"""Norms over rows."""
 
 from __future__ import annotations
 

@@ -11,11 +11,12 @@ import math
 import torch
 from torch import Tensor
 
-from baton_kernels.activation import gated
-from baton_kernels.activation_kind import Activation
+from baton_kernels.activation import Activation, gated
 from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import WholeNorm
+
+__all__ = ("Norm", "add_norm", "bar_tokens", "gated_product", "scale_heads", "squares_of_heads")
 
 
 def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:

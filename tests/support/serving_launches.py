@@ -47,6 +47,7 @@ from baton_kernels.cuda import logits as kernels
 from baton_kernels.cuda.attention import CudaPlan
 from baton_kernels.cuda.shapes import Device
 from baton_kernels.paged import PagedBatch
+from baton_kernels.window import Window
 from loadtest.kernel_builds import AbsentDevice
 from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE
@@ -88,15 +89,9 @@ def recording() -> Iterator[Recorder]:
 
 
 def _planned(
-    cls: type[AttentionPlan], batch: PagedBatch, pool: Tensor, windows: set[int | None], heads: int
+    cls: type[AttentionPlan], batch: PagedBatch, pool: Tensor, windows: set[Window | None], heads: int
 ) -> AttentionPlan:
     return cls(CudaPlan.build(batch, pool, windows, heads, DEVICE))
-
-
-def _add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if x is None:
-        return torch.nn.functional.rms_norm(residual, weight.shape).to(weight.dtype)
-    return rows.add_rms_norm(x, residual, weight, eps)
 
 
 def _choose(
@@ -119,8 +114,8 @@ def by_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, by_kernel in (
             (AttentionPlan, "build", classmethod(_planned)),
-            (layers, "add_rms_norm", _add_rms_norm),
-            (plain, "silu_mul", rows.silu_mul),
+            (layers, "add_norm", rows.add_norm),
+            (plain, "gated_product", rows.gated_product),
             (guidance, "bar_tokens", kernels.bar_tokens),
             (logits, "bar_tokens", kernels.bar_tokens),
             (token_choice, "adjust", _adjust),

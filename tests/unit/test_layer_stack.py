@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,11 +14,23 @@ from torch import Tensor
 from baton.models.decoder import Decoder
 from baton.models.loader import load_model
 from baton.models.quantization.registry import Quantization
-from baton_kernels.cpu.layers import LayerStack
+from baton_kernels.activation import GELU_TANH, SILU, Activation
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.layers import LayerStack, LayerWeights
+from baton_kernels.cpu.linear import PackedWeight
+from baton_kernels.int8 import quantize
+from baton_kernels.norm import Norm
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.rows import add_norm, scale_heads, squares_of_heads
+from baton_kernels.window import ChunkedWindow
+from tests.support.covering import Choice, covering
 from tests.support.model_ring import Ring, prompt
+from tests.support.paged_steps import Case, lay_out
 from tests.support.threads import in_threads
 from tests.support.tiny_models import ModelDir
 
+CLAMPED = Activation("clamped_swiglu", limit=1.0)
+Rotation = tuple[Tensor, Tensor]
 NAMES = ("llama", "llama-biased-mqa", "llama-dynamic", "qwen2-window", "qwen3", "qwen3-biased-window")
 
 
@@ -82,3 +99,132 @@ def test_is_used(model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ring.step_wanted([("b", prompt(5))], ["b"])
     layers = model.config.num_layers
     assert counts == [layers, layers - 1], "the last layer goes its own way where few rows are wanted"
+
+
+LEVELS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "norms": ("rms", "layer", None),
+        "posts": ("rms", "layer", None),
+        "offset": (0.0, 1.0),
+        "factor": (1.0, 0.25),
+        "heads": (None, "each", "whole"),
+        "window": (None, 20, ChunkedWindow(16)),
+        "softcap": (None, 5.0),
+        "has_sinks": (False, True),
+        "rope": (0, 1),
+        "mlp": ((SILU, True), (GELU_TANH, True), (CLAMPED, True), (SILU, False), (GELU_TANH, False)),
+        "quantized": (False, True),
+    }
+)
+HIDDEN, INNER, CASE = 48, 40, Case(4, 2, 32, 16, None, (5, 40), ((0, 20), (33, 7)))
+
+
+def any_layer(choice: Choice, dtype: torch.dtype) -> LayerWeights:
+    """Random weights of a layer of the kind that ``choice`` says."""
+    offset: Any = choice["offset"]
+    mlp: Any = choice["mlp"]
+    activation, gated = mlp
+    rest: Any = {name: choice[name] for name in ("window", "softcap", "factor", "rope")}
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape).to(dtype)
+
+    def norm(kind: object) -> Norm | None:
+        centered = kind == "layer"
+        bias = numbers(HIDDEN) if centered else None
+        return None if kind is None else Norm(numbers(HIDDEN), 1e-5, offset, centered, bias)
+
+    def packed(outputs: int, inputs: int, **how: Any) -> PackedWeight:
+        weight = numbers(outputs, inputs) * inputs**-0.5
+        source = quantize(weight) if choice["quantized"] else weight
+        made = PackedWeight.of(source, numbers(outputs), dtype=dtype, **how)
+        assert made is not None, "this machine has no compiler, which the README asks for"
+        return made
+
+    heads, kv_heads, dim = CASE.heads, CASE.kv_heads, CASE.head_dim
+    of_heads: Mapping[object, HeadNorm | WholeNorm | None] = {
+        None: None,
+        "each": HeadNorm(numbers(dim), numbers(dim), 1e-5, offset),
+        "whole": WholeNorm(numbers(heads * dim), numbers(kv_heads * dim), 1e-5, offset),
+    }
+    return LayerWeights(
+        norm(choice["norms"]),
+        norm(choice["norms"]),
+        packed((heads + 2 * kv_heads) * dim, HIDDEN),
+        packed(HIDDEN, heads * dim),
+        packed(2 * INNER if gated else INNER, HIDDEN, gated=gated, activation=activation),
+        packed(HIDDEN, INNER),
+        attention_post=norm(choice["posts"]),
+        mlp_post=norm(choice["posts"]),
+        head_norm=of_heads[choice["heads"]],
+        sinks=torch.randn(heads) if choice["has_sinks"] else None,
+        **rest,
+    )
+
+
+def one_by_one(
+    layers: Sequence[LayerWeights], x: Tensor, pool: Tensor, plan: CpuPlan, rotations: Sequence[Rotation]
+) -> Tensor:
+    """The layers, by a call of each of their kernels."""
+    delta, before = None, layers[0]
+    for index, layer in enumerate(layers):
+        dtype, norm = layer.qkv.dtype, layer.head_norm
+        normed = add_norm(delta, x, layer.input_norm, dtype, post=before.mlp_post, factor=before.factor)
+        qkv = layer.qkv.multiply(normed)
+        if isinstance(norm, WholeNorm):
+            sizes = norm.q.numel(), norm.k.numel()
+            scale_heads(qkv, squares_of_heads(qkv, norm), norm, sizes)
+            norm = None
+        cos, sin = rotations[layer.rope]
+        heads = qkv.view(len(x), -1, CASE.head_dim)
+        q = plan.rotate_and_store(pool, index, heads, cos=cos, sin=sin, norm=norm)
+        attended = plan.attend(
+            pool, index, q, scale=0.2, window=layer.window, softcap=layer.softcap, sinks=layer.sinks
+        )
+        added = layer.o.multiply(attended.flatten(1))
+        normed = add_norm(added, x, layer.mlp_norm, dtype, post=layer.attention_post, factor=layer.factor)
+        delta, before = layer.down.multiply(layer.gate_up.multiply(normed)), layer
+    assert delta is not None
+    return delta
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("choice", covering(LEVELS))
+def test_layers_of_every_kind(choice: Choice, dtype: torch.dtype) -> None:
+    """A layer of some kind between two others, which are plain or of a kind of their own."""
+    torch.manual_seed(0)
+    plain = {name: levels[0] for name, levels in LEVELS.items()}
+    other = {name: levels[-1] for name, levels in LEVELS.items()}
+    layers = [any_layer(kind, dtype) for kind in (plain, choice, other)]
+    pool, batch = lay_out(replace(CASE, dtype=dtype))
+    plan = CpuPlan.build(batch, pool)
+    assert plan is not None
+    tokens = batch.positions.numel()
+    cos, sin = torch.randn(2, 2, tokens, 1, CASE.head_dim)
+    rotations = list(zip(cos, sin, strict=True))
+    x, expected_pool = torch.randn(tokens, HIDDEN), pool.clone()
+    expected_x = x.clone()
+    expected = one_by_one(layers, expected_x, expected_pool, plan, rotations)
+    stack = LayerStack(layers, heads=CASE.heads, scale=0.2)
+    assert torch.equal(stack.run(3, x, pool, plan, rotations), expected)
+    assert torch.equal(x, expected_x)
+    assert torch.equal(pool, expected_pool)
+    with pytest.raises(ValueError, match="rotations are 1; the layers use 2"):
+        stack.run(3, x, pool, plan, rotations[:1])
+
+
+def test_weights_that_would_be_misread() -> None:
+    kind = {name: levels[0] for name, levels in LEVELS.items()}
+    layer = any_layer({**kind, "heads": "each"}, torch.bfloat16)
+    assert isinstance(layer.head_norm, HeadNorm)
+    wrong_norm = Norm(torch.ones(HIDDEN), 1e-5)
+    wrong = (
+        replace(layer, input_norm=wrong_norm),
+        replace(layer, mlp_post=wrong_norm),
+        replace(layer, head_norm=replace(layer.head_norm, k=torch.ones(CASE.head_dim))),
+        replace(layer, sinks=torch.ones(CASE.heads + 1)),
+        replace(layer, sinks=torch.ones(2 * CASE.heads)[::2]),
+    )
+    for each in wrong:
+        with pytest.raises(ValueError, match=r"norm's weights are of another type|sinks are"):
+            LayerStack([layer, each], heads=CASE.heads, scale=0.2)

@@ -27,6 +27,7 @@ from baton.models.quantization.base import Index, Multiplier, Place, Quantizatio
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
+from baton_kernels.cpu.layers import LayerStack
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch, WantedRows
 from baton_kernels.rows import add_norm
