@@ -35,7 +35,7 @@ def plainly_route(logits: Tensor, routing: Routing, bias: Tensor | None = None) 
     if bias is not None:
         choice = scores + bias
     if routing.groups > 1:
-        grouped = choice.view(len(choice), routing.groups, -1)
+        grouped = choice.view(len(choice), routing.groups, choice.shape[1] // routing.groups)
         best = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
         kept = torch.zeros_like(best, dtype=torch.bool)
         kept.scatter_(-1, best.topk(routing.top_groups, dim=-1).indices, True)
