@@ -27,7 +27,8 @@ from baton.models.quantization.base import Index, Multiplier, Place, Quantizatio
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel
 from baton_kernels.attention import AttentionPlan
-from baton_kernels.cpu.layers import LayerStack
+from baton_kernels.cpu.attention import CpuPlan
+from baton_kernels.cpu.layers import LayerStack, LayerWeights
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch, WantedRows
 from baton_kernels.rows import add_norm
@@ -86,6 +87,34 @@ class DecoderLayer(nn.Module):
 
     def _after_adding(self, delta: Increment | None, x: Tensor, norm: RMSNorm | LayerNorm | None) -> Tensor:
         return after_adding(delta, x, _norm(norm), self.dtype, self.factor)
+
+    @property
+    def packed(self) -> LayerWeights | None:
+        """The packed weights of the layer; None if any of them is not packed, or if the layer is of a kind
+        that is computed piece by piece."""
+        attention, mlp = self.self_attn, self.mlp
+        if self.is_parallel or attention.adjusts_queries or not isinstance(mlp, MLP):
+            return None
+        qkv, o = attention.qkv_proj.packed, attention.o_proj.packed
+        gate_up, down = mlp.gate_up_proj.packed, mlp.down_proj.packed
+        if qkv is None or o is None or gate_up is None or down is None:
+            return None
+        return LayerWeights(
+            _norm(self.input_layernorm),
+            _norm(self.post_attention_layernorm),
+            qkv,
+            o,
+            gate_up,
+            down,
+            attention.window,
+            attention_post=_norm(self.post_self_attn_layernorm),
+            mlp_post=_norm(self.post_mlp_layernorm),
+            factor=self.factor,
+            head_norm=attention.whole_norm or attention.norm_before_rotation,
+            sinks=attention.sinks,
+            softcap=attention.softcap,
+            rope=attention.rotation,
+        )
 
 
 def _norm(norm: RMSNorm | LayerNorm | None) -> Norm | None:
@@ -176,6 +205,10 @@ class Decoder(CausalLM):
     ) -> tuple[Increment | None, Tensor]:
         """Runs ``layers``, the first layers of the model. Returns what the last one adds to the residual
         stream, and the stream."""
+        plan = step.plan.step
+        if self.stack is not None and layers and isinstance(plan, CpuPlan):
+            added = self.stack.run(len(layers), x, step.pool, plan, step.rotations)
+            return Increment(added, _norm(layers[-1].post_mlp_layernorm)), x
         delta: Increment | None = None
         for layer in layers:
             delta, x = layer(delta, x, step)
@@ -193,10 +226,8 @@ class Decoder(CausalLM):
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] -> the residual stream in front of the first layer, [T, hidden] float32."""
         assert self.embed_tokens is not None
-        embedded, scale = (
-            self.collectives.sum(self.embed_tokens(token_ids)).float(),
-            self.config.embedding_scale,
-        )
+        embedded = self.collectives.sum(self.embed_tokens(token_ids)).float()
+        scale = self.config.embedding_scale
         return embedded if scale == 1 else embedded * scale
 
     def logits(self, hidden: Tensor) -> Tensor:
