@@ -12,6 +12,7 @@ from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.logits import LogitRules, Row, adjust, allowed_words
 from baton.engine.sampling.sampler import choose
 from baton_kernels import rows
+from baton_kernels.activation import SILU
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store, write_kv
 from baton_kernels.blocks import copy_blocks
 from baton_kernels.reference import reference_attention, reference_write_kv
@@ -90,11 +91,12 @@ def test_rows(dtype: torch.dtype) -> None:
     x, gate_up = torch.randn(33, 4096).to(dtype), torch.randn(33, 8192).to(dtype)
     weight, residual = torch.randn(4096).to(dtype), torch.randn(33, 4096)
     kept = residual.to(CUDA)
-    normed = rows.add_rms_norm(x.to(CUDA), kept, weight.to(CUDA), 1e-5).cpu()
-    activated = rows.silu_mul(gate_up.to(CUDA)).cpu()
+    there = rows.Norm(weight.to(CUDA), 1e-5)
+    normed = rows.add_norm(x.to(CUDA), kept, there, dtype).cpu()
+    activated = rows.gated_product(gate_up.to(CUDA), SILU).cpu()
     tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(activated, rows.silu_mul(gate_up), rtol=tolerance, atol=tolerance)
-    expected = rows.add_norm(x, residual, rows.Norm(weight, 1e-5), weight.dtype)
+    torch.testing.assert_close(activated, rows.gated_product(gate_up, SILU), rtol=tolerance, atol=tolerance)
+    expected = rows.add_norm(x, residual, rows.Norm(weight, 1e-5), dtype)
     torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(kept.cpu(), residual)
 

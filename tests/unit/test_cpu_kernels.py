@@ -439,13 +439,16 @@ def test_norm_over_whole_heads(
     of_ranks = [
         torch.cat(parts, dim=-1) for parts in zip(*(x.chunk(ranks, -1) for x in (q, k, v)), strict=True)
     ]
-    norms = [WholeNorm(*w, 1e-5, offset) for w in zip(*(w.chunk(ranks) for w in weights), strict=True)]
+    norms = [
+        WholeNorm(of_q, of_k, 1e-5, offset)
+        for of_q, of_k in zip(*(weight.chunk(ranks) for weight in weights), strict=True)
+    ]
     squares = [rows.squares_of_heads(qkv, norm) for qkv, norm in zip(of_ranks, norms, strict=True)]
     together = torch.stack(squares).sum(0)
     for rank, (qkv, norm) in enumerate(zip(of_ranks, norms, strict=True)):
         rows.scale_heads(qkv, together, norm, sizes)
         parts = [*(x.chunk(ranks, -1)[rank] for x in expected), v.chunk(ranks, -1)[rank].double()]
-        for ours, exact in zip(qkv.split([96, 36, 36], dim=-1), parts, strict=True):
+        for ours, exact in zip(torch.split(qkv, [96, 36, 36], dim=-1), parts, strict=True):
             close(ours, exact, dtype)
 
 
@@ -459,8 +462,9 @@ def test_rotate_and_store(dim: int, offset: float | None, dtype: torch.dtype, pl
     pool, batch = lay_out(Case(6, 2, dim, 16, None, (5, 40), ((0, 20),), dtype))
     tokens = batch.positions.numel()
     qkv, (cos, sin) = torch.randn(tokens, 10, dim).to(dtype), torch.randn(2, tokens, 1, dim)
-    norm = None if offset is None else HeadNorm(*torch.rand(2, dim).to(dtype), 1e-6, offset)
-    expected_pool, (q, k, v) = pool.double(), qkv.split([6, 2, 2], dim=1)
+    of_q, of_k = torch.rand(2, dim).to(dtype)
+    norm = None if offset is None else HeadNorm(of_q, of_k, 1e-6, offset)
+    expected_pool, (q, k, v) = pool.double(), torch.split(qkv, [6, 2, 2], dim=1)
     weights = (norm.q, norm.k) if norm else (None, None)
     turned = [
         reference_turned(part, cos, sin, weight, 1e-6, offset or 0.0)

@@ -72,7 +72,7 @@ class PlainKernels:
     ) -> Tensor:
         out = torch.empty(residual.shape, dtype=dtype, device=residual.device)
 
-        def compute(out: Tensor, x: Tensor | None, residual: Tensor, *weights: Tensor | None) -> None:
+        def compute(out: Tensor, x: Tensor | None, residual: Tensor, *weights: Any) -> None:
             own = norm and replace(norm, weight=weights[0], bias=weights[1])
             before = post and replace(post, weight=weights[2], bias=weights[3])
             out.copy_(rows.add_norm(x, residual, own, dtype, post=before, factor=factor))
