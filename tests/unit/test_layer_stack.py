@@ -16,7 +16,7 @@ from baton.models.loader import load_model
 from baton.models.quantization.registry import Quantization
 from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.cpu.attention import CpuPlan
-from baton_kernels.cpu.layers import LayerStack, LayerWeights
+from baton_kernels.cpu.layers import LayerStack, LayerWeights, MixtureWeights
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.int8 import quantize
 from baton_kernels.norm import Norm
@@ -152,8 +152,10 @@ def any_layer(choice: Choice, dtype: torch.dtype) -> LayerWeights:
         norm(choice["norms"]),
         packed((heads + 2 * kv_heads) * dim, HIDDEN),
         packed(HIDDEN, heads * dim),
-        packed(2 * INNER if gated else INNER, HIDDEN, gated=gated, activation=activation),
-        packed(HIDDEN, INNER),
+        (
+            packed(2 * INNER if gated else INNER, HIDDEN, gated=gated, activation=activation),
+            packed(HIDDEN, INNER),
+        ),
         attention_post=norm(choice["posts"]),
         mlp_post=norm(choice["posts"]),
         head_norm=of_heads[choice["heads"]],
@@ -183,9 +185,15 @@ def one_by_one(
         )
         added = layer.o.multiply(attended.flatten(1))
         normed = add_norm(added, x, layer.mlp_norm, dtype, post=layer.attention_post, factor=layer.factor)
-        delta, before = layer.down.multiply(layer.gate_up.multiply(normed)), layer
+        delta, before = _mlp(layer, normed), layer
     assert delta is not None
     return delta
+
+
+def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
+    assert not isinstance(layer.mlp, MixtureWeights)
+    gate_up, down = layer.mlp
+    return down.multiply(gate_up.multiply(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

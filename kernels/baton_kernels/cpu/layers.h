@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "experts.h"
 #include "rows.h"
 
 namespace {
@@ -15,12 +16,22 @@ struct Projection {
     Activation activation;
 };
 
+struct Mixture {  // of experts
+    Projection router;                       // its outputs are floats
+    Routing routing;
+    Experts experts;
+    Projection shared_gate_up, shared_down;  // an MLP for every token; packed null: none
+    Projection shared_gate;                  // its factor's logit; packed null: none
+    int weighs_input, router_is_float;       // whether the router's weights are floats, whatever the type
+};
+
 struct Layer {
     Norm input_norm, mlp_norm;          // of the residual stream
     Norm attention_post, mlp_post;      // of what is added to it
     const void *q_norm, *k_norm;        // null: none
     const float* sinks;                 // null: none
     Projection qkv, o, gate_up, down;
+    const Mixture* mixture;             // in place of gate_up and down; null: none
     int64_t window, angles;             // as in Scores; the index of the rotation
     float head_eps, head_offset, softcap, factor;  // softcap 0: none; the factor of what is added to the stream
     int whole_heads;                    // whether q_norm and k_norm are over all heads together
@@ -46,7 +57,7 @@ struct Step {
     const int64_t* shape;
     float* residual;  // [tokens, hidden], changed
     void* delta;      // [tokens, hidden]: the last layer's output for the residual stream
-    void* scratch;    // [tokens, hidden + outputs of qkv, o's inputs twice and down's inputs]
+    void* scratch;    // [tokens, hidden + outputs of qkv, o's inputs twice and the widest MLP's down's inputs]
     const Angles* angles;  // the rotations that layers choose from
     const int64_t *blocks, *offsets;
     const int64_t *tables, *contexts;  // of the decoding rows
@@ -60,6 +71,56 @@ template <class F> inline void timed(double* seconds, F f) {
     const double began = seconds ? omp_get_wtime() : 0;
     f();
     if (seconds) *seconds += omp_get_wtime() - began;
+}
+
+// The memory of a layer's experts.
+template <class T> struct MixtureMemory {
+    std::unique_ptr<float[]> inputs, logits, weights;  // [tokens, hidden], [tokens, experts], [tokens, top_k]
+    std::unique_ptr<int32_t[]> chosen;                 // [tokens, top_k]
+    std::unique_ptr<uint8_t[]> pairs;
+    std::unique_ptr<T[]> shared;                       // [tokens, hidden]
+    MixtureMemory(const Mixture& m, int64_t tokens)
+        : logits(new float[tokens * m.routing.experts]),
+          weights(new float[tokens * m.routing.top_k]),
+          chosen(new int32_t[tokens * m.routing.top_k]),
+          pairs(new uint8_t[PairMemory<T>(m.experts, tokens * m.routing.top_k, nullptr).size]) {
+        if (m.router_is_float) inputs.reset(new float[tokens * m.experts.hidden]);
+        if (m.shared_down.packed) shared.reset(new T[tokens * m.experts.hidden]);
+    }
+};
+
+// out [tokens, hidden] += part, times the sigmoid of each token's logit (null: times 1).
+template <class T> void add_part(const T* part, const float* logits, int64_t tokens, int64_t hidden, T* out, int threads) {
+#pragma omp parallel for num_threads(threads) if (tokens > 16)
+    for (int64_t t = 0; t < tokens; ++t) {
+        const float factor = logits ? 1.0f / (1.0f + std::exp(-logits[t])) : 1.0f;
+        for (int64_t i = t * hidden; i < (t + 1) * hidden; ++i) put(out + i, to_float(out[i]) + to_float(part[i]) * factor);
+    }
+}
+
+// A mixture of x [tokens, hidden]. ``inner`` has room for the inner rows of the MLP for every token.
+template <class T>
+void run_mixture(const Mixture& m, const T* x, int64_t tokens, T* inner, T* out, int threads) {
+    const MixtureMemory<T> memory(m, tokens);
+    const int64_t hidden = m.experts.hidden;
+    const auto multiply = [&](const Projection& p, const void* from, void* to) {
+        return Linear{from, p.packed, p.scales, p.bias, to, tokens, p.inputs, p.outputs, p.gated, p.activation};
+    };
+    if (m.router_is_float) {
+        for (int64_t i = 0; i < tokens * hidden; ++i) memory.inputs[i] = to_float(x[i]);
+        linear<float, float>(multiply(m.router, memory.inputs.get(), memory.logits.get()), threads);
+    } else {
+        linear<T, float>(multiply(m.router, x, memory.logits.get()), threads);
+    }
+    route(m.routing, memory.logits.get(), tokens, memory.chosen.get(), memory.weights.get(), threads);
+    const Chosen chosen{memory.chosen.get(), memory.weights.get(), tokens, m.routing.top_k, m.weighs_input};
+    run_experts(m.experts, x, chosen, out, memory.pairs.get(), threads);
+    if (!m.shared_down.packed) return;
+    linear<T, T>(multiply(m.shared_gate_up, x, inner), threads);
+    linear<T, T>(multiply(m.shared_down, inner, memory.shared.get()), threads);
+    float* const logits = m.shared_gate.packed ? memory.weights.get() : nullptr;  // no longer needed
+    if (logits) linear<T, float>(multiply(m.shared_gate, x, logits), threads);
+    add_part(memory.shared.get(), logits, tokens, hidden, out, threads);
 }
 
 // The first ``count`` layers of the stack. Each computes the same as its kernels called one by one.
@@ -106,6 +167,10 @@ template <class T> void run_layers(const Stack& m, int64_t count, const Step& s,
         });
         times(layer.o, attended, delta);
         add(delta, layer.mlp_norm, layer.attention_post, layer.factor);
+        if (layer.mixture) {
+            timed(matmul, [&] { run_mixture(*layer.mixture, normed, s.tokens, inner, delta, threads); });
+            continue;
+        }
         times(layer.gate_up, normed, inner);
         times(layer.down, inner, delta);
     }

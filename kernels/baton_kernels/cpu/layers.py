@@ -1,4 +1,4 @@
-"""All layers of a Llama-like model as one call of the CPU's kernels: in a decode step, calling the layers'
+"""All layers of a model as one call of the CPU's kernels: in a decode step, calling the layers'
 kernels one by one from Python takes a fifth of the time of the kernels themselves."""
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cpu.attention import CpuPlan, numbers_of_heads, window_number
+from baton_kernels.cpu.experts import NativeExperts, NativeRouting, PackedExperts
 from baton_kernels.cpu.library import KINDS, pointer
 from baton_kernels.cpu.linear import NativeActivation, PackedWeight
 from baton_kernels.cpu.rows import NativeNorm, takes
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.routing_rule import Routing
 from baton_kernels.window import Window
 
 _POINTER, _COUNT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -33,11 +35,23 @@ class _Projection(ctypes.Structure):
     )
 
 
+class _Mixture(ctypes.Structure):
+    _fields_ = (
+        ("router", _Projection),
+        ("routing", NativeRouting),
+        ("experts", NativeExperts),
+        *((name, _Projection) for name in ("shared_gate_up", "shared_down", "shared_gate")),
+        ("weighs_input", ctypes.c_int),
+        ("router_is_float", ctypes.c_int),
+    )
+
+
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, NativeNorm) for name in ("input_norm", "mlp_norm", "attention_post", "mlp_post")),
         *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks")),
         *((name, _Projection) for name in ("qkv", "o", "gate_up", "down")),
+        ("mixture", ctypes.POINTER(_Mixture)),
         *((name, _COUNT) for name in ("window", "angles")),
         *((name, _FLOAT) for name in ("head_eps", "head_offset", "softcap", "factor")),
         ("whole_heads", ctypes.c_int),
@@ -72,6 +86,26 @@ class NativeStep(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    """The weights of a mixture of experts."""
+
+    router: PackedWeight
+    routing: Routing
+    correction: Tensor | None
+    """[experts] float32: see ``baton_kernels.routing.route``."""
+    experts: PackedExperts
+    shared: tuple[PackedWeight, PackedWeight] | None = None
+    """The gate and up, and the down projection of the MLP that is for every token; None: there is none."""
+    shared_gate: PackedWeight | None = None
+    """The projection to the logit of that MLP's factor; None: the factor is 1."""
+
+    @property
+    def inner(self) -> int:
+        """The inner rows of the MLP that is for every token; 0: there is none."""
+        return 0 if self.shared is None else self.shared[1].inputs
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The weights of one layer and what else it has of its own. The norms' weights have the type of the
     activations."""
@@ -82,8 +116,8 @@ class LayerWeights:
     """The norm of the residual stream before the MLP; None: no norm."""
     qkv: PackedWeight
     o: PackedWeight
-    gate_up: PackedWeight
-    down: PackedWeight
+    mlp: tuple[PackedWeight, PackedWeight] | MixtureWeights
+    """The gate and up, and the down projection; or the experts instead."""
     window: Window | None = None
     attention_post: Norm | None = None
     """The norm of attention's output before it is added to the residual stream."""
@@ -107,12 +141,14 @@ class LayerStack:
         self._weights = tuple(layers)  # kept: the kernels have their addresses
         first = layers[0]
         self._hidden, self._dtype = first.qkv.inputs, first.qkv.dtype
-        self._scratch = self._hidden + first.qkv.outputs + 2 * first.o.inputs + first.down.inputs
+        inner = max(_inner(layer) for layer in layers)
+        self._scratch = self._hidden + first.qkv.outputs + 2 * first.o.inputs + inner
         """Numbers per token of the scratch memory of a layer."""
         for layer in layers:
             _check(layer, heads, self._dtype)
         self._last_rope = max(layer.rope for layer in layers)
-        self._layers = (_Layer * len(layers))(*map(_layer, layers))
+        self._mixtures = [_mixture(layer.mlp) for layer in layers]
+        self._layers = (_Layer * len(layers))(*map(_layer, layers, self._mixtures))
         self._stack = _Stack(self._layers, self._hidden, heads, scale)
 
     def run(
@@ -167,8 +203,35 @@ def _check(weights: LayerWeights, heads: int, dtype: torch.dtype) -> None:
         raise ValueError("the sinks are strided")
 
 
-def _layer(weights: LayerWeights) -> _Layer:
-    heads = weights.head_norm
+def _inner(weights: LayerWeights) -> int:
+    """The inner rows of the layer's MLP, or of the one beside its experts."""
+    mlp = weights.mlp
+    return mlp.inner if isinstance(mlp, MixtureWeights) else mlp[1].inputs
+
+
+def _mixture(mlp: tuple[PackedWeight, PackedWeight] | MixtureWeights) -> _Mixture | None:
+    if not isinstance(mlp, MixtureWeights):
+        return None
+    experts = mlp.experts.native.experts
+    mixture = _Mixture(
+        router=_projection(mlp.router),
+        routing=NativeRouting.of(mlp.routing, experts, mlp.correction),
+        experts=mlp.experts.native,
+        weighs_input=mlp.routing.weighs_input,
+        router_is_float=mlp.router.dtype == torch.float32,
+    )
+    if mlp.shared is not None:
+        mixture.shared_gate_up, mixture.shared_down = map(_projection, mlp.shared)
+    if mlp.shared_gate is not None:
+        mixture.shared_gate = _projection(mlp.shared_gate)
+    return mixture
+
+
+def _layer(weights: LayerWeights, mixture: _Mixture | None) -> _Layer:
+    heads, mlp = weights.head_norm, weights.mlp
+    gate_up, down = (_Projection(), _Projection())
+    if not isinstance(mlp, MixtureWeights):
+        gate_up, down = map(_projection, mlp)
     return _Layer(
         input_norm=NativeNorm.of(weights.input_norm),
         mlp_norm=NativeNorm.of(weights.mlp_norm),
@@ -179,8 +242,9 @@ def _layer(weights: LayerWeights) -> _Layer:
         sinks=pointer(weights.sinks),
         qkv=_projection(weights.qkv),
         o=_projection(weights.o),
-        gate_up=_projection(weights.gate_up),
-        down=_projection(weights.down),
+        gate_up=gate_up,
+        down=down,
+        mixture=None if mixture is None else ctypes.pointer(mixture),
         window=window_number(weights.window),
         angles=weights.rope,
         head_eps=heads.eps if heads else 0.0,

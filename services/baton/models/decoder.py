@@ -92,20 +92,16 @@ class DecoderLayer(nn.Module):
     def packed(self) -> LayerWeights | None:
         """The packed weights of the layer; None if any of them is not packed, or if the layer is of a kind
         that is computed piece by piece."""
-        attention, mlp = self.self_attn, self.mlp
-        if self.is_parallel or attention.adjusts_queries or not isinstance(mlp, MLP):
-            return None
+        attention, mlp = self.self_attn, self.mlp.packed
         qkv, o = attention.qkv_proj.packed, attention.o_proj.packed
-        gate_up, down = mlp.gate_up_proj.packed, mlp.down_proj.packed
-        if qkv is None or o is None or gate_up is None or down is None:
+        if self.is_parallel or attention.adjusts_queries or qkv is None or o is None or mlp is None:
             return None
         return LayerWeights(
             _norm(self.input_layernorm),
             _norm(self.post_attention_layernorm),
             qkv,
             o,
-            gate_up,
-            down,
+            mlp,
             attention.window,
             attention_post=_norm(self.post_self_attn_layernorm),
             mlp_post=_norm(self.post_mlp_layernorm),
@@ -262,14 +258,18 @@ class Decoder(CausalLM):
 
     def checkpoint_tensors(self) -> dict[str, Place]:
         places: dict[str, Place] = {}
+        placed = set[nn.Module]()
         for path, module in self.named_modules():
             # Everything but the output head lies under "model." in checkpoints.
             name = path if path == "lm_head" else f"model.{path}"
+            if module in placed:
+                continue
             if isinstance(module, Linear):
                 places |= _places(name, module)
                 continue
             if isinstance(module, Experts):
                 places |= {f"{name}.{part}": place for part, place in module.places().items()}
+                placed.update(module.placed)
                 continue
             source: tuple[Index, ...] = (slice(None),)
             if isinstance(module, Embedding | RMSNorm | LayerNorm | Attention):

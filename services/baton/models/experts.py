@@ -5,24 +5,21 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baton.models.config import ModelConfig
-from baton.models.layers import MLP
+from baton.models.layers import MLP, Linear
 from baton.models.quantization.base import (
     ExpertsMultiplier,
     ExpertsShape,
     ExpertsWeights,
-    LinearShape,
-    LinearWeights,
-    Multiplier,
     Place,
     QuantizationScheme,
     empty_parameter,
 )
-from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Collectives, Parallel
+from baton_kernels.cpu.experts import PackedExperts
+from baton_kernels.cpu.layers import MixtureWeights
 from baton_kernels.routing import route
 
 
@@ -40,12 +37,7 @@ class Experts(nn.Module):
         self.collectives: Collectives = parallel.collectives
         shard, hidden, number = parallel.shard, config.hidden_size, rule.num_experts
         numbers = torch.float32 if rule.router_float32 else dtype
-        outputs = {"": range(number)}
-        self.router_weights: LinearWeights | None = PLAIN.allocate(
-            LinearShape(range(hidden), outputs, numbers, rule.router_bias)
-        )
-        """The router's weights until they are packed; None once they are no longer needed."""
-        self.router: Multiplier = self.router_weights
+        self.router = Linear(hidden, number, numbers, bias=rule.router_bias)
         shape = ExpertsShape(
             experts=range(number),
             hidden=hidden,
@@ -58,57 +50,70 @@ class Experts(nn.Module):
         self.weights: ExpertsWeights | None = scheme.allocate_experts(shape)
         """The experts' weights until they are packed; None once they are no longer needed."""
         self.experts: ExpertsMultiplier = self.weights
-        for name, parameter in self.router_weights.parameters.items():
-            self.register_parameter(f"router_{name}", parameter)
         for name, parameter in self.weights.parameters.items():
             self.register_parameter(name, parameter)
         self.correction = empty_parameter(number, dtype=torch.float32) if rule.correction_bias else None
-        self.shared_gate = empty_parameter(1, hidden, dtype=dtype) if rule.shared_gate else None
+        self.shared_gate = Linear(hidden, 1, dtype) if rule.shared_gate else None
         if rule.shared:
             self.add_module(rule.shared, MLP(config, dtype, parallel, scheme, rule.shared_inner))
+
+    @property
+    def placed(self) -> tuple[Linear, ...]:
+        """The modules whose tensors ``places`` names: the router, and the gate of the MLP for every token."""
+        return (self.router,) if self.shared_gate is None else (self.router, self.shared_gate)
 
     def places(self) -> dict[str, Place]:
         """The places of the layer's tensors by their names relative to the layer, without those of the MLP
         that is for every token; none once its weights are given up."""
         rule, found = self.rule, dict[str, Place]()
-        if self.router_weights is not None:
-            for kind, place in self.router_weights.places()[""].items():
-                found[f"{rule.router}.{kind}"] = place
         if self.weights is not None:
             found |= self.weights.places(rule.names)
         if self.correction is not None:
             tensor = self.correction[None] if rule.correction_rows else self.correction
             found[rule.correction_bias] = Place(tensor, (slice(None),) * tensor.dim())
-        if self.shared_gate is not None:
-            found[rule.shared_gate] = Place(self.shared_gate, (slice(None), slice(None)))
+        for name, module in zip((rule.router, rule.shared_gate), self.placed, strict=False):
+            if module.weights is not None:
+                found |= {f"{name}.{kind}": place for kind, place in module.weights.places()[""].items()}
         return found
 
     def pack(self) -> None:
         """Lay the weights out as the kernels of their device read them, and free memory that is unused
         then."""
-        assert self.router_weights is not None and self.weights is not None, "packed once"
-        self.router, self.experts = self.router_weights.pack(), self.weights.pack()
-        if self.router is not self.router_weights:
-            for name in self.router_weights.parameters:
-                self.register_parameter(f"router_{name}", None)
-            self.router_weights = None
+        assert self.weights is not None, "packed once"
+        self.experts = self.weights.pack()
         if self.experts is not self.weights:
             for name in self.weights.parameters:
                 self.register_parameter(name, None)
             self.weights = None
 
+    @property
+    def packed(self) -> MixtureWeights | None:
+        """The packed weights; None if any of them is not packed."""
+        rule, router, shared, gate = self.rule, self.router.packed, self._shared, self.shared_gate
+        of_all = None if shared is None else shared.packed
+        factor = None if gate is None else gate.packed
+        missing = router is None or not isinstance(self.experts, PackedExperts)
+        if missing or (shared and of_all is None) or (gate and factor is None):
+            return None
+        assert router is not None and isinstance(self.experts, PackedExperts)
+        return MixtureWeights(router, rule.routing, self.correction, self.experts, of_all, factor)
+
     def forward(self, x: Tensor) -> Tensor:
         routing = self.rule.routing
         own = x.float() if self.rule.router_float32 else x
-        experts, weights = route(self.router.multiply(own, torch.float32), routing, self.correction)
+        logits = self.router.multiplier.multiply(own, torch.float32)
+        experts, weights = route(logits, routing, self.correction)
         out = self.experts.multiply(x, experts, weights, routing.weighs_input)
-        if self.rule.shared:
-            out = out + self._shared(x)
+        if self._shared is not None:
+            part = self._shared.part(x)
+            if self.shared_gate is not None:
+                logit = self.shared_gate.multiplier.multiply(x, torch.float32)
+                part = part.float() * torch.sigmoid(logit)
+            out = (out.float() + part).to(out.dtype)
         return self.collectives.sum(out)
 
-    def _shared(self, x: Tensor) -> Tensor:
-        """The rank's part of the MLP that is for every token."""
-        part = cast(MLP, self.get_submodule(self.rule.shared)).part(x)
-        if self.shared_gate is None:
-            return part
-        return part * torch.sigmoid(F.linear(x, self.shared_gate))
+    @property
+    def _shared(self) -> MLP | None:
+        """The MLP that is for every token; None: there is none."""
+        name = self.rule.shared
+        return cast(MLP, self.get_submodule(name)) if name else None

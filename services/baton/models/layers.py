@@ -398,6 +398,12 @@ class MLP(nn.Module):
         down_bias = bias and shard.tp_rank == 0
         self.down_proj = Linear(inner, hidden, dtype, bias=down_bias, scheme=scheme)
 
+    @property
+    def packed(self) -> tuple[PackedWeight, PackedWeight] | None:
+        """The packed weights of both projections; None if one is not packed."""
+        gate_up, down = self.gate_up_proj.packed, self.down_proj.packed
+        return None if gate_up is None or down is None else (gate_up, down)
+
     def part(self, x: Tensor) -> Tensor:
         """The rank's part of the output, before the sum."""
         part: Tensor = self.down_proj(self.gate_up_proj(x))
