@@ -173,7 +173,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
                 "high_freq_factor": 4,
             }
         },
-        "rope_scaling.high_freq_factor is 4; allowed: more than low_freq_factor (4)",
+        "rope_scaling.high_freq_factor is 4; allowed: at least low_freq_factor (5)",
     ),
     ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; allowed: at most 1"),
     ({"partial_rotary_factor": 0.4}, "partial_rotary_factor is 0.4; allowed: at most 1, and an even number"),

@@ -39,6 +39,10 @@ def read_rope(
             return common
         case "linear":
             return replace(common, factor=rope.number("factor", minimum=1.0))
+        case "dynamic" if rope.has("alpha"):
+            # Hunyuan's name for a base that is stretched once, whatever the length.
+            stretch = rope.number("alpha", minimum=1.0) ** (head_dim / (head_dim - 2))
+            return replace(common, kind="default", theta=base * stretch)
         case "dynamic":
             trained = fields.integer("max_position_embeddings")
             return replace(common, factor=rope.number("factor", minimum=1.0), original_max_positions=trained)
@@ -68,8 +72,8 @@ def _original_positions(fields: Fields, rope: Fields) -> int:
 
 def _llama3(fields: Fields, rope: Fields, common: RopeConfig) -> RopeConfig:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        raise rope.error("high_freq_factor", f"more than low_freq_factor ({low:g})")
+    if high < low:
+        raise rope.error("high_freq_factor", f"at least low_freq_factor ({low:g})")
     return replace(
         common,
         factor=rope.number("factor", minimum=1.0),
