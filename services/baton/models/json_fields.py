@@ -65,6 +65,11 @@ class Fields:
             raise self.error(name, "a string")
         return value
 
+    def only(self, name: str, *allowed: object) -> None:
+        """Refuses a field that has another value than these. It may be missing."""
+        if self.has(name) and self._values[name] not in allowed:
+            raise self.error(name, " or ".join(json.dumps(value) for value in allowed))
+
     def object(self, name: str) -> Fields:
         value = self._values[name] if self.has(name) else {}
         if not isinstance(value, dict):

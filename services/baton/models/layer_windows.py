@@ -34,3 +34,26 @@ def windows_by_layer_type(fields: Fields, num_layers: int) -> tuple[int | None, 
     if "sliding_attention" in kinds and window is None:
         raise fields.error("layer_types", "full_attention only, unless use_sliding_window is true")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def alternating_windows(fields: Fields, num_layers: int, window: int | None) -> tuple[int | None, ...]:
+    """``window`` in the layers that ``layer_types`` names, or, without it, in every other one from the first
+    on."""
+    alternating = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
+    kinds = layer_types(fields, alternating, "sliding_attention")
+    if "sliding_attention" in kinds and window is None:
+        raise fields.error("layer_types", "full_attention only, without a sliding window")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def layer_types(fields: Fields, default: list[str], partial: str) -> list[str]:
+    """``layer_types``, of which each is full_attention or ``partial``. ``default``: those of a config without
+    it."""
+    kinds = fields.get("layer_types") if fields.has("layer_types") else default
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != len(default)
+        or not {"full_attention", partial} >= {*kinds}
+    ):
+        raise fields.error("layer_types", f"{len(default)} times full_attention or {partial}")
+    return kinds
