@@ -28,6 +28,8 @@ VOCAB_SIZE = 320
 CONTEXT = 1024
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 SPECIALS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
+CHOICE_BIAS = "e_score_correction_bias"
+"""What families call the bias that is added to experts' scores for the choice alone."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -162,12 +164,17 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
                 parameter.copy_((1 + 0.3 * noise(parameter)) * 0.5 / embedding)
             elif name.endswith("norm.weight"):
                 parameter.copy_(1 + 0.3 * noise(parameter))
-            elif name.endswith("bias"):
+            elif name.endswith(CHOICE_BIAS):
+                parameter.copy_(0.2 * noise(parameter))
+            elif name.endswith(("bias", "sinks")):
                 parameter.copy_(0.5 * noise(parameter))
             elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
                 parameter.copy_(embedding * noise(parameter))
             else:
                 parameter.copy_(1.3 * parameter.shape[1] ** -0.5 * noise(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith(CHOICE_BIAS):
+                buffer.copy_(0.2 * noise(buffer))
 
 
 def save_byte_tokenizer(path: Path, words: int = 0) -> None:
@@ -216,9 +223,9 @@ def _byte_alphabet() -> list[str]:
 
 @lru_cache(maxsize=4)
 def load_oracle(path: Path, dtype: str = "float32") -> PreTrainedModel:
-    """The model in transformers, with its plainest attention."""
+    """The model in transformers, with its plainest attention and experts."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        path, dtype=getattr(torch, dtype), attn_implementation="eager"
+        path, dtype=getattr(torch, dtype), attn_implementation="eager", experts_implementation="eager"
     )
     return model
 
