@@ -1,4 +1,4 @@
-"""The families with experts against transformers: whole prompts, chunks, decoding in mixed steps, and splits."""
+"""The families with experts against transformers: prompts whole and in chunks, mixed steps, and splits."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_rows_that_are_wanted_alone(name: str, model_dir: ModelDir) -> None:
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
-    """Half of the tokens' logits stay within 3 % of float32's, in norm, and nearer than those of transformers.
-    The others may be those of other experts: a choice that is nearly even turns with the last bit."""
+    """Half of the tokens' logits stay within 3 % of float32's, in norm, and nearer than transformers'. The
+    others may be those of other experts: a choice that is nearly even turns with the last bit."""
     path, ids = shutil.copytree(model_dir(name), tmp_path / name), prompt(70)
     for file in path.glob("*.safetensors"):
         rounded = {key: weight.bfloat16().float() for key, weight in load_file(file).items()}

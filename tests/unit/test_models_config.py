@@ -169,7 +169,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
             "rope_scaling": {
                 "rope_type": "llama3",
                 "factor": 8,
-                "low_freq_factor": 4,
+                "low_freq_factor": 5,
                 "high_freq_factor": 4,
             }
         },

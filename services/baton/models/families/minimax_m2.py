@@ -16,11 +16,14 @@ from baton_kernels.routing_rule import Routing
 def read(fields: Fields) -> ModelConfig:
     """Read MiniMax-M2's config. ModelError if it is not one that Baton serves."""
     head_dim = fields.integer("head_dim", 128)
+    rotary_dim = fields.integer("rotary_dim", head_dim)
+    if rotary_dim > head_dim or rotary_dim % 2:
+        raise fields.error("rotary_dim", f"an even number up to head_dim ({head_dim})")
     config = llama_like(
         fields,
         default_head_dim=128,
         default_kv_heads=8,
-        partial_rotary=fields.integer("rotary_dim", head_dim) / head_dim,
+        partial_rotary=rotary_dim / head_dim,
         rope_theta=5e6,
     )
     _check_variants(fields, config.num_layers)
