@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from baton.models.base import CausalLM
 from baton.models.config import ExpertsConfig, ModelConfig
-from baton.models.layers import Experts, Linear
+from baton.models.experts import Experts
+from baton.models.layers import Linear
 from baton.models.loader import _draw_weights, fill
 from baton.models.quantization.base import ExpertsShape, ExpertsWeights, Place, QuantizationScheme
 from baton.models.quantization.experts_format import (
@@ -227,7 +228,8 @@ CONFIG = {
 
 
 def config_of(experts: ExpertsConfig) -> ModelConfig:
-    return replace(ModelConfig.from_dict(CONFIG), experts=experts)
+    config = ModelConfig.from_dict(CONFIG)
+    return replace(config, experts=experts, expert_layers=(True,) * config.num_layers)
 
 
 class OnlyExperts(CausalLM):
@@ -257,6 +259,8 @@ class OnlyExperts(CausalLM):
     def checkpoint_tensors(self) -> dict[str, Place]:
         places = self.mlp.places()
         for path, module in self.mlp.named_modules():
+            if module in self.mlp.placed:
+                continue
             if isinstance(module, Linear) and module.weights is not None:
                 parent = path.rpartition(".")[0]
                 for part, tensors in module.weights.places().items():
@@ -408,7 +412,7 @@ BLOCKS = {
             Routing(2),
             shared="shared_expert",
             shared_inner=20,
-            shared_gate="shared_expert_gate.weight",
+            shared_gate="shared_expert_gate",
         ),
         {"moe_intermediate_size": INNER, "shared_expert_intermediate_size": 20},
     ),
@@ -543,7 +547,7 @@ def computed(block: Block, tensors: Mapping[str, Tensor], x: Tensor, *, ranks: i
         model.pack()
         assert model.mlp.weights is None
         assert isinstance(model.mlp.experts, PackedExperts)
-        assert isinstance(model.mlp.router, PackedWeight)
+        assert isinstance(model.mlp.router.multiplier, PackedWeight)
         torch.testing.assert_close(model.mlp(x), before, rtol=1e-4, atol=1e-5)
         out += before
     return out
@@ -577,7 +581,7 @@ def test_the_router_keeps_float32_in_a_bfloat16_model() -> None:
     experts = replace(plain_config(), router_float32=True, routing=Routing(1))
     model = model_of(experts, dtype=torch.bfloat16)
     _draw_weights(model, shapes_of(experts), 0)
-    router = model.get_parameter("mlp.router_weight")
+    router = model.get_parameter("mlp.router.weight")
     assert router.dtype == torch.float32
     router.data.zero_()
     router.data[:, 0] = torch.tensor([1.0, 1.0, 1.0, 1.0001, 1.0])

@@ -85,6 +85,24 @@ def test_threads_change_nothing(name: str, dtype: str, model_dir: ModelDir) -> N
                 assert (ours - expected).norm() <= 1e-2 * expected.norm()
 
 
+MIXTURES = ("mixtral", "gpt-oss", "glm4-moe", "hy-v3", "qwen2-moe")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixtures_are_what_their_layers_are(name: str, dtype: str, model_dir: ModelDir) -> None:
+    model = model_of(model_dir, name, dtype, "none")
+    assert model.stack is not None
+    stacked = answers(model)
+    model.stack = None
+    gated = model.config.experts is not None and model.config.experts.shared_gate
+    for ours, one_by_one in zip(stacked, answers(model), strict=True):
+        if gated:  # the sigmoid of the shared expert's gate is torch's or the kernels'
+            assert (ours - one_by_one).norm() <= (1e-5 if dtype == "float32" else 1e-2) * one_by_one.norm()
+        else:
+            assert torch.equal(ours, one_by_one)
+
+
 def test_is_used(model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch) -> None:
     model, counts = model_of(model_dir, "llama", "float32", "none"), list[int]()
     run = LayerStack.run

@@ -90,8 +90,7 @@ class QueryScale:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """The mixture of experts of a layer. Names of tensors are relative to the MLP, and whole but for
-    "router"."""
+    """The mixture of experts of a layer. Names are relative to the MLP."""
 
     num_experts: int
     inner: int
@@ -114,7 +113,7 @@ class ExpertsConfig:
     """The module of an MLP that every token goes through; "": none."""
     shared_inner: int = 0
     shared_gate: str = ""
-    """The weight [1, hidden] whose product's sigmoid scales the shared MLP; "": none."""
+    """The module whose weight [1, hidden] gives the logit of the shared MLP's factor; "": none."""
 
 
 @dataclass(frozen=True, slots=True)

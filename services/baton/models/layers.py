@@ -411,7 +411,3 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.collectives.sum(self.part(x))
-
-
-class Experts(nn.Module):
-    """Placeholder until the experts come."""

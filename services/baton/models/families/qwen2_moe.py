@@ -29,7 +29,7 @@ def read(fields: Fields) -> ModelConfig:
             activation=config.activation,
             shared="shared_expert",
             shared_inner=fields.integer("shared_expert_intermediate_size", 5632),
-            shared_gate="shared_expert_gate.weight",
+            shared_gate="shared_expert_gate",
         ),
         expert_layers=sparse_layers(fields, config.num_layers),
     )
