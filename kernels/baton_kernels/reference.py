@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
 
 
 def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) -> None:
@@ -36,22 +36,32 @@ def reference_attention(
     batch: PagedBatch,
     *,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, heads, head_dim] -> [T, heads, head_dim] float64; rows of no sequence, and padding, stay
-    0."""
+    """q [T, heads, head_dim] -> [T, heads, head_dim] float64; rows of no sequence, and padding, stay 0.
+    ``sinks`` [heads]: a score of each head that has a weight and no value."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     for row, (table, context) in _rows(batch).items():
-        first = 0 if window is None else max(0, context - window)
+        first = _first_seen(context, window)
         k, v = (_read(pool, layer, part, table, first, context) for part in (0, 1))
         for head in range(q.shape[1]):
             kv_head = head * pool.shape[1] // q.shape[1]
             scores = k[:, kv_head] @ q[row, head].double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[row, head] = torch.softmax(scores, dim=0) @ v[:, kv_head]
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head].double()[None]))
+            out[row, head] = torch.softmax(scores, dim=0)[: len(v)] @ v[:, kv_head]
     return out
+
+
+def _first_seen(context: int, window: Window | None) -> int:
+    """The first token that a row sees which is the last of ``context`` tokens."""
+    if isinstance(window, ChunkedWindow):
+        return (context - 1) // window.size * window.size
+    return 0 if window is None else max(0, context - window)
 
 
 def _rows(batch: PagedBatch) -> dict[int, tuple[list[int], int]]:

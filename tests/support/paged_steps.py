@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.attention import new_pool
-from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.paged import Chunk, PagedBatch, Window
 
 LAYERS = 3
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -20,7 +20,7 @@ class Case:
     kv_heads: int
     head_dim: int
     block_size: int
-    window: int | None
+    window: Window | None
     decode: tuple[int, ...]
     """Context of each decoding sequence."""
     chunks: tuple[tuple[int, int], ...]
@@ -30,12 +30,18 @@ class Case:
     queries: int = 1
     """Rows of each decoding sequence. With more than one, every other sequence has one row less, and behind
     its rows one of padding."""
+    has_sinks: bool = False
 
     @property
     def decode_rows(self) -> tuple[tuple[int, int], ...]:
         """(first position, length) of each decoding sequence's own rows."""
         lengths = [self.queries - (at % 2 if self.queries > 1 else 0) for at in range(len(self.decode))]
         return tuple((n - length, length) for n, length in zip(self.decode, lengths, strict=True))
+
+
+def sinks_of(case: Case) -> Tensor | None:
+    """A sink for each query head, some of which outweigh a context and some of which do not."""
+    return 4 * torch.randn(case.heads) if case.has_sinks else None
 
 
 def lay_out(case: Case, layers: int = LAYERS, pool_on: str = "cpu") -> tuple[Tensor, PagedBatch]:

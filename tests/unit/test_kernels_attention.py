@@ -8,8 +8,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from baton_kernels.paged import ChunkedWindow
 from baton_kernels.reference import reference_attention
-from tests.support.paged_steps import TOLERANCE, Case, lay_out, spoil_unused
+from tests.support.covering import Choice, covering
+from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 
 if find_spec("triton") is None:
     pytest.skip("triton has no build for this machine", allow_module_level=True)
@@ -60,7 +62,7 @@ def check(case: Case, device: shapes.Device = FEW) -> None:
     layer, scale = 1, 2 * case.head_dim**-0.5
     fused = torch.randn(batch.positions.numel(), case.heads + 2, case.head_dim).to(case.dtype)
     q = fused[:, : case.heads]
-    how = {"scale": scale, "window": case.window, "softcap": case.softcap}
+    how = {"scale": scale, "window": case.window, "softcap": case.softcap, "sinks": sinks_of(case)}
     plan = attention.CudaPlan.build(batch, pool, {case.window}, case.heads, device)
     out = plan.attend(spoil_unused(pool, batch, layer), layer, q, **how)
     expected = reference_attention(pool, layer, q, batch, **how)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
+from baton_kernels.paged import ChunkedWindow, Window
 
 LARGEST_HEAD_DIM = 256
 LARGEST_GROUP = 64
@@ -165,6 +166,12 @@ def _check_group(group: int) -> None:
 
 def next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def window_size(window: Window | None) -> int:
+    """The tokens of a window, or of a run of a chunked one, as kernels take them; no window is an unused
+    0."""
+    return window.size if isinstance(window, ChunkedWindow) else window or 0
 
 
 def base_two(scale: float, softcap: float | None) -> tuple[float, float]:
