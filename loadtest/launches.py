@@ -40,6 +40,7 @@ from baton.models.quantization import plain
 from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
 from baton_kernels import rows
+from baton_kernels.activation import SILU
 from baton_kernels.paged import Chunk, PagedBatch, WantedRows
 from loadtest.shapes import SHAPES, save_unfilled
 
@@ -173,13 +174,13 @@ def _add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
 
     if x is None:
         return rows.add_rms_norm(x, residual, weight, eps)
-    return on_device.add_rms_norm(x, residual, weight, eps)
+    return on_device.add_norm(x, residual, rows.Norm(weight, eps), weight.dtype)
 
 
 def _silu_mul(gate_up: Tensor) -> Tensor:
     from baton_kernels.cuda import rows as on_device
 
-    return on_device.silu_mul(gate_up)
+    return on_device.gated_product(gate_up, SILU)
 
 
 def model_of(shape: Mapping[str, object]) -> CausalLM:

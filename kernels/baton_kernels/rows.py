@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from baton_kernels.activation import SILU
 from baton_kernels.cpu import rows as cpu_rows
 
 
@@ -42,7 +43,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if gate_up.device.type == "cuda":
         from baton_kernels.cuda import rows  # triton is only there where CUDA is
 
-        return rows.silu_mul(gate_up)
+        return rows.gated_product(gate_up, SILU)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -53,7 +54,7 @@ def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float)
     if residual.device.type == "cuda" and x is not None:
         from baton_kernels.cuda import rows
 
-        return rows.add_rms_norm(x, residual, weight, eps)
+        return rows.add_norm(x, residual, Norm(weight, eps), weight.dtype)
     if residual.device.type == "cpu":
         normed = cpu_rows.add_rms_norm(x, residual, weight, eps)
         if normed is not None:

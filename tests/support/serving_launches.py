@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,13 +41,15 @@ from baton.engine.sequence import Fork
 from baton.engine.sequence import Sequence as Request
 from baton.models import layers
 from baton.models.quantization import plain
+from baton_kernels.activation import SILU
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.cuda import blocks, rows
 from baton_kernels.cuda import logits as kernels
 from baton_kernels.cuda.attention import CudaPlan
 from baton_kernels.cuda.shapes import Device
-from baton_kernels.paged import PagedBatch
+from baton_kernels.paged import PagedBatch, Window
+from baton_kernels.rows import Norm
 from loadtest.kernel_builds import AbsentDevice
 from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE
@@ -88,7 +91,7 @@ def recording() -> Iterator[Recorder]:
 
 
 def _planned(
-    cls: type[AttentionPlan], batch: PagedBatch, pool: Tensor, windows: set[int | None], heads: int
+    cls: type[AttentionPlan], batch: PagedBatch, pool: Tensor, windows: set[Window | None], heads: int
 ) -> AttentionPlan:
     return cls(CudaPlan.build(batch, pool, windows, heads, DEVICE))
 
@@ -96,7 +99,7 @@ def _planned(
 def _add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x is None:
         return torch.nn.functional.rms_norm(residual, weight.shape).to(weight.dtype)
-    return rows.add_rms_norm(x, residual, weight, eps)
+    return rows.add_norm(x, residual, Norm(weight, eps), weight.dtype)
 
 
 def _choose(
@@ -120,7 +123,7 @@ def by_kernels() -> Iterator[None]:
         for owner, name, by_kernel in (
             (AttentionPlan, "build", classmethod(_planned)),
             (layers, "add_rms_norm", _add_rms_norm),
-            (plain, "silu_mul", rows.silu_mul),
+            (plain, "silu_mul", partial(rows.gated_product, activation=SILU)),
             (guidance, "bar_tokens", kernels.bar_tokens),
             (logits, "bar_tokens", kernels.bar_tokens),
             (token_choice, "adjust", _adjust),

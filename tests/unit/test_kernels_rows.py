@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
+from types import MappingProxyType
 
 import pytest
 import torch
+from torch import Tensor
 
 from baton_kernels import rows as entry
+from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.attention import AttentionPlan, rotate_and_store
 from baton_kernels.reference import reference_turned, reference_write_kv
 from baton_kernels.rotary import HeadNorm
+from baton_kernels.rows import Norm
+from tests.support.covering import Choice, covering
 from tests.support.paged_steps import Case, lay_out
 
 if find_spec("triton") is None:
@@ -18,7 +26,7 @@ if find_spec("triton") is None:
 if torch.cuda.is_available():
     pytest.skip("tests/gpu runs them on the device", allow_module_level=True)
 
-from tests.support.interpreted import rotary, rows
+from tests.support.interpreted import rotary, rows, whole_norm
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -77,6 +85,18 @@ def test_heads_are_normed_rotated_and_stored(
     assert torch.equal(by_triton[:, :, :, 1], by_torch[:, :, :, 1])
 
 
+def test_an_offset_is_added_to_the_weights_of_queries_and_keys() -> None:
+    torch.manual_seed(0)
+    pool, batch = lay_out(Case(4, 2, 64, 16, None, (40, 3), ((0, 5),)))
+    tokens = batch.positions.numel()
+    qkv, (cos, sin), (q, k) = torch.randn(tokens, 8, 64), torch.randn(2, tokens, 1, 64), torch.randn(2, 64)
+    other = pool.clone()
+    out = rotary.rotate_and_store(pool, 1, qkv, cos, sin, HeadNorm(q, k, 1e-5, offset=1.0), batch)
+    expected = rotary.rotate_and_store(other, 1, qkv, cos, sin, HeadNorm(q + 1, k + 1, 1e-5), batch)
+    assert torch.equal(out, expected)
+    assert torch.equal(pool, other)
+
+
 def test_heads_that_do_not_fit_are_refused() -> None:
     pool, batch = lay_out(Case(4, 2, 64, 16, None, (3,), ()))
     qkv, angles = torch.zeros(1, 8, 64), torch.zeros(1, 1, 64)
@@ -86,30 +106,166 @@ def test_heads_that_do_not_fit_are_refused() -> None:
         rotary.rotate_and_store(pool, 0, qkv, angles.double(), angles, None, batch)
 
 
-@DTYPES
-@pytest.mark.parametrize("size", [64, 1000])
-def test_add_rms_norm(dtype: torch.dtype, size: int) -> None:
+NORMS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "size": (64, 1000),
+        "dtype": tuple(TOLERANCE),
+        "adds": (False, True),
+        "post": (None, "rms", "layer"),
+        "norm": (None, "rms", "layer", "layer without bias"),
+        "offset": (0.0, 1.0),
+        "factor": (1.0, 0.22),
+    }
+)
+
+
+def norm_of(kind: object, choice: Choice) -> Norm | None:
+    """A norm with random weights, of the type of the choice."""
+    size, dtype, offset = choice["size"], choice["dtype"], choice["offset"]
+    assert isinstance(size, int)
+    assert isinstance(dtype, torch.dtype)
+    assert isinstance(offset, float)
+    weight, bias = torch.randn(2, size).to(dtype)
+    if kind is None:
+        return None
+    return Norm(weight, 1e-5, offset, centered=kind != "rms", bias=bias if kind == "layer" else None)
+
+
+def exactly(norm: Norm | None, x: Tensor) -> Tensor:
+    """The norm of x, float64."""
+    if norm is None:
+        return x
+    if norm.centered:
+        x = x - x.mean(-1, keepdim=True)
+    normal = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight.double() + norm.offset)
+    return normal if norm.bias is None else normal + norm.bias.double()
+
+
+@pytest.mark.parametrize("choice", covering(NORMS), ids=lambda choice: "-".join(map(str, choice.values())))
+def test_rows_are_normed_added_and_normed(choice: Choice) -> None:
     torch.manual_seed(0)
-    x, weight = torch.randn(7, size).to(dtype), torch.randn(size).to(dtype)
-    residual = torch.randn(7, size)
-    added = x.double() + residual.double()
-    expected = added / (added.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    for function in (rows.add_rms_norm, entry.add_rms_norm):
-        kept = residual.clone()
-        out = function(x, kept, weight, 1e-5)
-        assert out.dtype == dtype
-        torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-        torch.testing.assert_close(kept.double(), added, rtol=0, atol=1e-6)
+    size, dtype, factor = choice["size"], choice["dtype"], choice["factor"]
+    assert isinstance(size, int)
+    assert isinstance(dtype, torch.dtype)
+    assert isinstance(factor, float)
+    post, norm = norm_of(choice["post"], choice), norm_of(choice["norm"], choice)
+    x, residual = (3 + torch.randn(7, size)).to(dtype), torch.randn(7, size) - 2
+    added = residual.double()
+    if choice["adds"]:
+        added = added + exactly(post, x.double()) * factor
+    out = rows.add_norm(x if choice["adds"] else None, residual, norm, dtype, post=post, factor=factor)
+    assert out.dtype == dtype
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), exactly(norm, added), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(residual.double(), added, rtol=1e-6, atol=5e-6)
 
 
+def test_the_entry_to_the_norm_is_the_same() -> None:
+    torch.manual_seed(0)
+    x, weight, residual = torch.randn(7, 64), torch.randn(64), torch.randn(7, 64)
+    kept = residual.clone()
+    out = rows.add_norm(x, residual, Norm(weight, 1e-5), torch.float32)
+    torch.testing.assert_close(entry.add_rms_norm(x, kept, weight, 1e-5), out)
+    torch.testing.assert_close(kept, residual)
+
+
+def test_rows_that_lie_apart_are_refused() -> None:
+    wide = torch.zeros(4, 32)
+    with pytest.raises(ValueError, match=r"rows must lie behind each other, not \[32, 16\] apart"):
+        rows.add_norm(wide[:, :16], torch.zeros(4, 16), None, torch.float32)
+    with pytest.raises(ValueError, match="a row must be contiguous, not strided by 2"):
+        rows.activated(wide[:, ::2], SILU)
+    with pytest.raises(ValueError, match="a row must be contiguous, not strided by 2"):
+        whole_norm.squares(wide[:, ::2], 2, 1)
+
+
+# The limit of what overflows is right: x / (1 + infinity).
+OVERFLOWING = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+ACTIVATIONS = pytest.mark.parametrize(
+    "activation", [SILU, GELU_TANH, Activation("clamped_swiglu", 7.0)], ids=lambda activation: activation.kind
+)
+
+
+def active(x: Tensor, activation: Activation) -> Tensor:
+    """An ungated activation, float64."""
+    if activation == SILU:
+        return x / (1 + torch.exp(-x))
+    return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+@OVERFLOWING
 @DTYPES
+@ACTIVATIONS
 @pytest.mark.parametrize("size", [64, 1500])
-def test_silu_mul(dtype: torch.dtype, size: int) -> None:
+def test_gated_product(size: int, activation: Activation, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    gate_up = (10 * torch.randn(5, 2 * size)).to(dtype)
+    gate_up = (10 * torch.randn(5, 2 * size + 16)).to(dtype)[:, : 2 * size]
     gate, up = gate_up.double().chunk(2, dim=-1)
-    expected = gate / (1 + torch.exp(-gate)) * up
-    for function in (rows.silu_mul, entry.silu_mul):
+    if activation.kind == "clamped_swiglu":
+        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        expected = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+    else:
+        expected = active(gate, activation) * up
+    functions = [partial(rows.gated_product, activation=activation)]
+    for function in [*functions, entry.silu_mul] if activation == SILU else functions:
         out = function(gate_up)
         assert out.dtype == dtype
         torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@OVERFLOWING
+@DTYPES
+@pytest.mark.parametrize("activation", [SILU, GELU_TANH], ids=lambda activation: activation.kind)
+def test_activated(activation: Activation, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (10 * torch.randn(5, 1516)).to(dtype)[:, :1500]
+    out = rows.activated(x, activation)
+    assert out.dtype == dtype
+    expected = active(x.double(), activation)
+    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_an_activation_that_needs_a_gate_is_refused_without() -> None:
+    with pytest.raises(ValueError, match="clamped_swiglu; allowed without a gate: silu, gelu_tanh"):
+        rows.activated(torch.zeros(1, 16), Activation("clamped_swiglu", 7.0))
+
+
+@ACTIVATIONS
+def test_what_is_no_number_stays_none(activation: Activation) -> None:
+    gate_up = torch.zeros(2, 8)
+    gate_up[0, 1] = gate_up[1, 6] = torch.nan
+    assert rows.gated_product(gate_up, activation).isnan().nonzero().tolist() == [[0, 1], [1, 2]]
+
+
+@DTYPES
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (2, 2, 20)])
+def test_all_heads_together_are_normed(
+    heads: int, kv_heads: int, head_dim: int, ranks: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    qkv = torch.randn(ranks, 5, sum(sizes) + 16).to(dtype)[:, :, :-16]
+    weights = [torch.randn(ranks, size).to(dtype) for size in sizes[:2]]
+    parts = list(qkv.double().split(sizes, dim=-1))
+    for at, weight in enumerate(weights):
+        mean = parts[at].square().mean((0, 2))[:, None]
+        parts[at] = parts[at] / (mean + 1e-5).sqrt() * (weight[:, None].double() + 1)
+    sums = torch.stack([whole_norm.squares(part, heads, kv_heads) for part in qkv]).sum(0)
+    if ranks == 1:
+        whole = qkv[0].clone()
+        whole_norm.norm_whole(whole, weights[0][0], weights[1][0], 1e-5, offset=1.0)
+    for part, q, k in zip(qkv, *weights, strict=True):
+        whole_norm.scale(part, sums, q, k, 1e-5, ranks=ranks, offset=1.0)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(qkv.double(), torch.cat(parts, -1), rtol=tolerance, atol=tolerance)
+    if ranks == 1:
+        torch.testing.assert_close(whole, qkv[0])
+
+
+def test_weights_and_sums_that_do_not_fit_are_refused() -> None:
+    qkv, weight = torch.zeros(3, 64), torch.zeros(16)
+    with pytest.raises(ValueError, match="weights of 16 and 16 for rows of 64 with keys and values"):
+        whole_norm.norm_whole(qkv, weight, weight, 1e-5)
+    with pytest.raises(ValueError, match=r"sums are \(2, 2\) torch.float32; allowed: contiguous \(3, 2\)"):
+        whole_norm.scale(qkv, torch.zeros(2, 2), weight, weight, 1e-5)

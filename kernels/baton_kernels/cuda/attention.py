@@ -118,7 +118,9 @@ class _Planner:
     def programs_per_head(self) -> int:
         return max(1, self.programs // self.kv_heads)
 
-    def decode(self, batch: PagedBatch, windows: Collection[Window | None]) -> Mapping[Window | None, DecodePlan]:
+    def decode(
+        self, batch: PagedBatch, windows: Collection[Window | None]
+    ) -> Mapping[Window | None, DecodePlan]:
         """The plans of the decoding rows, by window."""
         if not batch.num_decode:
             return NONE
