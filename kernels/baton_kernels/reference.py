@@ -8,7 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from baton_kernels.activation import ALPHA, Activation
 from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
+from baton_kernels.rows import Norm
 
 
 def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) -> None:
@@ -83,6 +85,34 @@ def _read(pool: Tensor, layer: int, part: int, table: list[int], first: int, sto
     tokens = torch.arange(first, stop, device=pool.device)
     blocks = torch.tensor(table, device=pool.device)[tokens // block_size]
     return pool[:, :, layer, part][blocks, :, tokens % block_size].double()
+
+
+def reference_norm(x: Tensor, norm: Norm | None) -> Tensor:
+    """The norm of x [T, size] (None: x), float64."""
+    x = x.double()
+    if norm is None:
+        return x
+    if norm.centered:
+        x = x - x.mean(-1, keepdim=True)
+    x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight.double() + norm.offset)
+    return x if norm.bias is None else x + norm.bias.double()
+
+
+def reference_activated(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of each number that needs no gate, float64."""
+    x = x.double()
+    if activation.kind == "silu":
+        return x / (1 + torch.exp(-x))
+    return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """The activated gate times up, float64."""
+    gate, up, limit = gate.double(), up.double(), activation.limit
+    if activation.kind != "clamped_swiglu":
+        return reference_activated(gate, activation) * up
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate / (1 + torch.exp(-ALPHA * gate)) * (up + 1)
 
 
 def reference_draw(

@@ -39,7 +39,7 @@ def test_serving_compiles_nothing_that_the_warm_up_has_not(family: str, dtype: s
     # Each kernel that depends on no window and no length of a chunk is compiled once, not for some numbers
     # of rows or some addresses.
     builds = Counter(key.split()[0] for key in told["warm"])
-    once = {"_rotate_and_store", "_add_rms_norm", "_silu_mul", "_draw", "_adjust", "_bar_tokens", "_copy"}
+    once = {"_rotate_and_store", "_add_norm", "_gated_product", "_draw", "_adjust", "_bar_tokens", "_copy"}
     assert {name: builds[name] for name in once} == dict.fromkeys(once, 1)
     assert {"_decode", "_prefill"} == builds.keys() - once
 
@@ -59,15 +59,16 @@ from triton import knobs
 from baton.engine.warm_up import late_builds
 heard = []
 knobs.runtime.jit_post_compile_hook = lambda **of_kernel: heard.append(of_kernel["key"])
-from baton_kernels.cuda.rows import silu_mul
+from baton_kernels.activation import SILU
+from baton_kernels.cuda.rows import activated
 from loadtest.kernel_builds import building
 with building(90):
-    silu_mul(torch.zeros(2, 64))
+    activated(torch.zeros(2, 64), SILU)
     late = late_builds(torch.device("cuda"))
-    silu_mul(torch.zeros(2, 64))
+    activated(torch.zeros(2, 64), SILU)
     assert late.count == 0
-    silu_mul(torch.zeros(2, 66))
-    silu_mul(torch.zeros(2, 66).bfloat16())
+    activated(torch.zeros(2, 66), SILU)
+    activated(torch.zeros(2, 66).bfloat16(), SILU)
     assert (late.count, len(heard)) == (2, 3)
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=240)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -15,7 +14,13 @@ from torch import Tensor
 from baton_kernels import rows as entry
 from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.attention import AttentionPlan, rotate_and_store
-from baton_kernels.reference import reference_turned, reference_write_kv
+from baton_kernels.reference import (
+    reference_activated,
+    reference_gated,
+    reference_norm,
+    reference_turned,
+    reference_write_kv,
+)
 from baton_kernels.rotary import HeadNorm
 from baton_kernels.rows import Norm
 from tests.support.covering import Choice, covering
@@ -131,16 +136,6 @@ def norm_of(kind: object, choice: Choice) -> Norm | None:
     return Norm(weight, 1e-5, offset, centered=kind != "rms", bias=bias if kind == "layer" else None)
 
 
-def exactly(norm: Norm | None, x: Tensor) -> Tensor:
-    """The norm of x, float64."""
-    if norm is None:
-        return x
-    if norm.centered:
-        x = x - x.mean(-1, keepdim=True)
-    normal = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight.double() + norm.offset)
-    return normal if norm.bias is None else normal + norm.bias.double()
-
-
 @pytest.mark.parametrize("choice", covering(NORMS), ids=lambda choice: "-".join(map(str, choice.values())))
 def test_rows_are_normed_added_and_normed(choice: Choice) -> None:
     torch.manual_seed(0)
@@ -152,11 +147,11 @@ def test_rows_are_normed_added_and_normed(choice: Choice) -> None:
     x, residual = (3 + torch.randn(7, size)).to(dtype), torch.randn(7, size) - 2
     added = residual.double()
     if choice["adds"]:
-        added = added + exactly(post, x.double()) * factor
+        added = added + reference_norm(x, post) * factor
     out = rows.add_norm(x if choice["adds"] else None, residual, norm, dtype, post=post, factor=factor)
     assert out.dtype == dtype
     tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(out.double(), exactly(norm, added), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(out.double(), reference_norm(added, norm), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(residual.double(), added, rtol=1e-6, atol=5e-6)
 
 
@@ -186,13 +181,6 @@ ACTIVATIONS = pytest.mark.parametrize(
 )
 
 
-def active(x: Tensor, activation: Activation) -> Tensor:
-    """An ungated activation, float64."""
-    if activation == SILU:
-        return x / (1 + torch.exp(-x))
-    return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
 @OVERFLOWING
 @DTYPES
 @ACTIVATIONS
@@ -200,13 +188,8 @@ def active(x: Tensor, activation: Activation) -> Tensor:
 def test_gated_product(size: int, activation: Activation, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     gate_up = (10 * torch.randn(5, 2 * size + 16)).to(dtype)[:, : 2 * size]
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    if activation.kind == "clamped_swiglu":
-        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
-        expected = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
-    else:
-        expected = active(gate, activation) * up
-    functions = [partial(rows.gated_product, activation=activation)]
+    expected = reference_gated(gate_up[:, :size], gate_up[:, size:], activation)
+    functions: list[Callable[[Tensor], Tensor]] = [partial(rows.gated_product, activation=activation)]
     for function in [*functions, entry.silu_mul] if activation == SILU else functions:
         out = function(gate_up)
         assert out.dtype == dtype
@@ -221,7 +204,7 @@ def test_activated(activation: Activation, dtype: torch.dtype) -> None:
     x = (10 * torch.randn(5, 1516)).to(dtype)[:, :1500]
     out = rows.activated(x, activation)
     assert out.dtype == dtype
-    expected = active(x.double(), activation)
+    expected = reference_activated(x, activation)
     torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -247,7 +230,7 @@ def test_all_heads_together_are_normed(
     sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
     qkv = torch.randn(ranks, 5, sum(sizes) + 16).to(dtype)[:, :, :-16]
     weights = [torch.randn(ranks, size).to(dtype) for size in sizes[:2]]
-    parts = list(qkv.double().split(sizes, dim=-1))
+    parts = [*torch.split(qkv.double(), sizes, dim=-1)]
     for at, weight in enumerate(weights):
         mean = parts[at].square().mean((0, 2))[:, None]
         parts[at] = parts[at] / (mean + 1e-5).sqrt() * (weight[:, None].double() + 1)

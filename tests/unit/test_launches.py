@@ -41,8 +41,8 @@ def test_a_decode_step_launches_nine_kernels_a_layer_and_few_more() -> None:
     assert counted.kernels == {
         "rotate_and_store": LAYERS,
         "decode": LAYERS,
-        "silu_mul": LAYERS,
-        "add_rms_norm": 2 * LAYERS,
+        "gated_product": LAYERS,
+        "add_norm": 2 * LAYERS,
     }
     assert counted.operations["linear"] == 4 * LAYERS + 1
     assert counted.total <= 9 * LAYERS + 10

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import triton
@@ -25,7 +24,14 @@ import triton.language as tl
 from torch import Tensor
 
 from baton_kernels.cuda.launch import bound
-from baton_kernels.cuda.shapes import MIN_ROWS, Shape, base_two, next_power_of_two, window_size
+from baton_kernels.cuda.shapes import (
+    MIN_ROWS,
+    Shape,
+    base_two,
+    next_power_of_two,
+    window_size,
+    window_start_of,
+)
 from baton_kernels.cuda.tiles import LOG2_E, accumulate, join, last_at_most, load_tile, window_start
 from baton_kernels.paged import Chunk, ChunkedWindow, Window
 
@@ -33,7 +39,6 @@ MIN_SHARE = 4
 """Fewest tiles of a program: a shorter part costs more to merge than it saves."""
 JOIN_STAGES = 2
 """Parts of a sequence that are under way from memory, while they are joined."""
-Number = TypeVar("Number", int, Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class DecodePlan:
             if queries > 1:
                 seeing = contexts.view(sequences, queries)
                 least = torch.where(seeing > 0, seeing, most[:, None]).amin(1)
-            tiles = tiles - _window_start(least, window).clamp(min=0) // tile
+            tiles = tiles - window_start_of(least, window).clamp(min=0) // tile
         zeros = torch.zeros(sequences * (kv_heads + 1) + 1, dtype=torch.int32, device=contexts.device)
         starts, arrivals = zeros.split_with_sizes((sequences + 1, sequences * kv_heads))
         torch.cumsum(tiles.clamp(min=1), 0, dtype=torch.int32, out=starts[1:])
@@ -124,7 +129,7 @@ class ShortChunks:
 
     def _tiles(self, chunk: Chunk, window: Window | None) -> int:
         first = chunk.context - chunk.length + 1
-        unseen = 0 if window is None else max(0, _window_start(first, window))
+        unseen = 0 if window is None else max(0, window_start_of(first, window))
         return -(-chunk.context // self.tile) - unseen // self.tile
 
     def plans(
@@ -143,13 +148,6 @@ class ShortChunks:
             )
             for window, own in zip(self.windows, starts, strict=True)
         }
-
-
-def _window_start(context: Number, window: Window) -> Number:
-    """The host's ``tiles.window_start``."""
-    if isinstance(window, ChunkedWindow):
-        return (context - 1) // window.size * window.size
-    return context - window
 
 
 @bound

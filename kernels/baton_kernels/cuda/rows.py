@@ -303,6 +303,6 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
 
 def _empty_rows(x: Tensor, size: int) -> Tensor:
     """Memory for a row of ``size`` for each row of x. ValueError if these are strided."""
-    if x.stride(1) != 1:
+    if x.shape[1] > 1 and x.stride(1) != 1:
         raise ValueError(f"a row must be contiguous, not strided by {x.stride(1)}")
     return torch.empty((x.shape[0], size), dtype=x.dtype, device=x.device)
