@@ -21,7 +21,7 @@ from torch import Tensor
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.logits import LogitRules, PackedRules, Row, allowed_words
 from baton_kernels.activation import GELU_TANH, SILU, Activation
-from baton_kernels.paged import ChunkedWindow, Window
+from baton_kernels.norm import Norm
 from baton_kernels.reference import (
     reference_activated,
     reference_attention,
@@ -30,8 +30,8 @@ from baton_kernels.reference import (
     reference_turned,
     reference_write_kv,
 )
-from baton_kernels.rotary import HeadNorm
-from baton_kernels.rows import Norm
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.window import ChunkedWindow, Window
 from tests.support.covering import Choice, covering
 from tests.support.interpreted import attention, blocks, logits, rotary, rows, sampling, shapes, whole_norm
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
@@ -230,13 +230,12 @@ def _rotary(choice: Choice, seed: int) -> float:
     of_q, of_k = torch.randn(2, case.head_dim).to(case.dtype)
     offset: Any = choice["offset"]
     norm = None if offset is None else HeadNorm(of_q, of_k, 1e-5, offset)
-    weights = (None, None) if norm is None else (of_q.double() + offset, of_k.double() + offset)
     q, k, v = torch.split(qkv, [case.heads, case.kv_heads, case.kv_heads], dim=1)
     expected = pool.double()
-    turned_k = reference_turned(k, cos, sin, weights[1], 1e-5)
+    turned_k = reference_turned(k, cos, sin, norm.k if norm else None, 1e-5, offset or 0.0)
     reference_write_kv(expected, 1, turned_k, v.double(), batch)
     out = rotary.rotate_and_store(pool, 1, qkv, cos, sin, norm, batch)
-    turned_q = reference_turned(q, cos, sin, weights[0], 1e-5)
+    turned_q = reference_turned(q, cos, sin, norm.q if norm else None, 1e-5, offset or 0.0)
     tolerance = ROW_TOLERANCE[case.dtype]
     return max(_share(out, turned_q, tolerance), _share(pool, expected, tolerance))
 
@@ -298,12 +297,14 @@ def _whole_norm(choice: Choice, seed: int) -> float:
         whole = Norm(weight.flatten(), 1e-5)
         together = reference_norm(expected[at].transpose(0, 1).flatten(1), whole)
         expected[at] = together.view(3, *weight.shape).transpose(0, 1)
+    norms = [WholeNorm(*weights, 1e-5) for weights in zip(q, k, strict=True)]
     if ranks == 1:
-        whole_norm.norm_whole(qkv[0], q[0], k[0], 1e-5)
+        whole_norm.norm_heads(qkv[0], norms[0])
     else:
-        sums = torch.stack([whole_norm.squares(part, heads, kv_heads) for part in qkv]).sum(0)
-        for part, of_q, of_k in zip(qkv, q, k, strict=True):
-            whole_norm.scale(part, sums, of_q, of_k, 1e-5, ranks=ranks)
+        held = list(zip(qkv, norms, strict=True))
+        sums = torch.stack([whole_norm.squares_of_heads(*of_rank) for of_rank in held]).sum(0)
+        for part, norm in held:
+            whole_norm.scale_heads(part, sums, norm, (q.numel(), k.numel()))
     return _share(qkv, torch.cat(expected, dim=-1), ROW_TOLERANCE[dtype])
 
 

@@ -40,9 +40,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
-from baton_kernels.paged import ChunkedWindow, Window
-from baton_kernels.rotary import HeadNorm
-from baton_kernels.rows import Norm
+from baton_kernels.norm import Norm
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.window import ChunkedWindow, Window
 from tests.support.paged_steps import Case, lay_out, moved, sinks_of
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "-": {},
         "window, soft-cap": {"window": 40, "softcap": 30.0, "block_size": 16},
-        "chunked window, soft-cap, sinks": {
+        "runs, cap, sinks": {
             "window": ChunkedWindow(40),
             "softcap": 30.0,
             "has_sinks": True,
@@ -75,7 +75,7 @@ FEATURES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     }
 )
 """What attention may do beside, in blocks that are smaller than a tile."""
-ALL = "chunked window, soft-cap, sinks"
+ALL = "runs, cap, sinks"
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _norms(hidden: Tensor) -> dict[str, Callable[[], object]]:
 
     residual, weight = torch.zeros(hidden.shape), hidden[0]
     rms, layer = Norm(weight, 1e-5), Norm(weight, 1e-5, centered=True, bias=weight)
-    qkv, few = hidden[:, :3072], weight[:512]
+    qkv, whole = hidden[:, :3072], WholeNorm(weight[:2048], weight[:512], 1e-5)
     sums = torch.zeros(len(qkv), 2)
     norm, dtype = partial(rows.add_norm, hidden, residual), hidden.dtype
     return {
@@ -212,9 +212,9 @@ def _norms(hidden: Tensor) -> dict[str, Callable[[], object]]:
         "RMS norm": partial(rows.add_norm, None, residual, rms, dtype),
         "layer norms, add": partial(norm, layer, dtype, post=layer, factor=0.5),
         "RMS norm, add": partial(norm, None, dtype, post=rms),
-        "squares of heads": partial(whole_norm.squares, qkv, 16, 4),
-        "norm of heads, summed": partial(whole_norm.scale, qkv, sums, weight[:2048], few, 1e-5),
-        "norm of heads": partial(whole_norm.norm_whole, qkv, weight[:2048], few, 1e-5),
+        "squares of heads": partial(whole_norm.squares_of_heads, qkv, whole),
+        "norm of heads, summed": partial(whole_norm.scale_heads, qkv, sums, whole, (4096, 1024)),
+        "norm of heads": partial(whole_norm.norm_heads, qkv, whole),
     }
 
 

@@ -39,8 +39,8 @@ from baton.models.loader import model_class, new_kv_pool
 from baton.models.quantization import plain
 from baton.models.quantization.plain import PLAIN
 from baton.parallel.collectives import Parallel
-from baton_kernels import rows
 from baton_kernels.activation import SILU
+from baton_kernels.norm import Norm
 from baton_kernels.paged import Chunk, PagedBatch, WantedRows
 from loadtest.shapes import SHAPES, save_unfilled
 
@@ -172,9 +172,7 @@ def _add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float
     """``baton_kernels.rows.add_rms_norm`` as on a device."""
     from baton_kernels.cuda import rows as on_device
 
-    if x is None:
-        return rows.add_rms_norm(x, residual, weight, eps)
-    return on_device.add_norm(x, residual, rows.Norm(weight, eps), weight.dtype)
+    return on_device.add_norm(x, residual, Norm(weight, eps), weight.dtype)
 
 
 def _silu_mul(gate_up: Tensor) -> Tensor:

@@ -15,20 +15,9 @@ from typing import TypeAlias
 from torch import Tensor
 
 from baton_kernels.step_attention import StepAttention
+from baton_kernels.window import Window
 
 LAYOUT = "block,kv_head,layer,kv,slot,dim"
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkedWindow:
-    """The window of a query that sees, up to itself, the tokens of its own run: position p is in run ``p //
-    size`` (Llama 4)."""
-
-    size: int
-
-
-Window: TypeAlias = int | ChunkedWindow
-"""The tokens that a query sees. A number: the last so many, its own included."""
 
 
 @dataclass(frozen=True, slots=True)

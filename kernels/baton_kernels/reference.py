@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from baton_kernels.activation import ALPHA, Activation
-from baton_kernels.paged import ChunkedWindow, PagedBatch, Window
-from baton_kernels.rows import Norm
+from baton_kernels.norm import Norm
+from baton_kernels.paged import PagedBatch
+from baton_kernels.window import ChunkedWindow, Window
 
 
 def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) -> None:
@@ -21,11 +22,13 @@ def reference_write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: Pa
         pool[block, :, layer, 1, offset] = v[token]
 
 
-def reference_turned(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x [T, heads, head_dim] normed (with a weight) and rotated, float64."""
+def reference_turned(
+    x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None, eps: float, offset: float = 0.0
+) -> Tensor:
+    """x [T, heads, head_dim] normed (with a weight, to which ``offset`` is added) and rotated, float64."""
     out = x.double()
     if weight is not None:
-        out = out / (out.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+        out = out / (out.square().mean(-1, keepdim=True) + eps).sqrt() * (weight.double() + offset)
     half = x.shape[-1] // 2
     swapped = torch.cat((out[..., half:], out[..., :half]), dim=-1)
     return out * cos.double() + swapped * sin.double()

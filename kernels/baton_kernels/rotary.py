@@ -22,6 +22,19 @@ class HeadNorm:
     """A number added to both weights (Gemma: 1)."""
 
 
+@dataclass(frozen=True, slots=True)
+class WholeNorm:
+    """An RMS norm over all heads of the queries together, and one over those of the keys (OLMo 2)."""
+
+    q: Tensor
+    """[heads * head_dim]: the weight for queries."""
+    k: Tensor
+    """[kv_heads * head_dim]: the weight for keys."""
+    eps: float
+    offset: float = 0.0
+    """A number added to both weights."""
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (i, i + head_dim / 2) of x [T, heads, head_dim] by its position's angle.
 
@@ -39,9 +52,13 @@ def normed_and_rotated(
     rotated = heads + kv_heads
     qk, v = qkv[:, :rotated], qkv[:, rotated:]
     if norm is not None:
-        size = (qkv.shape[-1],)
-        q, k = qk[:, :heads], qk[:, heads:]
-        q, k = F.rms_norm(q, size, norm.q, norm.eps), F.rms_norm(k, size, norm.k, norm.eps)
+        q, k = _normed(qk[:, :heads], norm.q, norm), _normed(qk[:, heads:], norm.k, norm)
         qk = torch.cat((q, k), dim=1)
     qk = rotate(qk, cos, sin)  # both turn by the same angles
     return qk[:, :heads], qk[:, heads:], v
+
+
+def _normed(x: Tensor, weight: Tensor, norm: HeadNorm) -> Tensor:
+    if not norm.offset:
+        return F.rms_norm(x, weight.shape, weight, norm.eps)
+    return F.rms_norm(x.float(), weight.shape, weight.float() + norm.offset, norm.eps).to(x.dtype)

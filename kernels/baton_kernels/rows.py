@@ -7,7 +7,6 @@ there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,27 +14,7 @@ from torch import Tensor
 
 from baton_kernels.activation import SILU
 from baton_kernels.cpu import rows as cpu_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMS norm, or a layer norm, over the last dimension."""
-
-    weight: Tensor
-    eps: float
-    offset: float = 0.0
-    """A number added to the weight (Gemma: 1)."""
-    centered: bool = False
-    """Whether the mean is subtracted first: a layer norm."""
-    bias: Tensor | None = None
-
-    def of(self, x: Tensor) -> Tensor:
-        """The norm of x [..., size], by plain torch, computed in float32 and left so."""
-        x, weight = x.float(), self.weight.float() + self.offset
-        if not self.centered:
-            return F.rms_norm(x, weight.shape, weight, self.eps)
-        bias = None if self.bias is None else self.bias.float()
-        return F.layer_norm(x, weight.shape, weight, bias, self.eps)
+from baton_kernels.norm import Norm
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -51,7 +30,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x, residual [T, size] -> [T, size], of the weight's type: ``residual`` becomes the sum of both (x None:
     stays), and the result is that sum / sqrt(mean(sum^2) + eps) * weight."""
-    if residual.device.type == "cuda" and x is not None:
+    if residual.device.type == "cuda":
         from baton_kernels.cuda import rows
 
         return rows.add_norm(x, residual, Norm(weight, eps), weight.dtype)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from baton_kernels.attention import new_pool
-from baton_kernels.paged import Chunk, PagedBatch, Window
+from baton_kernels.paged import Chunk, PagedBatch
+from baton_kernels.window import Window
 
 LAYERS = 3
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -48,8 +48,9 @@ from baton_kernels.cuda import blocks, rows
 from baton_kernels.cuda import logits as kernels
 from baton_kernels.cuda.attention import CudaPlan
 from baton_kernels.cuda.shapes import Device
-from baton_kernels.paged import PagedBatch, Window
-from baton_kernels.rows import Norm
+from baton_kernels.norm import Norm
+from baton_kernels.paged import PagedBatch
+from baton_kernels.window import Window
 from loadtest.kernel_builds import AbsentDevice
 from tests.support.runners import runner_of
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE
@@ -97,8 +98,6 @@ def _planned(
 
 
 def _add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    if x is None:
-        return torch.nn.functional.rms_norm(residual, weight.shape).to(weight.dtype)
     return rows.add_norm(x, residual, Norm(weight, eps), weight.dtype)
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton_kernels.paged import ChunkedWindow
 from baton_kernels.reference import reference_attention
+from baton_kernels.window import ChunkedWindow
 from tests.support.covering import Choice, covering
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from baton_kernels import rows as entry
 from baton_kernels.activation import GELU_TANH, SILU, Activation
 from baton_kernels.attention import AttentionPlan, rotate_and_store
+from baton_kernels.norm import Norm
 from baton_kernels.reference import (
     reference_activated,
     reference_gated,
@@ -21,8 +22,7 @@ from baton_kernels.reference import (
     reference_turned,
     reference_write_kv,
 )
-from baton_kernels.rotary import HeadNorm
-from baton_kernels.rows import Norm
+from baton_kernels.rotary import HeadNorm, WholeNorm
 from tests.support.covering import Choice, covering
 from tests.support.paged_steps import Case, lay_out
 
@@ -171,7 +171,7 @@ def test_rows_that_lie_apart_are_refused() -> None:
     with pytest.raises(ValueError, match="a row must be contiguous, not strided by 2"):
         rows.activated(wide[:, ::2], SILU)
     with pytest.raises(ValueError, match="a row must be contiguous, not strided by 2"):
-        whole_norm.squares(wide[:, ::2], 2, 1)
+        whole_norm.squares_of_heads(wide[:, ::2], WholeNorm(wide[0, :8], wide[0, :4], 1e-5))
 
 
 # The limit of what overflows is right: x / (1 + infinity).
@@ -234,21 +234,22 @@ def test_all_heads_together_are_normed(
     for at, weight in enumerate(weights):
         mean = parts[at].square().mean((0, 2))[:, None]
         parts[at] = parts[at] / (mean + 1e-5).sqrt() * (weight[:, None].double() + 1)
-    sums = torch.stack([whole_norm.squares(part, heads, kv_heads) for part in qkv]).sum(0)
-    if ranks == 1:
-        whole = qkv[0].clone()
-        whole_norm.norm_whole(whole, weights[0][0], weights[1][0], 1e-5, offset=1.0)
-    for part, q, k in zip(qkv, *weights, strict=True):
-        whole_norm.scale(part, sums, q, k, 1e-5, ranks=ranks, offset=1.0)
+    norms = [WholeNorm(q, k, 1e-5, offset=1.0) for q, k in zip(*weights, strict=True)]
+    squares = zip(qkv, norms, strict=True)
+    sums = torch.stack([whole_norm.squares_of_heads(part, norm) for part, norm in squares]).sum(0)
+    alone = qkv[0].clone()
+    whole_norm.norm_heads(alone, norms[0])
+    for part, norm in zip(qkv, norms, strict=True):
+        whole_norm.scale_heads(part, sums, norm, (ranks * sizes[0], ranks * sizes[1]))
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(qkv.double(), torch.cat(parts, -1), rtol=tolerance, atol=tolerance)
     if ranks == 1:
-        torch.testing.assert_close(whole, qkv[0])
+        torch.testing.assert_close(alone, qkv[0])
 
 
-def test_weights_and_sums_that_do_not_fit_are_refused() -> None:
-    qkv, weight = torch.zeros(3, 64), torch.zeros(16)
-    with pytest.raises(ValueError, match="weights of 16 and 16 for rows of 64 with keys and values"):
-        whole_norm.norm_whole(qkv, weight, weight, 1e-5)
-    with pytest.raises(ValueError, match=r"sums are \(2, 2\) torch.float32; allowed: contiguous \(3, 2\)"):
-        whole_norm.scale(qkv, torch.zeros(2, 2), weight, weight, 1e-5)
+def test_weights_and_squares_that_do_not_fit_are_refused() -> None:
+    qkv, norm = torch.zeros(3, 64), WholeNorm(torch.zeros(48), torch.zeros(24), 1e-5)
+    with pytest.raises(ValueError, match="weights of 48 and 24 for rows of 64"):
+        whole_norm.norm_heads(qkv, norm)
+    with pytest.raises(ValueError, match=r"squares are \(2, 2\) torch.float32; allowed: contiguous \(3, 2\)"):
+        whole_norm.scale_heads(qkv, torch.zeros(2, 2), norm, (48, 24))

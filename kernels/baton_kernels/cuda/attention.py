@@ -18,8 +18,9 @@ from baton_kernels.cuda.prefill import PrefillPlan, prefill_attention
 from baton_kernels.cuda.rotary import rotate_and_store
 from baton_kernels.cuda.rows import write_kv
 from baton_kernels.cuda.shapes import Device, Shape
-from baton_kernels.paged import Chunk, PagedBatch, Window
+from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.rotary import HeadNorm
+from baton_kernels.window import Window
 
 PROGRAMS_PER_PROCESSOR = 2
 """Programs for each multiprocessor: while one waits for its first keys, the other computes."""

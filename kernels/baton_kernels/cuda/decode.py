@@ -33,7 +33,8 @@ from baton_kernels.cuda.shapes import (
     window_start_of,
 )
 from baton_kernels.cuda.tiles import LOG2_E, accumulate, join, last_at_most, load_tile, window_start
-from baton_kernels.paged import Chunk, ChunkedWindow, Window
+from baton_kernels.paged import Chunk
+from baton_kernels.window import ChunkedWindow, Window
 
 MIN_SHARE = 4
 """Fewest tiles of a program: a shorter part costs more to merge than it saves."""

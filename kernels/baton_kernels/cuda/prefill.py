@@ -23,7 +23,8 @@ from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import Shape, base_two, window_size
 from baton_kernels.cuda.tiles import LOG2_E, accumulate, join, last_at_most, load_tile, window_start
 from baton_kernels.cuda.tuned import Tiling
-from baton_kernels.paged import Chunk, ChunkedWindow, Window
+from baton_kernels.paged import Chunk
+from baton_kernels.window import ChunkedWindow, Window
 
 MIN_SHARE = 8
 """Fewest tiles of keys of a program that shares a tile of rows: a shorter part costs more to join than it

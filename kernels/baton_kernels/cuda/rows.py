@@ -12,8 +12,8 @@ from torch import Tensor
 from baton_kernels.activation import ALPHA, Activation
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import next_power_of_two
+from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
-from baton_kernels.rows import Norm
 
 COLUMNS = 1024
 """The number of columns of a program that computes activations."""

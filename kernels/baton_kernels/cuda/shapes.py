@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
-from baton_kernels.paged import ChunkedWindow, Window
+from baton_kernels.window import ChunkedWindow, Window
 
 Number = TypeVar("Number", int, Tensor)
 LARGEST_HEAD_DIM = 256
