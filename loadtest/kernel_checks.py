@@ -20,15 +20,21 @@ from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.logits import LogitRules, PackedRules, Row, allowed_words
+from baton_kernels.activation import GELU_TANH, SILU, Activation
+from baton_kernels.norm import Norm
 from baton_kernels.reference import (
+    reference_activated,
     reference_attention,
+    reference_gated,
+    reference_norm,
     reference_turned,
     reference_write_kv,
 )
-from baton_kernels.rotary import HeadNorm
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.window import ChunkedWindow, Window
 from tests.support.covering import Choice, covering
-from tests.support.interpreted import attention, blocks, logits, rotary, rows, sampling, shapes
-from tests.support.paged_steps import TOLERANCE, Case, lay_out, spoil_unused
+from tests.support.interpreted import attention, blocks, logits, rotary, rows, sampling, shapes, whole_norm
+from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 from tests.support.sampling_cases import LEVELS as SAMPLING
 from tests.support.sampling_cases import Rows, adjusted
 
@@ -49,17 +55,34 @@ ATTENTION: Mapping[str, Sequence[object]] = MappingProxyType(
         "lengths": ("ones", "short", "edges of blocks", "one long", "any"),
         "rows": ("decode", "prompts", "both"),
         "queries": (1, 2, 5),
-        "window": (None, 1, 17, 64, 1000, 5000),
+        "window": (None, 1, 17, 64, 1000, 5000, ChunkedWindow(17), ChunkedWindow(1000)),
+        "sinks": (False, True),
         "softcap": (None, 0.5, 20.0),
         "processors": (1, 3, 40),
         "arch": (80, 90),
     }
 )
 ROTARY: Mapping[str, Sequence[object]] = MappingProxyType(
-    {**HEADS, "lengths": ("ones", "short", "any"), "normed": (False, True), "rows": ("decode", "both")}
+    {**HEADS, "lengths": ("ones", "short", "any"), "offset": (None, 0.0, 1.0), "rows": ("decode", "both")}
 )
 LINES: Mapping[str, Sequence[object]] = MappingProxyType(
     {"size": (1, 64, 1000, 1024, 4096, 5120), "dtype": DTYPES, "rows": (0, 1, 7), "spread": (0.1, 10.0)}
+)
+NORMS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        **LINES,
+        "adds": (False, True),
+        "post": (None, "rms", "layer"),
+        "norm": (None, "rms", "layer", "layer without bias"),
+        "offset": (0.0, 1.0),
+        "factor": (1.0, 0.22),
+    }
+)
+WHOLE_NORMS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {**{name: HEADS[name] for name in ("head_dim", "group", "kv_heads", "dtype")}, "ranks": (1, 2, 3)}
+)
+ACTIVATIONS: Mapping[str, Sequence[object]] = MappingProxyType(
+    {**LINES, "activation": (SILU, GELU_TANH, Activation("clamped_swiglu", 7.0))}
 )
 BLOCKS: Mapping[str, Sequence[object]] = MappingProxyType(
     {
@@ -112,8 +135,10 @@ def check_all(most: int | None = None) -> Iterator[Checked]:
         "attention": (_attention, ATTENTION),
         "rotate, store": (_rotary, ROTARY),
         "KV write": (_write_kv, ROTARY),
-        "add, RMS norm": (_add_rms_norm, LINES),
-        "SiLU, mul": (_silu_mul, LINES),
+        "add, norm": (_add_norm, NORMS),
+        "norm of all heads": (_whole_norm, WHOLE_NORMS),
+        "gated product": (_gated_product, ACTIVATIONS),
+        "activation": (_activated, {**LINES, "activation": (SILU, GELU_TANH)}),
         "block copy": (_copy_blocks, BLOCKS),
         "mask": (_bar_tokens, MASKS),
         "rules": (_adjust, RULES),
@@ -144,7 +169,7 @@ def _share(out: Tensor, expected: Tensor, tolerance: float, relative: bool = Tru
     return float(shares.nan_to_num(math.inf).max())
 
 
-def _case(choice: Choice, seed: int, longest: int = 4000, window: int | None = None) -> Case:
+def _case(choice: Choice, seed: int, longest: int = 4000, window: Window | None = None) -> Case:
     rng = random.Random(seed)
     block: Any = choice["block_size"]
 
@@ -178,6 +203,7 @@ def _case(choice: Choice, seed: int, longest: int = 4000, window: int | None = N
         dtype=choice["dtype"],  # type: ignore[arg-type]
         softcap=choice.get("softcap"),  # type: ignore[arg-type]
         queries=queries,
+        has_sinks=choice.get("sinks") is True,
     )
 
 
@@ -189,6 +215,7 @@ def _attention(choice: Choice, seed: int) -> float:
     q = torch.randn(batch.positions.numel(), case.heads, case.head_dim).to(case.dtype)
     plan = attention.CudaPlan.build(batch, pool, {window}, case.heads, device)
     how: dict[str, Any] = {"scale": 2 * case.head_dim**-0.5, "window": window, "softcap": case.softcap}
+    how["sinks"] = sinks_of(case)
     out = plan.attend(spoil_unused(pool, batch, 1), 1, q, **how)
     expected = reference_attention(pool, 1, q, batch, **how)
     return _share(out, expected, TOLERANCE[case.dtype], relative=False)
@@ -201,13 +228,14 @@ def _rotary(choice: Choice, seed: int) -> float:
     qkv = torch.randn(tokens, case.heads + 2 * case.kv_heads, case.head_dim).to(case.dtype)
     cos, sin = torch.randn(2, tokens, 1, case.head_dim)
     of_q, of_k = torch.randn(2, case.head_dim).to(case.dtype)
-    norm = HeadNorm(q=of_q, k=of_k, eps=1e-5) if choice["normed"] else None
+    offset: Any = choice["offset"]
+    norm = None if offset is None else HeadNorm(of_q, of_k, 1e-5, offset)
     q, k, v = torch.split(qkv, [case.heads, case.kv_heads, case.kv_heads], dim=1)
     expected = pool.double()
-    turned_k = reference_turned(k, cos, sin, norm.k if norm else None, 1e-5)
+    turned_k = reference_turned(k, cos, sin, norm.k if norm else None, 1e-5, offset or 0.0)
     reference_write_kv(expected, 1, turned_k, v.double(), batch)
     out = rotary.rotate_and_store(pool, 1, qkv, cos, sin, norm, batch)
-    turned_q = reference_turned(q, cos, sin, norm.q if norm else None, 1e-5)
+    turned_q = reference_turned(q, cos, sin, norm.q if norm else None, 1e-5, offset or 0.0)
     tolerance = ROW_TOLERANCE[case.dtype]
     return max(_share(out, turned_q, tolerance), _share(pool, expected, tolerance))
 
@@ -230,21 +258,73 @@ def _lines(choice: Choice, width: int) -> Tensor:
     return lines
 
 
-def _add_rms_norm(choice: Choice, seed: int) -> float:
+def norm_of(kind: object, choice: Choice) -> Norm | None:
+    """A norm with random weights, of the size, type and offset of the choice."""
+    if kind is None:
+        return None
     size: Any = choice["size"]
+    dtype: Any = choice["dtype"]
+    offset: Any = choice["offset"]
+    weight, bias = torch.randn(2, size).to(dtype)
+    return Norm(weight, 1e-5, offset, centered=kind != "rms", bias=bias if kind == "layer" else None)
+
+
+def _add_norm(choice: Choice, seed: int) -> float:
+    size: Any = choice["size"]
+    factor: Any = choice["factor"]
     x = _lines(choice, size)
-    weight, residual = torch.randn(size).to(x.dtype), torch.randn(x.shape)
-    added = x.double() + residual.double()
-    expected = added / (added.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    out = rows.add_rms_norm(x, residual, weight, 1e-5)
-    return max(_share(out, expected, ROW_TOLERANCE[x.dtype]), _share(residual, added, 1e-6))
+    residual = torch.randn(x.shape)
+    post, norm = (norm_of(choice[name], choice) for name in ("post", "norm"))
+    added = residual.double()
+    if choice["adds"]:
+        added = added + reference_norm(x, post) * factor
+    out = rows.add_norm(x if choice["adds"] else None, residual, norm, x.dtype, post=post, factor=factor)
+    share = _share(out, reference_norm(added, norm), ROW_TOLERANCE[x.dtype])
+    return max(share, _share(residual, added, 1e-5))
 
 
-def _silu_mul(choice: Choice, seed: int) -> float:
+def _whole_norm(choice: Choice, seed: int) -> float:
+    head_dim: Any = choice["head_dim"]
+    kv_heads: Any = choice["kv_heads"]
+    heads: Any = choice["group"] * kv_heads
+    ranks: Any = choice["ranks"]
+    dtype: Any = choice["dtype"]
+    sizes = [head_dim * part for part in (heads, kv_heads, kv_heads)]
+    qkv = torch.randn(ranks, 3, sum(sizes)).to(dtype)
+    q, k = (torch.randn(ranks, size).to(dtype) for size in sizes[:2])
+    expected = [*torch.split(qkv.double(), sizes, dim=-1)]
+    for at, weight in enumerate((q, k)):
+        whole = Norm(weight.flatten(), 1e-5)
+        together = reference_norm(expected[at].transpose(0, 1).flatten(1), whole)
+        expected[at] = together.view(3, *weight.shape).transpose(0, 1)
+    norms = [WholeNorm(*weights, 1e-5) for weights in zip(q, k, strict=True)]
+    if ranks == 1:
+        whole_norm.norm_heads(qkv[0], norms[0])
+    else:
+        held = list(zip(qkv, norms, strict=True))
+        sums = torch.stack([whole_norm.squares_of_heads(*of_rank) for of_rank in held]).sum(0)
+        for part, norm in held:
+            whole_norm.scale_heads(part, sums, norm, (q.numel(), k.numel()))
+    return _share(qkv, torch.cat(expected, dim=-1), ROW_TOLERANCE[dtype])
+
+
+def _gated_product(choice: Choice, seed: int) -> float:
     size: Any = choice["size"]
+    activation: Any = choice["activation"]
     gate_up = _lines(choice, 2 * size)
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    return _share(rows.silu_mul(gate_up), gate / (1 + torch.exp(-gate)) * up, ROW_TOLERANCE[gate_up.dtype])
+    expected = reference_gated(gate_up[:, :size], gate_up[:, size:], activation)
+    with np.errstate(over="ignore"):
+        out = rows.gated_product(gate_up, activation)
+    return _share(out, expected, ROW_TOLERANCE[gate_up.dtype])
+
+
+def _activated(choice: Choice, seed: int) -> float:
+    size: Any = choice["size"]
+    activation: Any = choice["activation"]
+    x = _lines(choice, size)
+    with np.errstate(over="ignore"):
+        out = rows.activated(x, activation)
+    return _share(out, reference_activated(x, activation), ROW_TOLERANCE[x.dtype])
 
 
 def _copy_blocks(choice: Choice, seed: int) -> float:

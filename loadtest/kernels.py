@@ -26,10 +26,11 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -38,8 +39,11 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from baton_kernels.rotary import HeadNorm
-from tests.support.paged_steps import Case, lay_out, moved
+from baton_kernels.activation import GELU_TANH, SILU, Activation
+from baton_kernels.norm import Norm
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.window import ChunkedWindow, Window
+from tests.support.paged_steps import Case, lay_out, moved, sinks_of
 
 if TYPE_CHECKING:
     from loadtest.kernel_builds import Build
@@ -58,6 +62,20 @@ STEPS: dict[str, Case] = {
     "prefill": Case(8, 2, 0, 64, None, (), ((100, 200),)),
 }
 """Steps that are computed by one kernel each."""
+FEATURES: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        "-": {},
+        "window, soft-cap": {"window": 40, "softcap": 30.0, "block_size": 16},
+        "runs, cap, sinks": {
+            "window": ChunkedWindow(40),
+            "softcap": 30.0,
+            "has_sinks": True,
+            "block_size": 16,
+        },
+    }
+)
+"""What attention may do beside, in blocks that are smaller than a tile."""
+ALL = "runs, cap, sinks"
 
 
 @dataclass(frozen=True)
@@ -65,24 +83,25 @@ class Variant:
     step: str
     head_dim: int
     dtype: str
-    all_features: bool
-    """Whether window, soft-cap and blocks smaller than a tile are all on, or all off."""
+    features: str
+    """One of ``FEATURES``."""
 
     @property
     def case(self) -> Case:
         case = replace(STEPS[self.step], head_dim=self.head_dim, dtype=DTYPES[self.dtype])
-        return replace(case, window=40, softcap=30.0, block_size=16) if self.all_features else case
+        changes: Mapping[str, Any] = FEATURES[self.features]
+        return replace(case, **changes)
 
 
 def variants(
-    dtypes: Sequence[str], steps: Sequence[str], features: Sequence[bool], head_dims: Sequence[int]
+    dtypes: Sequence[str], steps: Sequence[str], features: Iterable[str], head_dims: Sequence[int]
 ) -> Iterator[Variant]:
     for dtype in dtypes:
         for head_dim in head_dims:
             for step in steps:
-                for all_features in features:
+                for named in features:
                     if fits_decode(step, head_dim, dtype):
-                        yield Variant(step, head_dim, dtype, all_features)
+                        yield Variant(step, head_dim, dtype, named)
 
 
 def fits_decode(step: str, head_dim: int, dtype: str) -> bool:
@@ -115,10 +134,10 @@ class Launch:
             pool, batch = lay_out(case)
             q = torch.zeros(batch.positions.numel(), case.heads, case.head_dim, dtype=case.dtype)
             plan = CudaPlan.build(batch, pool, {case.window}, case.heads, Device(132, arch))
-            return plan.attend(pool, 0, q, scale=0.1, window=case.window, softcap=case.softcap)
+            how: dict[str, Any] = {"scale": 0.1, "window": case.window, "softcap": case.softcap}
+            return plan.attend(pool, 0, q, sinks=sinks_of(case), **how)
 
-        asked = "yes" if variant.all_features else "no"
-        return cls(variant.step, str(variant.head_dim), variant.dtype, asked, run)
+        return cls(variant.step, str(variant.head_dim), variant.dtype, variant.features, run)
 
 
 def head_launches(dtype: str, head_dims: Sequence[int]) -> Iterator[Launch]:
@@ -162,8 +181,11 @@ def row_launches(dtype: str) -> Iterator[Launch]:
     rules = (few[:2], few[:7], numbers[:6].view(3, 2), few, numbers)
     settings, seeds = torch.zeros(4, 2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.int64)
     named: dict[str, Callable[[], object]] = {
-        "add, RMS norm": partial(rows.add_rms_norm, hidden, torch.zeros(2, 4096), hidden[0], 1e-5),
-        "SiLU, mul": partial(rows.silu_mul, wide),
+        **_norms(hidden),
+        "SiLU, mul": partial(rows.gated_product, wide, SILU),
+        "GELU, mul": partial(rows.gated_product, wide, GELU_TANH),
+        "clamped SwiGLU": partial(rows.gated_product, wide, Activation("clamped_swiglu", 7.0)),
+        "GELU": partial(rows.activated, wide, GELU_TANH),
         "block copy": partial(blocks.copy_blocks, pool, ids, pool, ids),
     }
     if dtype == "bfloat16":  # built once: these depend on no dtype
@@ -176,12 +198,32 @@ def row_launches(dtype: str) -> Iterator[Launch]:
         yield Launch(name, "-", dtype, "-", anywhere(launch))
 
 
+def _norms(hidden: Tensor) -> dict[str, Callable[[], object]]:
+    """The launches of norms: of the sum with the residual, and of all heads together."""
+    from baton_kernels.cuda import rows, whole_norm
+
+    residual, weight = torch.zeros(hidden.shape), hidden[0]
+    rms, layer = Norm(weight, 1e-5), Norm(weight, 1e-5, centered=True, bias=weight)
+    qkv, whole = hidden[:, :3072], WholeNorm(weight[:2048], weight[:512], 1e-5)
+    sums = torch.zeros(len(qkv), 2)
+    norm, dtype = partial(rows.add_norm, hidden, residual), hidden.dtype
+    return {
+        "add, RMS norm": partial(norm, rms, dtype),
+        "RMS norm": partial(rows.add_norm, None, residual, rms, dtype),
+        "layer norms, add": partial(norm, layer, dtype, post=layer, factor=0.5),
+        "RMS norm, add": partial(norm, None, dtype, post=rms),
+        "squares of heads": partial(whole_norm.squares_of_heads, qkv, whole),
+        "norm of heads, summed": partial(whole_norm.scale_heads, qkv, sums, whole, (4096, 1024)),
+        "norm of heads": partial(whole_norm.norm_heads, qkv, whole),
+    }
+
+
 def build(wanted: Sequence[Launch]) -> bool:
     """Print the table; return whether every kernel fits its device."""
     from loadtest.kernel_builds import SHARED_MEMORY, building
 
     table = Table(title="registers a thread / bytes of shared memory / bytes spilled, by compute capability")
-    for column in ("kernel", "head_dim", "type", "window, soft-cap", *(f"{arch / 10}" for arch in ARCHS)):
+    for column in ("kernel", "head_dim", "type", "features", *(f"{arch / 10}" for arch in ARCHS)):
         table.add_column(column)
     fits = True
     for launch in track(wanted, transient=True, disable=not sys.stderr.isatty()):
@@ -205,8 +247,8 @@ def _cell(built: Build) -> str:
 
 def everything() -> list[Launch]:
     """Return all kernels in the shipped configurations."""
-    found = [Launch.attention(v) for v in variants(BUILT_DTYPES, list(STEPS), [False, True], HEAD_DIMS)]
-    found += map(Launch.attention, variants(BUILT_DTYPES, ["decode", "prefill"], [False, True], (48,)))
+    found = [Launch.attention(v) for v in variants(BUILT_DTYPES, list(STEPS), FEATURES, HEAD_DIMS)]
+    found += map(Launch.attention, variants(BUILT_DTYPES, ["decode", "prefill"], FEATURES, (48,)))
     for dtype in BUILT_DTYPES:
         found += [*head_launches(dtype, HEAD_DIMS), *row_launches(dtype)]
     return found
@@ -215,9 +257,9 @@ def everything() -> list[Launch]:
 def the_largest() -> list[Launch]:
     """Return the launches that are most likely not to fit, and one of each other kernel."""
     largest = [
-        *variants(["bfloat16"], ["decode", "prefill"], [True], (64, 128, 256)),
-        *variants(["bfloat16"], ["verify, 64 rows"], [True], (128,)),
-        *variants(["float32"], ["prefill"], [True], (48,)),
+        *variants(["bfloat16"], ["decode", "prefill"], [ALL], (64, 128, 256)),
+        *variants(["bfloat16"], ["verify, 64 rows"], [ALL], (128,)),
+        *variants(["float32"], ["prefill"], [ALL], (48,)),
     ]
     return [*map(Launch.attention, largest), *head_launches("bfloat16", (256,)), *row_launches("bfloat16")]
 
@@ -285,12 +327,22 @@ BENCHES: dict[str, Case] = {
 def work(case: Case) -> tuple[int, int]:
     """Return the fewest bytes of K and V that must be read, and the operations: two products over the tokens
     that each query sees."""
-    window = case.window or sys.maxsize
+
+    def seen(cached: int, length: int) -> int:
+        """The tokens that ``length`` queries behind ``cached`` ones see together."""
+        return cached + length - _first_seen(cached + 1, case.window)
+
     rows = [(context - 1, 1) for context in case.decode] + list(case.chunks)
-    read = sum(min(cached + length, window + length) for cached, length in rows)
-    pairs = sum(min(cached + i + 1, window) for cached, length in rows for i in range(length))
+    read = sum(seen(cached, length) for cached, length in rows)
+    pairs = sum(seen(cached + i, 1) for cached, length in rows for i in range(length))
     bytes_read = 2 * read * case.kv_heads * case.head_dim * case.dtype.itemsize
     return bytes_read, 4 * pairs * case.heads * case.head_dim
+
+
+def _first_seen(context: int, window: Window | None) -> int:
+    from baton_kernels.cuda.shapes import window_start_of
+
+    return 0 if window is None else max(0, window_start_of(context, window))
 
 
 def contiguous(case: Case, device: torch.device) -> Callable[[], Tensor] | None:

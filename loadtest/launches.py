@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from baton.engine import pieces
 from baton.engine.defaults import LARGEST_GRAPH
 from baton.engine.pieces import PiecewiseModel, piece_sizes
-from baton.models import layers
+from baton.models import decoder
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig
 from baton.models.decoder import Decoder
@@ -161,7 +161,7 @@ def counting(processors: int = 132, arch: int = 90) -> Iterator[Launches]:
         patched.enter_context(patch.object(InterpretedFunction, "__getitem__", counting_launcher))
         patched.enter_context(patch.object(Device, "of", lambda _: Device(processors, arch)))
         # These ask for a CUDA tensor, where attention asks for one that is not in host memory.
-        patched.enter_context(patch.object(layers, "add_norm", on_device.add_norm))
+        patched.enter_context(patch.object(decoder, "add_norm", on_device.add_norm))
         patched.enter_context(patch.object(plain, "gated_product", on_device.gated_product))
         patched.enter_context(torch.inference_mode())
         patched.enter_context(counted)

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from baton_kernels.activation_kind import Activation
+from baton_kernels.activation_kind import ALPHA, Activation
+from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
 from baton_kernels.window import ChunkedWindow, Window
 
@@ -89,6 +90,34 @@ def _read(pool: Tensor, layer: int, part: int, table: list[int], first: int, sto
     return pool[:, :, layer, part][blocks, :, tokens % block_size].double()
 
 
+def reference_norm(x: Tensor, norm: Norm | None) -> Tensor:
+    """The norm of x [T, size] (None: x), float64."""
+    x = x.double()
+    if norm is None:
+        return x
+    if norm.centered:
+        x = x - x.mean(-1, keepdim=True)
+    x = x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight.double() + norm.offset)
+    return x if norm.bias is None else x + norm.bias.double()
+
+
+def reference_activated(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of each number that needs no gate, float64."""
+    x = x.double()
+    if activation.kind == "silu":
+        return x / (1 + torch.exp(-x))
+    return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """The activated gate times up, float64."""
+    gate, up, limit = gate.double(), up.double(), activation.limit
+    if activation.kind != "clamped_swiglu":
+        return reference_activated(gate, activation) * up
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate / (1 + torch.exp(-ALPHA * gate)) * (up + 1)
+
+
 def reference_draw(
     logits: Tensor,
     temperature: float,
@@ -145,20 +174,6 @@ def reference_adjust(
         value = value / repetition if value > 0 else value * repetition
         result[token] = value - frequency * count - (presence if count else 0.0)
     return result
-
-
-def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """The activated gate times up, float64."""
-    gate, up = gate.double(), up.double()
-    match activation.kind:
-        case "silu":
-            return gate / (1 + torch.exp(-gate)) * up
-        case "gelu_tanh":
-            inner = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)
-            return gate * (1 + torch.tanh(inner)) / 2 * up
-        case "clamped_swiglu":
-            gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
-            return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
 
 
 def reference_experts(

@@ -11,12 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from baton_kernels.activation import Activation, gated
+from baton_kernels import activation as plainly
+from baton_kernels.activation_kind import Activation
 from baton_kernels.cpu import rows as cpu_rows
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import WholeNorm
-
-__all__ = ("Norm", "add_norm", "bar_tokens", "gated_product", "scale_heads", "squares_of_heads")
 
 
 def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -26,7 +25,16 @@ def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
 
         return rows.gated_product(gate_up, activation)
     gate, up = gate_up.chunk(2, dim=-1)
-    return gated(gate, up, activation)
+    return plainly.gated(gate, up, activation)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of each number of x [T, size]: see ``baton_kernels.activation``."""
+    if x.device.type == "cuda":
+        from baton_kernels.cuda import rows
+
+        return rows.activated(x, activation)
+    return plainly.activated(x, activation)
 
 
 def add_norm(
@@ -57,6 +65,10 @@ def add_norm(
 def squares_of_heads(qkv: Tensor, norm: WholeNorm) -> Tensor:
     """qkv [T, columns], first the queries, then the keys, as ``norm`` has weights for them -> [T, 2] float32:
     the sums of the squares of a row's queries, and of its keys."""
+    if qkv.device.type == "cuda":
+        from baton_kernels.cuda import whole_norm
+
+        return whole_norm.squares_of_heads(qkv, norm)
     if qkv.device.type == "cpu":
         squares = cpu_rows.squares_of_heads(qkv, norm)
         if squares is not None:
@@ -69,12 +81,27 @@ def scale_heads(qkv: Tensor, squares: Tensor, norm: WholeNorm, sizes: tuple[int,
     """Norms the queries and the keys of qkv, as :func:`squares_of_heads` takes it, in place.
 
     ``squares`` [T, 2] float32: the sums over all ranks, of ``sizes`` numbers of queries and of keys."""
+    if qkv.device.type == "cuda":
+        from baton_kernels.cuda import whole_norm
+
+        whole_norm.scale_heads(qkv, squares, norm, sizes)
+        return
     if qkv.device.type == "cpu" and cpu_rows.scale_heads(qkv, squares, norm, sizes):
         return
     q, k, _ = _split(qkv, norm)
     for part, weight, square, size in zip((q, k), (norm.q, norm.k), squares.unbind(-1), sizes, strict=True):
         factor = torch.rsqrt(square / size + norm.eps)[:, None]
         part.copy_(part.float() * factor * (weight.float() + norm.offset))
+
+
+def norm_heads(qkv: Tensor, norm: WholeNorm) -> None:
+    """Does what :func:`squares_of_heads` and :func:`scale_heads` do where one rank has all heads."""
+    if qkv.device.type == "cuda":
+        from baton_kernels.cuda import whole_norm
+
+        whole_norm.norm_heads(qkv, norm)
+        return
+    scale_heads(qkv, squares_of_heads(qkv, norm), norm, (norm.q.numel(), norm.k.numel()))
 
 
 def _split(qkv: Tensor, norm: WholeNorm) -> tuple[Tensor, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from baton_kernels import rows
 from baton_kernels.activation import SILU
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store, write_kv
 from baton_kernels.blocks import copy_blocks
+from baton_kernels.norm import Norm
 from baton_kernels.reference import reference_attention, reference_write_kv
 from baton_kernels.rotary import HeadNorm
-from tests.support.paged_steps import TOLERANCE, Case, lay_out, moved
+from baton_kernels.window import ChunkedWindow
+from tests.support.paged_steps import TOLERANCE, Case, lay_out, moved, sinks_of
 from tests.support.sampling_cases import Rows
 
 pytestmark = [
@@ -36,11 +39,12 @@ def random_case(seed: int) -> Case:
         kv_heads=kv_heads,
         head_dim=rng.choice([64, 96, 128, 256]),
         block_size=rng.choice([16, 32, 64]),
-        window=rng.choice([None, rng.randint(1, 2000)]),
+        window=rng.choice([None, rng.randint(1, 2000), ChunkedWindow(rng.randint(1, 2000))]),
         decode=tuple(rng.randint(1, 4000) for _ in range(rng.choice([0, 1, 5, 60]))),
         chunks=tuple((rng.choice([0, rng.randint(0, 3000)]), rng.randint(1, 300)) for _ in range(3)),
         dtype=rng.choice([torch.float32, torch.float16, torch.bfloat16]),
         softcap=rng.choice([None, None, 0.5, 20.0]),
+        has_sinks=rng.random() < 0.3,
     )
 
 
@@ -57,7 +61,9 @@ def test_attention(seed: int) -> None:
     reference_write_kv(expected_pool, 1, k, v, batch)
     write_kv(pool, 1, k, v, plan)
     assert torch.equal(pool, expected_pool)
-    how = {"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap}
+    sinks = sinks_of(case)
+    how: dict[str, Any] = {"scale": case.head_dim**-0.5, "window": case.window, "softcap": case.softcap}
+    how["sinks"] = None if sinks is None else sinks.to(CUDA)
     out = paged_attention(pool, 1, q, plan, **how)
     expected = reference_attention(pool, 1, q, batch, **how)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[case.dtype])
@@ -91,12 +97,12 @@ def test_rows(dtype: torch.dtype) -> None:
     x, gate_up = torch.randn(33, 4096).to(dtype), torch.randn(33, 8192).to(dtype)
     weight, residual = torch.randn(4096).to(dtype), torch.randn(33, 4096)
     kept = residual.to(CUDA)
-    there = rows.Norm(weight.to(CUDA), 1e-5)
+    there = Norm(weight.to(CUDA), 1e-5)
     normed = rows.add_norm(x.to(CUDA), kept, there, dtype).cpu()
     activated = rows.gated_product(gate_up.to(CUDA), SILU).cpu()
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(activated, rows.gated_product(gate_up, SILU), rtol=tolerance, atol=tolerance)
-    expected = rows.add_norm(x, residual, rows.Norm(weight, 1e-5), dtype)
+    expected = rows.add_norm(x, residual, Norm(weight, 1e-5), dtype)
     torch.testing.assert_close(normed, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(kept.cpu(), residual)
 

@@ -22,7 +22,17 @@ try:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    from baton_kernels.cuda import attention, blocks, decode, logits, rotary, rows, sampling, shapes
+    from baton_kernels.cuda import (
+        attention,
+        blocks,
+        decode,
+        logits,
+        rotary,
+        rows,
+        sampling,
+        shapes,
+        whole_norm,
+    )
     from baton_kernels.cuda.sampling import _times
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -50,6 +60,7 @@ __all__ = [
     "sampling",
     "shapes",
     "times_of",
+    "whole_norm",
 ]
 
 

@@ -38,7 +38,7 @@ from baton.engine.engine import Engine
 from baton.engine.sampling import guidance, logits, sampler
 from baton.engine.sequence import Fork
 from baton.engine.sequence import Sequence as Request
-from baton.models import layers
+from baton.models import decoder
 from baton.models.quantization import plain
 from baton_kernels.attention import AttentionPlan
 from baton_kernels.cpu.linear import PackedWeight
@@ -114,7 +114,7 @@ def by_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, by_kernel in (
             (AttentionPlan, "build", classmethod(_planned)),
-            (layers, "add_norm", rows.add_norm),
+            (decoder, "add_norm", rows.add_norm),
             (plain, "gated_product", rows.gated_product),
             (guidance, "bar_tokens", kernels.bar_tokens),
             (logits, "bar_tokens", kernels.bar_tokens),

@@ -7,16 +7,21 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Literal, get_args
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime import interpreter
 
 from baton.transport.base import DeviceView
+from baton_kernels.activation import GELU_TANH, SILU
+from baton_kernels.cuda import rows, whole_norm
 from baton_kernels.cuda.blocks import copy_blocks
-from baton_kernels.cuda.rows import silu_mul
+from baton_kernels.norm import Norm
+from baton_kernels.rotary import WholeNorm
 from tests.support.fake_cuda.device import FakeCuda
 from tests.support.fake_cuda.streams import Order
 
@@ -28,6 +33,35 @@ def cuda() -> Iterator[FakeCuda]:
     """A device that does nothing before somebody waits for it."""
     with FakeCuda(memory_bytes=1 << 20, devices=2) as device:
         yield device
+
+
+def _normed_heads(x: Tensor, ranks: int) -> Tensor:
+    norm = WholeNorm(x[0, :32].clone(), x[1, :16].clone(), 1e-5, offset=1.0)
+    if ranks == 1:
+        whole_norm.norm_heads(x, norm)
+    else:
+        squares = whole_norm.squares_of_heads(x, norm) * ranks
+        whole_norm.scale_heads(x, squares, norm, (32 * ranks, 16 * ranks))
+    return x
+
+
+def _added(x: Tensor) -> Tensor:
+    post, norm = Norm(x[0], 1e-5, offset=1.0), Norm(x[1], 1e-5, centered=True, bias=x[2])
+    residual = x * 2
+    return torch.cat((rows.add_norm(x, residual, norm, x.dtype, post=post, factor=0.5), residual))
+
+
+LAUNCHES: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        "gated product": ("_gated_product", lambda x: rows.gated_product(x, GELU_TANH)),
+        "activation": ("_activated", lambda x: rows.activated(x, SILU)),
+        "norms": ("_add_norm", _added),
+        "norm alone": ("_add_norm", lambda x: rows.add_norm(None, x, Norm(x[0], 1e-5), torch.float16)),
+        "norm of heads": ("_whole_norm", lambda x: _normed_heads(x, 1)),
+        "norm of heads of ranks": ("_squares", lambda x: _normed_heads(x, 2)),
+    }
+)
+"""Calls of the entries of kernels on x [3, 64], and a kernel that each launches."""
 
 
 def new_stream() -> torch.cuda.Stream:
@@ -415,14 +449,23 @@ class TestKernels:
         with pytest.raises(torch.AcceleratorError, match="launched on cuda:0"):
             copy_blocks(x, ids, x, ids)
 
-    def test_plain_and_interpreted_ones_agree(self) -> None:
-        x = torch.randn(3, 8)
-        with FakeCuda(kernels="plain") as device:
-            plain = silu_mul(x.to("cuda")).cpu()
-            assert device.timeline.issued["kernel _silu_mul"] == 1
-        with FakeCuda(kernels="interpreted") as device:
-            torch.testing.assert_close(silu_mul(x.to("cuda")).cpu(), plain)
-            assert device.timeline.issued["kernel _silu_mul"] == 1
+    @pytest.mark.parametrize("name", list(LAUNCHES))
+    def test_plain_and_interpreted_ones_agree(self, name: str) -> None:
+        kernel, launch = LAUNCHES[name]
+        torch.manual_seed(0)
+        x, results = torch.randn(3, 64), []
+        kinds: tuple[Literal["plain", "interpreted"], ...] = ("plain", "interpreted")
+        for kernels in kinds:
+            with FakeCuda(kernels=kernels) as device:
+                results.append(launch(x.to("cuda")).cpu())
+                assert device.timeline.issued[f"kernel {kernel}"] == 1
+        torch.testing.assert_close(*results)
+
+    def test_plain_ones_are_not_interpreted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(interpreter.InterpretedFunction, "rewrite", lambda self: pytest.fail("run"))
+        with FakeCuda(kernels="plain"):
+            for _, launch in LAUNCHES.values():
+                launch(torch.randn(3, 64, device="cuda")).cpu()
 
 
 class TestTime:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from baton_kernels.reference import reference_attention
-from tests.support.paged_steps import TOLERANCE, Case, lay_out, spoil_unused
+from baton_kernels.window import ChunkedWindow
+from tests.support.covering import Choice, covering
+from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 
 if find_spec("triton") is None:
     pytest.skip("triton has no build for this machine", allow_module_level=True)
 if torch.cuda.is_available():
     pytest.skip("tests/gpu runs them on the device", allow_module_level=True)
 
-from tests.support.interpreted import attention, shapes
+from tests.support.interpreted import InterpreterBuilder, attention, shapes
 
 FEW = shapes.Device(processors=3, arch=90)
 
@@ -60,7 +67,7 @@ def check(case: Case, device: shapes.Device = FEW) -> None:
     layer, scale = 1, 2 * case.head_dim**-0.5
     fused = torch.randn(batch.positions.numel(), case.heads + 2, case.head_dim).to(case.dtype)
     q = fused[:, : case.heads]
-    how = {"scale": scale, "window": case.window, "softcap": case.softcap}
+    how = {"scale": scale, "window": case.window, "softcap": case.softcap, "sinks": sinks_of(case)}
     plan = attention.CudaPlan.build(batch, pool, {case.window}, case.heads, device)
     out = plan.attend(spoil_unused(pool, batch, layer), layer, q, **how)
     expected = reference_attention(pool, layer, q, batch, **how)
@@ -72,6 +79,87 @@ def check(case: Case, device: shapes.Device = FEW) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_matches_the_reference(name: str) -> None:
     check(CASES[name])
+
+
+FEATURES: Mapping[str, Sequence[object]] = MappingProxyType(
+    {
+        "window": (None, 45, ChunkedWindow(1), ChunkedWindow(45), ChunkedWindow(64)),
+        "softcap": (None, 0.5),
+        "sinks": (False, True),
+        "step": ("decode", "verify", "short chunks", "prefill", "prefill, split"),
+    }
+)
+STEPS: Mapping[str, Case] = MappingProxyType(
+    {
+        "decode": Case(4, 2, 64, 16, None, (1, 64, 65, 90, 700), ()),
+        "verify": Case(4, 2, 64, 16, None, (5, 47, 92, 700), (), queries=4),
+        "short chunks": Case(4, 2, 64, 16, None, (), ((0, 5), (43, 5), (700, 14))),
+        "prefill": Case(4, 2, 64, 16, None, (), ((0, 100), (37, 60))),
+        "prefill, split": Case(2, 1, 64, 64, None, (), ((1000, 40),), torch.float16),
+    }
+)
+
+
+@pytest.mark.parametrize("choice", covering(FEATURES), ids=lambda choice: "-".join(map(str, choice.values())))
+def test_features_match_the_reference_together(choice: Choice) -> None:
+    how: dict[str, Any] = {name: choice[name] for name in ("window", "softcap")}
+    case = replace(STEPS[str(choice["step"])], **how, has_sinks=choice["sinks"] is True)
+    check(case, FEW if case.dtype == torch.float32 else shapes.Device(6, 90))
+
+
+def test_a_sink_that_outweighs_everything_leaves_nothing() -> None:
+    pool, batch = lay_out(Case(4, 2, 64, 16, None, (700,), ((0, 5), (0, 40))))
+    plan = attention.CudaPlan.build(batch, pool, {None}, 4, FEW)
+    q, sinks = torch.randn(46, 4, 64), torch.tensor([-1e30, 0.0, 1e30, 1e30])
+    out = plan.attend(pool, 0, q, scale=0.1, window=None, softcap=None, sinks=sinks)
+    without = plan.attend(pool, 0, q, scale=0.1, window=None, softcap=None)
+    assert torch.equal(out[:, 2:], torch.zeros(46, 2, 64))
+    torch.testing.assert_close(out[:, 0], without[:, 0])
+    assert (out[:, 1].abs() < without[:, 1].abs()).all()
+
+
+@pytest.mark.parametrize(
+    ("sinks", "says"),
+    [
+        (torch.zeros(3), r"\(3,\) torch.float32; allowed: contiguous \(4,\) float32"),
+        (torch.zeros(4).half(), r"\(4,\) torch.float16"),
+        (torch.zeros(8)[::2], r"\(4,\) torch.float32; allowed: contiguous"),
+    ],
+)
+def test_sinks_that_the_kernels_cannot_read_are_an_error(sinks: Tensor, says: str) -> None:
+    pool, batch = lay_out(Case(4, 2, 64, 16, None, (5,), ()))
+    plan = attention.CudaPlan.build(batch, pool, {None}, 4, FEW)
+    with pytest.raises(ValueError, match=says):
+        plan.attend(pool, 0, torch.zeros(1, 4, 64), scale=0.1, window=None, softcap=None, sinks=sinks)
+
+
+@pytest.mark.parametrize(
+    ("decode", "chunks", "tiles"),
+    [((3990,), (), 17), ((3001,), (), 1), ((3000,), (), 16), ((), ((3985, 5),), 17), ((), ((3000, 64),), 2)],
+    ids=["decode", "first of a run", "last of a run", "short chunk", "prefill"],
+)
+def test_only_the_tiles_of_a_run_are_read(
+    decode: tuple[int, ...],
+    chunks: tuple[tuple[int, int], ...],
+    tiles: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Runs of 1000 tokens, in tiles of 64: the token 3000 is in tile 46."""
+    products = 0
+    dot = InterpreterBuilder.create_dot
+
+    def counted(*args: Any) -> Any:
+        nonlocal products
+        products += 1
+        return dot(*args)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", counted)
+    window = ChunkedWindow(1000)
+    pool, batch = lay_out(Case(1, 1, 64, 64, window, decode, chunks, torch.float16))
+    plan = attention.CudaPlan.build(batch, pool, {window}, 1, FEW)
+    q = torch.randn(batch.positions.numel(), 1, 64).half()
+    plan.attend(pool, 0, q, scale=0.1, window=window, softcap=None)
+    assert products == 2 * tiles  # a product with the keys, and one with the values
 
 
 def random_case(seed: int) -> Case:

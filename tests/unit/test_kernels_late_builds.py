@@ -39,9 +39,10 @@ def test_serving_compiles_nothing_that_the_warm_up_has_not(family: str, dtype: s
     # Each kernel that depends on no window and no length of a chunk is compiled once, not for some numbers
     # of rows or some addresses.
     builds = Counter(key.split()[0] for key in told["warm"])
-    once = {"_rotate_and_store", "_add_rms_norm", "_silu_mul", "_draw", "_adjust", "_bar_tokens", "_copy"}
+    once = {"_rotate_and_store", "_gated_product", "_draw", "_adjust", "_bar_tokens", "_copy"}
     assert {name: builds[name] for name in once} == dict.fromkeys(once, 1)
-    assert {"_decode", "_prefill"} == builds.keys() - once
+    assert builds["_add_norm"] == 2  # the first has nothing to add
+    assert {"_decode", "_prefill", "_add_norm"} == builds.keys() - once
 
 
 def test_nor_does_drafting_by_a_model_of_another_shape() -> None:
@@ -49,6 +50,44 @@ def test_nor_does_drafting_by_a_model_of_another_shape() -> None:
     assert told["late"] == []
     builds = Counter(key.split()[0] for key in told["warm"])
     assert builds["_rotate_and_store"] == builds["_prefill"] == 2
+
+
+def test_what_differs_from_step_to_step_compiles_no_other_kernel() -> None:
+    """Nor do the sizes of windows, and the addresses of sinks."""
+    program = """
+import torch
+from collections import Counter
+from baton_kernels.activation import GELU_TANH, Activation
+from baton_kernels.cuda import rows, whole_norm
+from baton_kernels.cuda.attention import CudaPlan
+from baton_kernels.norm import Norm
+from baton_kernels.rotary import WholeNorm
+from baton_kernels.window import ChunkedWindow
+from tests.support.paged_steps import Case, lay_out
+from tests.support.serving_launches import DEVICE, recording
+x, residual = torch.zeros(2, 16, 64)
+rms, layer = Norm(x[0], 1e-5, offset=1.0), Norm(x[0], 1e-5, centered=True, bias=x[1])
+whole = WholeNorm(x[0, :32], x[0, :16], 1e-5)
+with recording() as recorder:
+    for number, size in ((1, 1), (2, 16), (16, 45)):
+        window = ChunkedWindow(size)
+        case = Case(4, 2, 64, 16, window, (number,) * number, ((number, 40), (number, 3)))
+        pool, batch = lay_out(case)
+        plan = CudaPlan.build(batch, pool, {window}, 4, DEVICE)
+        q, sinks = torch.zeros(len(batch.positions), 4, 64), torch.zeros(20)[number : number + 4]
+        plan.attend(pool, 0, q, scale=0.1, window=window, softcap=None, sinks=sinks)
+        some, added = x[:number], residual[:number]
+        rows.add_norm(some, added, layer, x.dtype, post=rms, factor=0.5)
+        rows.gated_product(some, Activation("clamped_swiglu", 7.0))
+        rows.activated(some, GELU_TANH)
+        squares = whole_norm.squares_of_heads(some, whole)
+        whole_norm.scale_heads(some, squares, whole, (64, 32))
+builds = Counter(key.split()[0] for key in recorder.compiled)
+# Decode has one for decoding rows, and one for short chunks.
+assert builds.pop("_decode") == 2, builds
+assert set(builds.values()) == {1} and len(builds) == 6, builds
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=240)
 
 
 def test_late_builds_are_counted() -> None:
@@ -59,15 +98,16 @@ from triton import knobs
 from baton.engine.warm_up import late_builds
 heard = []
 knobs.runtime.jit_post_compile_hook = lambda **of_kernel: heard.append(of_kernel["key"])
-from baton_kernels.cuda.rows import silu_mul
+from baton_kernels.activation import SILU
+from baton_kernels.cuda.rows import activated
 from loadtest.kernel_builds import building
 with building(90):
-    silu_mul(torch.zeros(2, 64))
+    activated(torch.zeros(2, 64), SILU)
     late = late_builds(torch.device("cuda"))
-    silu_mul(torch.zeros(2, 64))
+    activated(torch.zeros(2, 64), SILU)
     assert late.count == 0
-    silu_mul(torch.zeros(2, 66))
-    silu_mul(torch.zeros(2, 66).bfloat16())
+    activated(torch.zeros(2, 66), SILU)
+    activated(torch.zeros(2, 66).bfloat16(), SILU)
     assert (late.count, len(heard)) == (2, 3)
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=240)

@@ -29,11 +29,11 @@ from loadtest.stubbed_driver import stubbed
 from torch import Tensor
 with stubbed() as stub:
     launches = all_launches()
-    assert len({launch.name for launch in launches}) == 8
+    assert len({launch.name for launch in launches}) == 11
     for launch in launches:
         tensors = sum(isinstance(arg, Tensor) for arg in launch.args)
-        # A number that is 1 is compiled into the kernel.
-        passed = [at for at, arg in enumerate(launch.args) if isinstance(arg, Tensor) or arg != 1]
+        # An integer that is 1 is compiled into the kernel.
+        passed = [at for at, arg in enumerate(launch.args) if type(arg) is not int or arg != 1]
         stub.watch(tensors, len(passed) - tensors)
         got = []
         for run in (launch.by_triton, launch.bound):
@@ -51,15 +51,16 @@ def test_what_a_kernel_is_compiled_for_decides_what_is_launched() -> None:
     run("""
 import torch
 from triton import knobs
-from baton_kernels.cuda import logits, rows
+from baton_kernels.activation import SILU
+from baton_kernels.cuda import rows
 from loadtest.stubbed_driver import stubbed
 compiled, heard = [], []
 knobs.runtime.jit_post_compile_hook = lambda **of_kernel: compiled.append(of_kernel["key"])
 
 def launch(tensor):
-    before = stub.launches, len(rows._silu_mul._bound), len(compiled)
-    rows.silu_mul(tensor)
-    now = stub.launches, len(rows._silu_mul._bound), len(compiled)
+    before = stub.launches, len(rows._activated._bound), len(compiled)
+    rows.activated(tensor, SILU)
+    now = stub.launches, len(rows._activated._bound), len(compiled)
     return tuple(after - earlier for earlier, after in zip(before, now))
 
 with stubbed() as stub:

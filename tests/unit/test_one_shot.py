@@ -25,6 +25,7 @@ class Sizes:
     head_dim: int = 4
     intermediate_size: int = 16
     vocab_size: int = 64
+    inner_sizes: tuple[int, ...] = (16,)
 
 
 def test_it_takes_small_tensors_that_the_kernel_knows() -> None:

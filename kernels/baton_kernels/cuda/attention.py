@@ -20,11 +20,12 @@ from baton_kernels.cuda.rows import write_kv
 from baton_kernels.cuda.shapes import Device, Shape
 from baton_kernels.paged import Chunk, PagedBatch
 from baton_kernels.rotary import HeadNorm
+from baton_kernels.window import Window
 
 PROGRAMS_PER_PROCESSOR = 2
 """Programs for each multiprocessor: while one waits for its first keys, the other computes."""
 
-NONE: Mapping[int | None, DecodePlan] = {}
+NONE: Mapping[Window | None, DecodePlan] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ class CudaPlan:
 
     shape: Shape
     batch: PagedBatch
-    decode: Mapping[int | None, DecodePlan]
+    decode: Mapping[Window | None, DecodePlan]
     """The plans of the decoding rows by window; empty without decoding rows."""
-    short: Mapping[int | None, DecodePlan]
+    short: Mapping[Window | None, DecodePlan]
     """The plans of the chunks of a few queries by window; empty without such chunks."""
     prefill: PrefillPlan | None
     """The plan of the other chunks; None without such chunks."""
@@ -45,7 +46,7 @@ class CudaPlan:
         cls,
         batch: PagedBatch,
         pool: Tensor,
-        windows: Collection[int | None],
+        windows: Collection[Window | None],
         heads: int,
         device: Device | None = None,
     ) -> CudaPlan:
@@ -83,19 +84,22 @@ class CudaPlan:
         q: Tensor,
         *,
         scale: float,
-        window: int | None,
+        window: Window | None,
         softcap: float | None,
+        sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
         if q.stride(-1) != 1:
             raise ValueError(f"each query must be contiguous, not strided by {q.stride(-1)}")
+        if sinks is not None:
+            _check_sinks(sinks, q.shape[1])
         if out is None:
             out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for plans in (self.decode, self.short):
             if plans:
-                decode_attention(pool, layer, q, out, plans[window], self.shape, scale, softcap)
+                decode_attention(pool, layer, q, out, plans[window], self.shape, scale, softcap, sinks)
         if self.prefill is not None:
-            prefill_attention(pool, layer, q, out, self.prefill, self.shape, scale, window, softcap)
+            prefill_attention(pool, layer, q, out, self.prefill, self.shape, scale, window, softcap, sinks)
         return out
 
 
@@ -115,7 +119,9 @@ class _Planner:
     def programs_per_head(self) -> int:
         return max(1, self.programs // self.kv_heads)
 
-    def decode(self, batch: PagedBatch, windows: Collection[int | None]) -> Mapping[int | None, DecodePlan]:
+    def decode(
+        self, batch: PagedBatch, windows: Collection[Window | None]
+    ) -> Mapping[Window | None, DecodePlan]:
         """The plans of the decoding rows, by window."""
         if not batch.num_decode:
             return NONE
@@ -124,8 +130,8 @@ class _Planner:
         return {w: DecodePlan.build(*place, w, tile, programs, self.kv_heads) for w in windows}
 
     def chunks(
-        self, chunks: Sequence[Chunk], windows: Collection[int | None]
-    ) -> tuple[Mapping[int | None, DecodePlan], PrefillPlan | None]:
+        self, chunks: Sequence[Chunk], windows: Collection[Window | None]
+    ) -> tuple[Mapping[Window | None, DecodePlan], PrefillPlan | None]:
         """The plans of the chunks whose rows stand in one tile of decode, by window, and that of the others.
 
         What the host knows of them goes to the device in one copy.
@@ -151,6 +157,14 @@ class _Planner:
         tiling = self.shape.prefill(self.group)
         sizes = (tiling, self.group, self.kv_heads, self.programs, self.shape.splits_prefill)
         return plans, PrefillPlan.build([chunk for chunk, _ in many], described[1], tables, *sizes)
+
+
+def _check_sinks(sinks: Tensor, heads: int) -> None:
+    """ValueError unless they are what the kernels read."""
+    if sinks.shape != (heads,) or sinks.dtype != torch.float32 or not sinks.is_contiguous():
+        raise ValueError(
+            f"sinks are {tuple(sinks.shape)} {sinks.dtype}; allowed: contiguous ({heads},) float32"
+        )
 
 
 def _on_device(numbers: list[int], device: torch.device) -> Tensor:

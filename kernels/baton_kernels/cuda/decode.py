@@ -24,9 +24,17 @@ import triton.language as tl
 from torch import Tensor
 
 from baton_kernels.cuda.launch import bound
-from baton_kernels.cuda.shapes import MIN_ROWS, Shape, base_two, next_power_of_two
-from baton_kernels.cuda.tiles import accumulate, join, last_at_most, load_tile
+from baton_kernels.cuda.shapes import (
+    MIN_ROWS,
+    Shape,
+    base_two,
+    next_power_of_two,
+    window_size,
+    window_start_of,
+)
+from baton_kernels.cuda.tiles import LOG2_E, accumulate, join, last_at_most, load_tile, window_start
 from baton_kernels.paged import Chunk
+from baton_kernels.window import ChunkedWindow, Window
 
 MIN_SHARE = 4
 """Fewest tiles of a program: a shorter part costs more to merge than it saves."""
@@ -50,7 +58,7 @@ class DecodePlan:
     least one: one without context, as padding has it, gets zeros for its output."""
     arrivals: Tensor
     """[S * kv_heads] int32, all 0 between launches: the parts of each sequence that are ready."""
-    window: int | None
+    window: Window | None
     queries: int
     """Rows of each sequence."""
     tile: int
@@ -63,7 +71,7 @@ class DecodePlan:
         cls,
         tables: Tensor,
         contexts: Tensor,
-        window: int | None,
+        window: Window | None,
         tile: int,
         programs: int,
         kv_heads: int,
@@ -79,7 +87,7 @@ class DecodePlan:
             if queries > 1:
                 seeing = contexts.view(sequences, queries)
                 least = torch.where(seeing > 0, seeing, most[:, None]).amin(1)
-            tiles = tiles - (least - window).clamp(min=0) // tile
+            tiles = tiles - window_start_of(least, window).clamp(min=0) // tile
         zeros = torch.zeros(sequences * (kv_heads + 1) + 1, dtype=torch.int32, device=contexts.device)
         starts, arrivals = zeros.split_with_sizes((sequences + 1, sequences * kv_heads))
         torch.cumsum(tiles.clamp(min=1), 0, dtype=torch.int32, out=starts[1:])
@@ -96,11 +104,11 @@ class ShortChunks:
     """Rows of each sequence: as many as a tile holds, so that lengths in between need no other kernel."""
     tile: int
     """Keys of a tile."""
-    windows: Collection[int | None]
+    windows: Collection[Window | None]
 
     @classmethod
     def of(
-        cls, chunks: Sequence[tuple[Chunk, int]], group: int, tile: int, windows: Collection[int | None]
+        cls, chunks: Sequence[tuple[Chunk, int]], group: int, tile: int, windows: Collection[Window | None]
     ) -> ShortChunks:
         longest = max(chunk.length for chunk, _ in chunks)
         rows = max(MIN_ROWS, next_power_of_two(longest * group))
@@ -116,17 +124,18 @@ class ShortChunks:
         places = [chunk.start for chunk, _ in self.chunks] + [begin for _, begin in self.chunks]
         return contexts + places + [start for window in self.windows for start in self._starts(window)]
 
-    def _starts(self, window: int | None) -> Iterator[int]:
+    def _starts(self, window: Window | None) -> Iterator[int]:
         """The index of each chunk's first tile, and the number of all tiles."""
         return itertools.accumulate((self._tiles(chunk, window) for chunk, _ in self.chunks), initial=0)
 
-    def _tiles(self, chunk: Chunk, window: int | None) -> int:
-        unseen = 0 if window is None else max(0, chunk.context - chunk.length + 1 - window)
+    def _tiles(self, chunk: Chunk, window: Window | None) -> int:
+        first = chunk.context - chunk.length + 1
+        unseen = 0 if window is None else max(0, window_start_of(first, window))
         return -(-chunk.context // self.tile) - unseen // self.tile
 
     def plans(
         self, described: Tensor, tables: Tensor, programs: int, kv_heads: int
-    ) -> Mapping[int | None, DecodePlan]:
+    ) -> Mapping[Window | None, DecodePlan]:
         """The plans by window. ``described``: the ``numbers``, on the device; ``tables``: [blocks of all
         sequences]."""
         count = len(self.chunks)
@@ -145,7 +154,7 @@ class ShortChunks:
 @bound
 @triton.jit(
     do_not_specialize=["layer", "sequences", "queries", "window", "table_stride"],
-    do_not_specialize_on_alignment=["tables", "contexts", "places", "starts", "arrivals"],
+    do_not_specialize_on_alignment=["tables", "contexts", "places", "starts", "arrivals", "sinks"],
 )
 def _decode(
     q: tl.tensor,
@@ -155,6 +164,7 @@ def _decode(
     places: tl.tensor,
     starts: tl.tensor,
     arrivals: tl.tensor,
+    sinks: tl.tensor,
     out: tl.tensor,
     parts: tl.tensor,
     part_totals: tl.tensor,
@@ -181,6 +191,8 @@ def _decode(
     SINGLE: tl.constexpr,
     PLACED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -198,6 +210,8 @@ def _decode(
     number = members // GROUP
     head = kv_head * GROUP + members % GROUP
     rows = queries * GROUP
+    if HAS_SINKS:
+        sink = tl.load(sinks + head) * LOG2_E
     pool_head = pool + kv_head.to(tl.int64) * head_stride + layer.to(tl.int64) * layer_stride
     sequence = last_at_most(starts, sequences, begin, 0)
     at = begin
@@ -216,7 +230,7 @@ def _decode(
             least = tl.min(tl.where(seeing > 0, seeing, context), 0)
         low = 0
         if HAS_WINDOW:
-            low = tl.maximum(least - window, 0)
+            low = tl.maximum(window_start(least, window, CHUNKED), 0)
         if PLACED:
             own = own & (seeing > 0)
             row = tl.load(places + sequence) + number
@@ -231,6 +245,9 @@ def _decode(
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
+        if HAS_SINKS:  # counted in the part that begins a sequence, and in no other
+            peak = tl.where(at == first, sink, peak)
+            total += (at == first).to(tl.float32)
         for tile in range(at + shift, until + shift):
             k, v = load_tile(
                 pool_head, table, tile, low, context, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, True
@@ -241,7 +258,7 @@ def _decode(
             else:
                 seen = token < seeing[:, None]
                 if HAS_WINDOW:
-                    seen = seen & (token >= seeing[:, None] - window)
+                    seen = seen & (token >= window_start(seeing, window, CHUNKED)[:, None])
             acc, peak, total = accumulate(
                 acc, peak, total, query, k, v, seen, scale, softcap, HAS_SOFTCAP, True, PRECISION
             )
@@ -281,6 +298,7 @@ def decode_attention(
     shape: Shape,
     scale: float,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> None:
     """q [T, heads, head_dim] -> the plan's rows of ``out``, contiguous, of the same shape."""
     _, heads, head_dim = q.shape
@@ -299,13 +317,14 @@ def decode_attention(
         plan.starts if plan.places is None else plan.places,
         plan.starts,
         plan.arrivals,
+        part_totals if sinks is None else sinks,
         out,
         parts,
         part_totals,
         layer,
         plan.starts.numel() - 1,
         plan.queries,
-        plan.window or 0,
+        window_size(plan.window),
         *base_two(scale, softcap),
         0 if placed else plan.tables.stride(0),
         q.stride(0),
@@ -322,6 +341,8 @@ def decode_attention(
         SINGLE=plan.queries == 1 and not placed,
         PLACED=placed,
         HAS_WINDOW=plan.window is not None,
+        CHUNKED=isinstance(plan.window, ChunkedWindow),
+        HAS_SINKS=sinks is not None,
         HAS_SOFTCAP=softcap is not None,
         PRECISION=shape.precision,
         num_warps=tiling.warps,

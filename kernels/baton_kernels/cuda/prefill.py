@@ -20,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from baton_kernels.cuda.launch import bound
-from baton_kernels.cuda.shapes import Shape, base_two
-from baton_kernels.cuda.tiles import accumulate, join, last_at_most, load_tile
+from baton_kernels.cuda.shapes import Shape, base_two, window_size
+from baton_kernels.cuda.tiles import LOG2_E, accumulate, join, last_at_most, load_tile, window_start
 from baton_kernels.cuda.tuned import Tiling
 from baton_kernels.paged import Chunk
+from baton_kernels.window import ChunkedWindow, Window
 
 MIN_SHARE = 8
 """Fewest tiles of keys of a program that shares a tile of rows: a shorter part costs more to join than it
@@ -104,6 +105,7 @@ def _pass(
     TILE: tl.constexpr,
     DIMS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -116,7 +118,7 @@ def _pass(
         token = (tile * TILE + tl.arange(0, TILE))[None, :]
         seen = token <= position[:, None]
         if HAS_WINDOW:
-            seen = seen & (token > position[:, None] - window)
+            seen = seen & (token >= window_start(position + 1, window, CHUNKED)[:, None])
         acc, peak, total = accumulate(
             acc, peak, total, query, k, v, seen, scale, softcap, HAS_SOFTCAP, MASKED, PRECISION
         )
@@ -126,7 +128,7 @@ def _pass(
 @bound
 @triton.jit(
     do_not_specialize=["layer", "chunk_count", "window"],
-    do_not_specialize_on_alignment=["chunks", "tables", "arrivals"],
+    do_not_specialize_on_alignment=["chunks", "tables", "arrivals", "sinks"],
 )
 def _prefill(
     q: tl.tensor,
@@ -134,6 +136,7 @@ def _prefill(
     chunks: tl.tensor,
     tables: tl.tensor,
     arrivals: tl.tensor,
+    sinks: tl.tensor,
     out: tl.tensor,
     parts: tl.tensor,
     part_totals: tl.tensor,
@@ -156,6 +159,8 @@ def _prefill(
     SHARE: tl.constexpr,
     MAY_SPLIT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -194,8 +199,8 @@ def _prefill(
     low = 0
     inner_begin = 0
     if HAS_WINDOW:
-        low = tl.maximum(first - window + 1, 0)
-        inner_begin = tl.cdiv(tl.maximum(last - window + 1, 0), TILE)
+        low = tl.maximum(window_start(first + 1, window, CHUNKED), 0)
+        inner_begin = tl.cdiv(tl.maximum(window_start(last + 1, window, CHUNKED), 0), TILE)
     begin = low // TILE
     end = tl.cdiv(last + 1, TILE)
     shares = 1
@@ -215,21 +220,24 @@ def _prefill(
     acc = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS:  # counted by the program of the first keys, and by no other
+        peak = tl.where(tl.program_id(2) == 0, tl.load(sinks + head) * LOG2_E, peak)
+        total += (tl.program_id(2) == 0).to(tl.float32)
     if HAS_WINDOW:
         acc, peak, total = _pass(
             acc, peak, total, query, position, pool_head, table, begin, inner_begin, low, last + 1, window,
-            scale, softcap, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, HAS_WINDOW, HAS_SOFTCAP, True,
-            PRECISION,
+            scale, softcap, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, HAS_WINDOW, CHUNKED, HAS_SOFTCAP,
+            True, PRECISION,
         )  # fmt: skip
     acc, peak, total = _pass(
         acc, peak, total, query, position, pool_head, table, inner_begin, inner_end, low, last + 1, window,
-        scale, softcap, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, HAS_WINDOW, HAS_SOFTCAP, False,
-        PRECISION,
+        scale, softcap, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, HAS_WINDOW, CHUNKED, HAS_SOFTCAP,
+        False, PRECISION,
     )  # fmt: skip
     acc, peak, total = _pass(
         acc, peak, total, query, position, pool_head, table, inner_end, end, low, last + 1, window,
-        scale, softcap, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, HAS_WINDOW, HAS_SOFTCAP, True,
-        PRECISION,
+        scale, softcap, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, HAS_WINDOW, CHUNKED, HAS_SOFTCAP,
+        True, PRECISION,
     )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     target = out + ((row * heads + head) * HEAD_DIM)[:, None] + dims[None, :]
@@ -257,8 +265,9 @@ def prefill_attention(
     plan: PrefillPlan,
     shape: Shape,
     scale: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> None:
     """q [T, heads, head_dim] -> the chunks' rows of ``out``, contiguous, of the same shape."""
     _, heads, head_dim = q.shape
@@ -275,12 +284,13 @@ def prefill_attention(
         plan.chunks,
         plan.tables,
         plan.chunks if plan.arrivals is None else plan.arrivals,
+        part_totals if sinks is None else sinks,
         out,
         parts,
         part_totals,
         layer,
         chunk_count,
-        window or 0,
+        window_size(window),
         *base_two(scale, softcap),
         q.stride(0),
         q.stride(1),
@@ -294,6 +304,8 @@ def prefill_attention(
         SHARE=MIN_SHARE,
         MAY_SPLIT=shape.splits_prefill,
         HAS_WINDOW=window is not None,
+        CHUNKED=isinstance(window, ChunkedWindow),
+        HAS_SINKS=sinks is not None,
         HAS_SOFTCAP=softcap is not None,
         PRECISION=shape.precision,
         num_warps=tiling.warps,

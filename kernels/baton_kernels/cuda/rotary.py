@@ -34,6 +34,7 @@ def _rotate_and_store(
     offsets: tl.tensor,
     layer: tl.tensor,
     eps: tl.tensor,
+    offset: tl.tensor,
     token_stride: tl.tensor,
     head_stride: tl.tensor,
     pool_block: tl.tensor,
@@ -65,10 +66,10 @@ def _rotate_and_store(
         scale = tl.rsqrt((tl.sum(x * x, 1) + tl.sum(y * y, 1)) / HEAD_DIM + eps)[:, None]
         of_query = tl.load(q_weight + dims, mask=inner, other=0.0).to(tl.float32)
         of_key = tl.load(k_weight + dims, mask=inner, other=0.0).to(tl.float32)
-        x = x * scale * tl.where(is_query, of_query, of_key)
+        x = x * scale * (tl.where(is_query, of_query, of_key) + offset)
         of_query = tl.load(q_weight + HALF + dims, mask=inner, other=0.0).to(tl.float32)
         of_key = tl.load(k_weight + HALF + dims, mask=inner, other=0.0).to(tl.float32)
-        y = y * scale * tl.where(is_query, of_query, of_key)
+        y = y * scale * (tl.where(is_query, of_query, of_key) + offset)
     angle = token * HEAD_DIM + dims
     cos_x = tl.load(cos + angle, mask=inner, other=0.0)
     sin_x = tl.load(sin + angle, mask=inner, other=0.0)
@@ -115,7 +116,7 @@ def rotate_and_store(
             )
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if tokens:
-        q_weight, k_weight, eps = (cos, cos, 0.0) if norm is None else (norm.q, norm.k, norm.eps)
+        q_weight, k_weight = (cos, cos) if norm is None else (norm.q, norm.k)
         _rotate_and_store[(tokens, triton.cdiv(all_heads, HEADS))](
             qkv,
             cos,
@@ -127,7 +128,8 @@ def rotate_and_store(
             batch.slot_blocks,
             batch.slot_offsets,
             layer,
-            eps,
+            0.0 if norm is None else norm.eps,
+            0.0 if norm is None else norm.offset,
             qkv.stride(0),
             qkv.stride(1),
             *pool.stride()[:3],

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton_kernels.activation import ALPHA, Activation
 from baton_kernels.cuda.launch import bound
 from baton_kernels.cuda.shapes import next_power_of_two
+from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
 
 COLUMNS = 1024
-"""The number of columns of a program of ``_silu_mul``."""
+"""The number of columns of a program that computes activations."""
 
 
 @bound
@@ -72,65 +76,233 @@ def write_kv(pool: Tensor, layer: int, k: Tensor, v: Tensor, batch: PagedBatch) 
     )
 
 
+@triton.jit
+def _normed(
+    x: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    columns: tl.tensor,
+    size: tl.tensor,
+    eps: tl.tensor,
+    offset: tl.tensor,
+    CENTERED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+) -> tl.tensor:
+    """The norm of a row x [SIZE] float32, which is 0 from column ``size`` on and stays so."""
+    real = columns < size
+    if CENTERED:
+        x = tl.where(real, x - tl.sum(x, 0) / size, 0.0)
+    normal = x * tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    normal *= tl.load(weight + columns, mask=real, other=0.0).to(tl.float32) + offset
+    if HAS_BIAS:
+        normal += tl.load(bias + columns, mask=real, other=0.0).to(tl.float32)
+    return normal
+
+
 @bound
 @triton.jit
-def _add_rms_norm(
+def _add_norm(
     x: tl.tensor,
     residual: tl.tensor,
+    post_weight: tl.tensor,
+    post_bias: tl.tensor,
     weight: tl.tensor,
+    bias: tl.tensor,
     out: tl.tensor,
+    factor: tl.tensor,
+    post_eps: tl.tensor,
+    post_offset: tl.tensor,
     eps: tl.tensor,
+    offset: tl.tensor,
     size: tl.tensor,
     SIZE: tl.constexpr,
+    HAS_X: tl.constexpr,
+    HAS_POST: tl.constexpr,
+    POST_CENTERED: tl.constexpr,
+    HAS_POST_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    CENTERED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, SIZE)
     real = columns < size
-    added = tl.load(x + row * size + columns, mask=real, other=0.0).to(tl.float32)
-    added += tl.load(residual + row * size + columns, mask=real, other=0.0).to(tl.float32)
-    tl.store(residual + row * size + columns, added.to(residual.dtype.element_ty), mask=real)
-    normal = added * tl.rsqrt(tl.sum(added * added, 0) / size + eps)
-    scaled = normal * tl.load(weight + columns, mask=real, other=0.0).to(tl.float32)
-    tl.store(out + row * size + columns, scaled.to(out.dtype.element_ty), mask=real)
+    total = tl.load(residual + row * size + columns, mask=real, other=0.0).to(tl.float32)
+    if HAS_X:
+        added = tl.load(x + row * size + columns, mask=real, other=0.0).to(tl.float32)
+        if HAS_POST:
+            added = _normed(
+                added, post_weight, post_bias, columns, size, post_eps, post_offset, POST_CENTERED,
+                HAS_POST_BIAS,
+            )  # fmt: skip
+        total += added * factor
+        tl.store(residual + row * size + columns, total.to(residual.dtype.element_ty), mask=real)
+    if HAS_NORM:
+        total = _normed(total, weight, bias, columns, size, eps, offset, CENTERED, HAS_BIAS)
+    tl.store(out + row * size + columns, total.to(out.dtype.element_ty), mask=real)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x, residual [T, size] -> [T, size]: the norm of their sum, which ``residual`` holds afterwards."""
-    rows, size = x.shape
-    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
-    if not (x.is_contiguous() and residual.is_contiguous()):
-        raise ValueError(f"rows must lie behind each other, not {x.stride(0)}, {residual.stride(0)} apart")
+def add_norm(
+    x: Tensor | None,
+    residual: Tensor,
+    norm: Norm | None,
+    dtype: torch.dtype,
+    *,
+    post: Norm | None = None,
+    factor: float = 1.0,
+) -> Tensor:
+    """x, residual [T, size] -> [T, size] ``dtype``: ``residual`` becomes residual + factor * post(x) (x None:
+    stays), and the result is its norm. None for ``post`` or ``norm``: as it is."""
+    rows, size = residual.shape
+    out = torch.empty(residual.shape, dtype=dtype, device=residual.device)
+    if not ((x is None or x.is_contiguous()) and residual.is_contiguous()):
+        distances = [each.stride(0) for each in (x, residual) if each is not None]
+        raise ValueError(f"rows must lie behind each other, not {distances} apart")
     if rows:
         columns = next_power_of_two(size)
-        warps = min(16, max(1, columns // 512))
-        _add_rms_norm[(rows,)](
-            x, residual, weight, out, eps, size, SIZE=columns, num_warps=warps, enable_fp_fusion=True
+        first, second = _Parts.of(post, residual), _Parts.of(norm, residual)
+        _add_norm[(rows,)](
+            residual if x is None else x,
+            residual,
+            *first.tensors,
+            *second.tensors,
+            out,
+            factor,
+            *first.numbers,
+            *second.numbers,
+            size,
+            SIZE=columns,
+            HAS_X=x is not None,
+            HAS_POST=post is not None,
+            POST_CENTERED=first.centered,
+            HAS_POST_BIAS=first.has_bias,
+            HAS_NORM=norm is not None,
+            CENTERED=second.centered,
+            HAS_BIAS=second.has_bias,
+            num_warps=min(16, max(1, columns // 512)),
+            enable_fp_fusion=True,
         )
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A norm as the kernel takes it."""
+
+    tensors: tuple[Tensor, Tensor]
+    """Weight and bias, or what stands in their places."""
+    numbers: tuple[float, float]
+    """eps and offset."""
+    centered: bool
+    has_bias: bool
+
+    @classmethod
+    def of(cls, norm: Norm | None, unused: Tensor) -> _Parts:
+        if norm is None:
+            return cls((unused, unused), (0.0, 0.0), False, False)
+        bias = norm.bias if norm.centered else None
+        tensors = (norm.weight, unused if bias is None else bias)
+        return cls(tensors, (norm.eps, norm.offset), norm.centered, bias is not None)
+
+
+@triton.jit
+def _active(x: tl.tensor, KIND: tl.constexpr) -> tl.tensor:
+    """The activation of x, float32; for what overflows in between, its limit."""
+    if KIND == "gelu_tanh":
+        # (1 + tanh(u)) / 2 = 1 / (1 + e^-2u), with u = sqrt(2 / pi) (x + 0.044715 x^3).
+        steep = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+    else:
+        tl.static_assert(KIND == "silu")
+        steep = x
+    return x / (1.0 + tl.exp(-steep))
+
+
 @bound
 @triton.jit
-def _silu_mul(
-    gate_up: tl.tensor, out: tl.tensor, size: tl.tensor, row_stride: tl.tensor, COLUMNS: tl.constexpr
+def _gated_product(
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    row_stride: tl.tensor,
+    limit: tl.tensor,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+    ALPHA: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     real = columns < size
     gate = tl.load(gate_up + row * row_stride + columns, mask=real, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * row_stride + size + columns, mask=real, other=0.0).to(tl.float32)
-    product = gate / (1.0 + tl.exp(-gate)) * up
+    if KIND == "clamped_swiglu":
+        # Comparisons, unlike minima, let NaN through.
+        gate = tl.where(gate > limit, limit, gate)
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+        product = gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + 1.0)
+    else:
+        product = _active(gate, KIND) * up
     tl.store(out + row * size + columns, product.to(out.dtype.element_ty), mask=real)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """gate_up [T, 2 * size] -> silu(gate) * up, [T, size], rounded once."""
+def gated_product(gate_up: Tensor, activation: Activation) -> Tensor:
+    """gate_up [T, 2 * size] -> the activated gate times up, [T, size], rounded once."""
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    if gate_up.stride(1) != 1:
-        raise ValueError(f"a row must be contiguous, not strided by {gate_up.stride(1)}")
+    out = _empty_rows(gate_up, size)
     if rows:
-        grid = (rows, triton.cdiv(size, COLUMNS))
-        stride = gate_up.stride(0)
-        _silu_mul[grid](gate_up, out, size, stride, COLUMNS=COLUMNS, num_warps=4, enable_fp_fusion=True)
+        _gated_product[(rows, triton.cdiv(size, COLUMNS))](
+            gate_up,
+            out,
+            size,
+            gate_up.stride(0),
+            activation.limit,
+            COLUMNS=COLUMNS,
+            KIND=activation.kind,
+            ALPHA=ALPHA,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
     return out
+
+
+@bound
+@triton.jit
+def _activated(
+    x: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
+    row_stride: tl.tensor,
+    COLUMNS: tl.constexpr,
+    KIND: tl.constexpr,
+) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    real = columns < size
+    given = tl.load(x + row * row_stride + columns, mask=real, other=0.0).to(tl.float32)
+    tl.store(out + row * size + columns, _active(given, KIND).to(out.dtype.element_ty), mask=real)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """The activation of each number of x [T, size], rounded once. ValueError for a kind that needs a gate."""
+    if activation.kind == "clamped_swiglu":
+        raise ValueError("activation is clamped_swiglu; allowed without a gate: silu, gelu_tanh")
+    rows, size = x.shape
+    out = _empty_rows(x, size)
+    if rows:
+        _activated[(rows, triton.cdiv(size, COLUMNS))](
+            x,
+            out,
+            size,
+            x.stride(0),
+            COLUMNS=COLUMNS,
+            KIND=activation.kind,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
+    return out
+
+
+def _empty_rows(x: Tensor, size: int) -> Tensor:
+    """Memory for a row of ``size`` for each row of x. ValueError if these are strided."""
+    if x.shape[1] > 1 and x.stride(1) != 1:
+        raise ValueError(f"a row must be contiguous, not strided by {x.stride(1)}")
+    return torch.empty((x.shape[0], size), dtype=x.dtype, device=x.device)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
+from baton_kernels.window import ChunkedWindow, Window
 
+Number = TypeVar("Number", int, Tensor)
 LARGEST_HEAD_DIM = 256
 LARGEST_GROUP = 64
 MIN_ARCH = 80
@@ -165,6 +168,19 @@ def _check_group(group: int) -> None:
 
 def next_power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
+
+
+def window_size(window: Window | None) -> int:
+    """The tokens of a window, or of a run of a chunked one, as kernels take them; no window is an unused
+    0."""
+    return window.size if isinstance(window, ChunkedWindow) else window or 0
+
+
+def window_start_of(context: Number, window: Window) -> Number:
+    """The host's ``tiles.window_start``."""
+    if isinstance(window, ChunkedWindow):
+        return (context - 1) // window.size * window.size
+    return context - window
 
 
 def base_two(scale: float, softcap: float | None) -> tuple[float, float]:

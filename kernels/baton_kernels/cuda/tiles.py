@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def load_tile(
@@ -48,6 +50,15 @@ def load_tile(
         real = (dims < HEAD_DIM)[None, :]
         return tl.load(keys, mask=real, other=0.0), tl.load(values, mask=real, other=0.0)
     return tl.load(keys), tl.load(values)
+
+
+@triton.jit
+def window_start(context: tl.tensor, window: tl.tensor, CHUNKED: tl.constexpr) -> tl.tensor:
+    """The first token that a query sees whose ``context`` is the tokens up to it, itself included; below 0 if
+    a sliding window is wider than that. ``window``: the size of the window, or of a run if CHUNKED."""
+    if CHUNKED:
+        return (context - 1) // window * window
+    return context - window
 
 
 @triton.jit

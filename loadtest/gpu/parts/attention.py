@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.attention import AttentionPlan, paged_attention
+from baton_kernels.window import ChunkedWindow
 from loadtest.gpu.bench import Bench
 from loadtest.kernels import BENCHES, work
 from tests.support.paged_steps import Case, lay_out, moved
@@ -119,6 +120,8 @@ def by_flashinfer(case: Case, q: Tensor) -> Callable[[], object]:
     workspace = torch.empty(256 << 20, dtype=torch.uint8, device=q.device)
     described = [part.to(q.device) for part in (starts, places, last)]
     sizes = (case.heads, case.kv_heads, case.head_dim, page)
+    if isinstance(case.window, ChunkedWindow):
+        raise ValueError("chunked windows are none of flashinfer's")
     window = -1 if case.window is None else case.window - 1
     if case.decode:
         wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)

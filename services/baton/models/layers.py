@@ -29,7 +29,7 @@ from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_s
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
-from baton_kernels.rows import scale_heads, squares_of_heads
+from baton_kernels.rows import norm_heads, scale_heads, squares_of_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +273,7 @@ class Attention(nn.Module):
         self._plain = torch.ones(config.head_dim, dtype=dtype)
         """The weight of a norm that has none."""
         self._eps = config.norm_eps
+        self._is_alone = shard.tp_size == 1
         ranks = shard.tp_size * config.head_dim
         # Heads that several ranks hold count as often in the sums of squares as here.
         self._whole_sizes = (self.heads * ranks, self.kv_heads * ranks)
@@ -287,8 +288,7 @@ class Attention(nn.Module):
         """Puts K and V into the pool; returns the queries [T, heads, head_dim]."""
         qkv = self.qkv_proj(x)
         if (whole := self.whole_norm) is not None:
-            squares = self.collectives.sum(squares_of_heads(qkv, whole))
-            scale_heads(qkv, squares, whole, self._whole_sizes)
+            self._norm_whole(qkv, whole)
         cos, sin = step.rotations[self.rotation]
         heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
         norm = self.norm_before_rotation
@@ -328,6 +328,12 @@ class Attention(nn.Module):
             return None
         assert self.q_norm is not None and self.k_norm is not None
         return WholeNorm(self.q_norm.weight, self.k_norm.weight, self._eps, self.q_norm.offset)
+
+    def _norm_whole(self, qkv: Tensor, norm: WholeNorm) -> None:
+        if self._is_alone:
+            norm_heads(qkv, norm)
+        else:
+            scale_heads(qkv, self.collectives.sum(squares_of_heads(qkv, norm)), norm, self._whole_sizes)
 
     @property
     def norm_before_rotation(self) -> HeadNorm | None:

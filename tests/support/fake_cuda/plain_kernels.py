@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +16,15 @@ from torch import Tensor
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling import sampler
 from baton_kernels import attention, plain, rows
-from baton_kernels.activation import Activation
+from baton_kernels.activation import Activation, activated, gated
 from baton_kernels.cuda import blocks as cuda_blocks
 from baton_kernels.cuda import logits as cuda_logits
 from baton_kernels.cuda import rows as cuda_rows
 from baton_kernels.cuda import sampling as cuda_sampling
+from baton_kernels.cuda import whole_norm
+from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
+from baton_kernels.rotary import WholeNorm
 from baton_kernels.window import Window
 from tests.support.fake_cuda.tensors import DeviceTensor, mapped
 
@@ -41,7 +43,11 @@ class PlainKernels:
         return [
             (attention.AttentionPlan, "build", classmethod(_plan(attention.AttentionPlan.build))),
             (cuda_rows, "gated_product", self._gated_product),
+            (cuda_rows, "activated", self._activated),
             (cuda_rows, "add_norm", self._add_norm),
+            (whole_norm, "squares_of_heads", self._squares_of_heads),
+            (whole_norm, "scale_heads", self._scale_heads),
+            (whole_norm, "norm_heads", self._norm_heads),
             (cuda_logits, "bar_tokens", self._bar_tokens),
             (cuda_logits, "adjust", self._adjust),
             (cuda_sampling, "draw", self._draw),
@@ -56,18 +62,26 @@ class PlainKernels:
 
     def _gated_product(self, gate_up: Tensor, activation: Activation) -> Tensor:
         out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-        product = partial(rows.gated_product, activation=activation)
-        self._launch("_gated_product", lambda out, x: out.copy_(product(x)), out, gate_up)
+
+        def compute(out: Tensor, x: Tensor) -> None:
+            out.copy_(gated(x[:, : out.shape[1]], x[:, out.shape[1] :], activation))
+
+        self._launch("_gated_product", compute, out, gate_up)
+        return out
+
+    def _activated(self, x: Tensor, activation: Activation) -> Tensor:
+        out = x.new_empty(x.shape)
+        self._launch("_activated", lambda out, x: out.copy_(activated(x, activation)), out, x)
         return out
 
     def _add_norm(
         self,
         x: Tensor | None,
         residual: Tensor,
-        norm: rows.Norm | None,
+        norm: Norm | None,
         dtype: torch.dtype,
         *,
-        post: rows.Norm | None = None,
+        post: Norm | None = None,
         factor: float = 1.0,
     ) -> Tensor:
         out = torch.empty(residual.shape, dtype=dtype, device=residual.device)
@@ -75,12 +89,35 @@ class PlainKernels:
         def compute(out: Tensor, x: Tensor | None, residual: Tensor, *weights: Any) -> None:
             own = norm and replace(norm, weight=weights[0], bias=weights[1])
             before = post and replace(post, weight=weights[2], bias=weights[3])
-            out.copy_(rows.add_norm(x, residual, own, dtype, post=before, factor=factor))
+            if x is not None:
+                residual += (before.of(x) if before else x.float()) * factor
+            out.copy_(own.of(residual) if own else residual)
 
         of_norm = (norm.weight, norm.bias) if norm else (None, None)
         of_post = (post.weight, post.bias) if post else (None, None)
         self._launch("_add_norm", compute, out, x, residual, *of_norm, *of_post)
         return out
+
+    def _squares_of_heads(self, qkv: Tensor, norm: WholeNorm) -> Tensor:
+        out = torch.empty((len(qkv), 2), dtype=torch.float32, device=qkv.device)
+
+        def compute(out: Tensor, qkv: Tensor) -> None:
+            out.copy_(_squares(qkv, norm))
+
+        self._launch("_squares", compute, out, qkv)
+        return out
+
+    def _scale_heads(self, qkv: Tensor, squares: Tensor, norm: WholeNorm, sizes: tuple[int, int]) -> None:
+        def compute(qkv: Tensor, squares: Tensor, q: Tensor, k: Tensor) -> None:
+            _scale(qkv, squares, replace(norm, q=q, k=k), sizes)
+
+        self._launch("_whole_norm", compute, qkv, squares, norm.q, norm.k)
+
+    def _norm_heads(self, qkv: Tensor, norm: WholeNorm) -> None:
+        def compute(qkv: Tensor, q: Tensor, k: Tensor) -> None:
+            _scale(qkv, _squares(qkv, norm), replace(norm, q=q, k=k), (q.numel(), k.numel()))
+
+        self._launch("_whole_norm", compute, qkv, norm.q, norm.k)
 
     def _bar_tokens(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
         self._launch("_bar_tokens", rows.bar_tokens, logits, at, words)
@@ -114,6 +151,25 @@ def _plan(build: Any) -> Callable[..., attention.AttentionPlan]:
         return cls(plain.PlainPlan.build(batch, pool, windows))
 
     return plan
+
+
+def _parts(qkv: Tensor, norm: WholeNorm) -> tuple[Tensor, Tensor]:
+    """The queries of qkv, and the keys."""
+    queries, keys = norm.q.numel(), norm.k.numel()
+    return qkv[:, :queries], qkv[:, queries : queries + keys]
+
+
+def _squares(qkv: Tensor, norm: WholeNorm) -> Tensor:
+    """See ``baton_kernels.cuda.whole_norm.squares_of_heads``."""
+    return torch.stack([part.float().square().sum(-1) for part in _parts(qkv, norm)], dim=-1)
+
+
+def _scale(qkv: Tensor, squares: Tensor, norm: WholeNorm, sizes: tuple[int, int]) -> None:
+    """See ``baton_kernels.cuda.whole_norm.scale_heads``."""
+    weights = (norm.q, norm.k)
+    for part, weight, square, size in zip(_parts(qkv, norm), weights, squares.T, sizes, strict=True):
+        factor = torch.rsqrt(square / size + norm.eps)[:, None]
+        part.copy_(part.float() * factor * (weight.float() + norm.offset))
 
 
 def _adjust(

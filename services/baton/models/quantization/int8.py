@@ -24,12 +24,11 @@ from baton.models.quantization.base import (
 )
 from baton.models.quantization.registry import Quantization
 from baton.process.options import ModelError
-from baton_kernels.activation import activated
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight, kernels_for
 from baton_kernels.experts import ExpertTensors, loop_over_experts
 from baton_kernels.int8 import Int8Weight, quantize
-from baton_kernels.rows import gated_product
+from baton_kernels.rows import activated, gated_product
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,10 @@ from baton.models.quantization.base import (
     empty_parameter,
 )
 from baton.models.quantization.registry import Quantization
-from baton_kernels.activation import activated
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.experts import ExpertTensors, multiply
-from baton_kernels.rows import gated_product
+from baton_kernels.rows import activated, gated_product
 
 
 class PlainWeights(LinearWeights):
