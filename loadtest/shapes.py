@@ -81,6 +81,68 @@ _LLAMA_8B: Mapping[str, object] = MappingProxyType(
     }
 )
 """Llama 3.1 8B: 8.03 billion parameters."""
+_ACTIVE_125M: Mapping[str, object] = MappingProxyType({**_LLAMA_125M, "intermediate_size": 512})
+"""The Llama of 125 million parameters with a quarter of each MLP."""
+_MIXTURE_125M: Mapping[str, object] = MappingProxyType(
+    {
+        **_LLAMA_125M,
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "intermediate_size": 256,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+    }
+)
+"""The Llama of 125 million parameters with each MLP cut into 8 experts, of which 2 are active: as many
+parameters as ``_ACTIVE_125M`` in each token's way."""
+_QWEN3_MOE_03B: Mapping[str, object] = MappingProxyType(
+    {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 32_000,
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "moe_intermediate_size": 256,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    }
+)
+"""A Qwen3-MoE of 0.29 billion parameters, 0.09 of them active."""
+_GEMMA3_270M: Mapping[str, object] = MappingProxyType(
+    {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "vocab_size": 262_144,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "layer_types": ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(18)],
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }
+)
+"""Gemma 3 270M: 0.27 billion parameters, most of them in the embedding."""
 _LLAMA_TINY: Mapping[str, object] = MappingProxyType(
     {
         **_LLAMA_125M,
@@ -96,6 +158,10 @@ _LLAMA_TINY: Mapping[str, object] = MappingProxyType(
 SHAPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "llama-125m": _LLAMA_125M,
+        "active-125m": _ACTIVE_125M,
+        "mixture-125m": _MIXTURE_125M,
+        "qwen3-moe-0.3b": _QWEN3_MOE_03B,
+        "gemma3-270m": _GEMMA3_270M,
         "qwen-0.5b": _QWEN_05B,
         "llama-8b": _LLAMA_8B,
         "llama-small": _LLAMA_SMALL,
@@ -136,16 +202,16 @@ def save_weights(path: Path, seed: int = 0) -> Path:
     read = ModelConfig.from_dir(path)
     with torch.device("meta"):
         model = Decoder(read, torch.bfloat16, Parallel.alone(read), PLAIN)
-        places = {name: place.tensor for name, place in model.checkpoint_tensors().items()}
+        shapes = {name: place.shape for name, place in model.checkpoint_tensors().items()}
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, place in places.items():
-        if name.endswith(".bias"):
-            tensors[name] = torch.zeros(place.shape, dtype=torch.bfloat16)
-        elif place.dim() == 1:
-            tensors[name] = torch.ones(place.shape, dtype=torch.bfloat16)
+    for name, shape in shapes.items():
+        if name.endswith("bias"):
+            tensors[name] = torch.zeros(shape, dtype=torch.bfloat16)
+        elif len(shape) == 1:
+            tensors[name] = torch.full(shape, 1 - read.norm_offset, dtype=torch.bfloat16)
         else:
-            weights = torch.randn(place.shape, generator=generator) * place.shape[1] ** -0.5
+            weights = torch.randn(shape, generator=generator) * shape[1] ** -0.5
             tensors[name] = weights.bfloat16()
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     return path

@@ -240,7 +240,7 @@ def _unwrapped(name: str) -> str:
 
 
 def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) -> None:
-    """Sets norms to 1 and biases to 0, and draws matrices scaled so that activations neither fade nor blow
+    """Sets norms to scale by 1 and biases to 0, and draws matrices scaled so that activations neither fade nor blow
     up. A rank draws each matrix of which it has a part, and draws it whole."""
     places = model.checkpoint_tensors()
     seeds = itertools.count(seed)
@@ -253,6 +253,6 @@ def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) 
         if name.endswith("bias"):
             tensor.zero_()
         elif tensor.dim() == 1:
-            tensor.fill_(1)
+            tensor.fill_(1 - model.config.norm_offset)
         else:
             place.draw(shape, model.dtype, torch.Generator(tensor.device).manual_seed(matrix_seed))
