@@ -227,16 +227,18 @@ class Decoder(CausalLM):
         return embedded if scale == 1 else embedded * scale
 
     def logits(self, hidden: Tensor) -> Tensor:
-        if not self.shard.is_last_stage:
-            return self.collectives.collect(hidden[:, :0].to(self.dtype)).float()
-        assert self._head is not None, "not packed"
-        # A single rank computes float32 at once; other ranks expect the weights' type.
-        whole = torch.float32 if self.shard.world == 1 else None
-        logits = self.collectives.collect(self._head.multiply(hidden, whole)).float()
+        if self.shard.is_last_stage:
+            assert self._head is not None, "not packed"
+            # A single rank computes float32 at once; other ranks expect the weights' type.
+            whole = torch.float32 if self.shard.world == 1 else None
+            part = self._head.multiply(hidden, whole)
+        else:
+            part = hidden[:, :0].to(self.dtype)
+        logits = self.collectives.collect(part).float()
         if self.config.logits_scale != 1:
-            logits = logits * self.config.logits_scale
+            logits = logits.mul_(self.config.logits_scale)
         cap = self.config.logits_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def pack(self) -> None:
         for module in self.modules():
