@@ -29,11 +29,29 @@ class Fields:
     def get(self, name: str) -> object:
         return self._values.get(name)
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
+        """The same object, in which fields that it does not name have these values. A null stays null."""
+        return Fields({**defaults, **self._values}, self._where, self._prefix)
+
+    def without(self, *names: str) -> Fields:
+        """The same object but for the fields ``names``."""
+        left = {name: value for name, value in self._values.items() if name not in names}
+        return Fields(left, self._where, self._prefix)
+
     def error(self, name: str, allowed: str) -> ModelError:
         if not self.has(name):
             return ModelError(f"{self._where}: {self._prefix}{name} is missing; needed: {allowed}")
         found = json.dumps(self._values[name])
         return ModelError(f"{self._where}: {self._prefix}{name} is {found}; allowed: {allowed}")
+
+    def refusal(self, name: str, reason: str) -> ModelError:
+        """The error of a value that is known and not served."""
+        return ModelError(f"{self._where}: {self._prefix}{name} is {json.dumps(self.get(name))}: {reason}")
+
+    def require(self, name: str, only: object) -> None:
+        """Raise ModelError if the field has another value than ``only``. A missing one has none."""
+        if self.has(name) and self._values[name] != only:
+            raise self.error(name, json.dumps(only))
 
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self._values[name] if self.has(name) else default

@@ -71,8 +71,8 @@ def llama_like(
 
 
 def read_activation(fields: Fields, name: str = "hidden_act") -> Activation:
-    """The activation that the field ``name`` names; a missing one means silu."""
-    found = ACTIVATIONS.get(fields.text(name, "silu"))
+    """The activation that the field ``name`` names; a missing one means silu, and null is refused."""
+    found = ACTIVATIONS.get(fields.text(name, None if fields.is_null(name) else "silu"))
     if found is None:
         raise fields.error(name, "one of " + ", ".join(ACTIVATIONS))
     return found
