@@ -7,7 +7,12 @@ ModelError.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baton.models.json_fields import Fields
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The kinds of layers by their names in ``layer_types``."""
 
 
 def no_windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
@@ -27,33 +32,47 @@ def windows_by_layer_type(fields: Fields, num_layers: int) -> tuple[int | None, 
     if not fields.has("layer_types"):
         full_layers = fields.integer("max_window_layers", 28, minimum=0)
         return tuple(None if layer < full_layers else window for layer in range(num_layers))
-    kinds = fields.get("layer_types")
-    allowed = {"full_attention", "sliding_attention"}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not allowed.issuperset(kinds):
-        raise fields.error("layer_types", f"{num_layers} times full_attention or sliding_attention")
-    if "sliding_attention" in kinds and window is None:
+    kinds = layer_kinds(fields, num_layers, ())
+    if SLIDING in kinds and window is None:
         raise fields.error("layer_types", "full_attention only, unless use_sliding_window is true")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def alternating_windows(fields: Fields, num_layers: int, window: int | None) -> tuple[int | None, ...]:
     """``window`` in the layers that ``layer_types`` names, or, without it, in every other one from the first
     on."""
-    alternating = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers)]
-    kinds = layer_types(fields, alternating, "sliding_attention")
-    if "sliding_attention" in kinds and window is None:
-        raise fields.error("layer_types", "full_attention only, without a sliding window")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    kinds = layer_kinds(fields, num_layers, [FULL if layer % 2 else SLIDING for layer in range(num_layers)])
+    if SLIDING in kinds and window is None:
+        raise fields.error("layer_types", f"{FULL} only, without a sliding window")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def layer_types(fields: Fields, default: list[str], partial: str) -> list[str]:
-    """``layer_types``, of which each is full_attention or ``partial``. ``default``: those of a config without
-    it."""
-    kinds = fields.get("layer_types") if fields.has("layer_types") else default
+def layer_kinds(
+    fields: Fields, num_layers: int, default: Sequence[str], partial: str = SLIDING
+) -> tuple[str, ...]:
+    """The kind of each layer by ``layer_types``, ``FULL`` or ``partial``; ``default`` without it."""
+    if not fields.has("layer_types"):
+        return tuple(default)
+    kinds = fields.get("layer_types")
     if (
         not isinstance(kinds, list)
-        or len(kinds) != len(default)
-        or not {"full_attention", partial} >= {*kinds}
+        or len(kinds) != num_layers
+        or any(kind not in (FULL, partial) for kind in kinds)
     ):
-        raise fields.error("layer_types", f"{len(default)} times full_attention or {partial}")
-    return kinds
+        raise fields.error("layer_types", f"{num_layers} times {FULL} or {partial}")
+    return tuple(kinds)
+
+
+def every_nth_sees_all(num_layers: int, nth: int) -> tuple[str, ...]:
+    """The kinds of layers of which each ``nth`` sees all tokens, and the others have a window."""
+    return tuple(SLIDING if (layer + 1) % nth else FULL for layer in range(num_layers))
+
+
+def windows_of_kinds(fields: Fields, kinds: Sequence[str]) -> tuple[int | None, ...]:
+    """``sliding_window`` in the layers of kind ``SLIDING``; a missing one means 4096, null is refused."""
+    if SLIDING not in kinds:
+        return (None,) * len(kinds)
+    if fields.is_null("sliding_window"):
+        raise fields.error("sliding_window", f"a whole number of at least 1, for the layers of {SLIDING}")
+    window = fields.integer("sliding_window", 4096)
+    return tuple(window if kind == SLIDING else None for kind in kinds)

@@ -240,8 +240,8 @@ def _unwrapped(name: str) -> str:
 
 
 def _draw_weights(model: CausalLM, shapes: Mapping[str, torch.Size], seed: int) -> None:
-    """Sets norms to scale by 1 and biases to 0, and draws matrices scaled so that activations neither fade nor blow
-    up. A rank draws each matrix of which it has a part, and draws it whole."""
+    """Sets norms' factors to 1 and biases to 0, and draws matrices scaled so that activations neither fade
+    nor blow up. A rank draws each matrix of which it has a part, and draws it whole."""
     places = model.checkpoint_tensors()
     seeds = itertools.count(seed)
     for name, shape in shapes.items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from baton.models.config import ROPE_KINDS, RopeConfig
 from baton.models.json_fields import Fields
+from baton.models.layer_windows import FULL, SLIDING
 
 
 def read_rope(
@@ -52,6 +54,28 @@ def read_rope(
             return _yarn(fields, rope, common)
         case "longrope":
             return _longrope(fields, rope, common, head_dim)
+
+
+def read_ropes_of_kinds(
+    fields: Fields, head_dim: int, kinds: Sequence[str], *, theta: float, local_theta: float
+) -> tuple[RopeConfig, ...]:
+    """Read the rotary embedding of each layer of a model that has one for each of ``kinds`` (names of
+    ``layer_windows``).
+
+    ``rope_parameters`` has an object for each kind. The older ``rope_theta`` and ``rope_scaling`` are of the
+    layers that see all tokens. ``theta`` and ``local_theta``: the bases of these and of the layers with a
+    window where they have none. ModelError as from ``read_rope``.
+    """
+    parameters = fields.object("rope_parameters")
+    if any(parameters.has(name) for name in ("rope_type", "type", "rope_theta")):
+        raise fields.error("rope_parameters", f"an object for each kind of layer, {FULL} and {SLIDING}")
+    whole = fields.object("rope_scaling") if fields.has("rope_scaling") else parameters.object(FULL)
+    window = parameters.object(SLIDING).with_defaults({"rope_theta": local_theta})
+    ropes = {
+        FULL: read_rope(fields, head_dim, parameters=whole, theta=theta),
+        SLIDING: read_rope(fields, head_dim, parameters=window),
+    }
+    return tuple(ropes[kind] for kind in kinds)
 
 
 def _partial(fields: Fields, rope: Fields, head_dim: int, default: float) -> float:
