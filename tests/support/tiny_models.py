@@ -13,7 +13,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GenerationConfig,
     LlamaConfig,
     LogitsProcessor,
@@ -62,7 +64,7 @@ class Recipe:
     def __call__(self, path: Path) -> Path:
         """Save the model in ``path`` (created) and return it."""
         config = self.config(**{**SHAPE, **self.overrides})
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model = _auto_model(config).from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         randomize(model)
         ends = GenerationConfig(bos_token_id=BOS, eos_token_id=[EOS, IM_END])  # type: ignore[no-untyped-call]
         model.generation_config = ends
@@ -149,6 +151,9 @@ All have 320 token ids, of which a byte's value is its token and 256 to 259 are 
 1024; and weights of which every one matters (biases and norms are random too)."""
 
 
+FINAL_NORMS = ("model.norm.weight", "model.language_model.norm.weight")
+
+
 def randomize(model: PreTrainedModel, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
 
@@ -157,20 +162,22 @@ def randomize(model: PreTrainedModel, seed: int = 0) -> None:
 
     # A tied embedding must be small beside what the layers add, or the model only echoes its last token.
     embedding = 0.1 if model.config.tie_word_embeddings else 0.5
+    embedding /= getattr(model.get_input_embeddings(), "scalar_embed_scale", 1.0)  # Gemma's
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name == "model.norm.weight":
+            if parameter.dim() == 1 and name.endswith("norm.weight"):
+                # As they are at first, norms change nothing: their weights are 1, or 0 if 1 is added to them.
+                offset = 1 - parameter.mean()
                 # Wide logits (standard deviation about 4): greedy choices are clear.
-                parameter.copy_((1 + 0.3 * noise(parameter)) * 0.5 / embedding)
-            elif name.endswith("norm.weight"):
-                parameter.copy_(1 + 0.3 * noise(parameter))
+                size = 0.5 / embedding if name in FINAL_NORMS else 1.0
+                parameter.copy_((1 + 0.3 * noise(parameter)) * size - offset)
             elif name.endswith(CHOICE_BIAS):
                 parameter.copy_(0.2 * noise(parameter))
             elif name.endswith(("bias", "sinks")):
                 parameter.copy_(0.5 * noise(parameter))
             elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
                 parameter.copy_(embedding * noise(parameter))
-            else:
+            elif parameter.dim() > 1:
                 parameter.copy_(1.3 * parameter.shape[1] ** -0.5 * noise(parameter))
         for name, buffer in model.named_buffers():
             if name.endswith(CHOICE_BIAS):
@@ -224,10 +231,16 @@ def _byte_alphabet() -> list[str]:
 @lru_cache(maxsize=4)
 def load_oracle(path: Path, dtype: str = "float32") -> PreTrainedModel:
     """The model in transformers, with its plainest attention and experts."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(path)
+    model: PreTrainedModel = _auto_model(config).from_pretrained(
         path, dtype=getattr(torch, dtype), attn_implementation="eager", experts_implementation="eager"
     )
     return model
+
+
+def _auto_model(config: PretrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+    has_encoder = config.get_text_config() is not config
+    return AutoModelForImageTextToText if has_encoder else AutoModelForCausalLM
 
 
 @torch.inference_mode()
@@ -250,7 +263,7 @@ def oracle_greedy(
 
     ``processors`` are transformers' own, applied to the logits in this order."""
     model = load_oracle(path, dtype)
-    if model.config.rope_parameters["rope_type"] == "dynamic":
+    if model.config.get_text_config().rope_parameters.get("rope_type") == "dynamic":
         load_oracle.cache_clear()  # its angles depend on the longest sequence it has seen
         model = load_oracle(path, dtype)
     ids: list[int] = []

@@ -9,7 +9,7 @@ from baton.models.config import ExpertsConfig, ModelConfig, QueryScale
 from baton.models.expert_fields import fitting, layer_numbers
 from baton.models.families.llama import llama_like
 from baton.models.json_fields import Fields
-from baton.models.layer_windows import layer_types
+from baton.models.layer_windows import layer_kinds
 from baton.models.quantization.experts_format import TRANSPOSED
 from baton_kernels.routing_rule import Routing
 from baton_kernels.window import ChunkedWindow
@@ -70,7 +70,7 @@ def _windows(fields: Fields, rotated: list[bool]) -> tuple[ChunkedWindow | None,
     """A run of ``attention_chunk_size`` tokens in the layers that ``layer_types`` names, or, without it, in
     those that rotate."""
     default = ["chunked_attention" if rotates else "full_attention" for rotates in rotated]
-    kinds = layer_types(fields, default, "chunked_attention")
+    kinds = layer_kinds(fields, config.num_layers, default, "chunked_attention")
     if "chunked_attention" not in kinds:
         return (None,) * len(kinds)
     none = fields.is_null("attention_chunk_size")

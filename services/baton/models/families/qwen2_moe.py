@@ -9,7 +9,7 @@ from baton.models.config import ExpertsConfig, ModelConfig
 from baton.models.expert_fields import fitting, sparse_layers
 from baton.models.families.llama import llama_like
 from baton.models.json_fields import Fields
-from baton.models.layer_windows import layer_types
+from baton.models.layer_windows import layer_kinds
 from baton_kernels.routing_rule import Routing
 
 
@@ -42,7 +42,7 @@ def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     last = fields.integer("max_window_layers", 28, minimum=0)
     slides = [window is not None and layer % 2 == 0 and layer < last for layer in range(num_layers)]
     default = ["sliding_attention" if slide else "full_attention" for slide in slides]
-    kinds = layer_types(fields, default, "sliding_attention")
+    kinds = layer_kinds(fields, config.num_layers, default)
     if "sliding_attention" in kinds and window is None:
         raise fields.error("layer_types", "full_attention only, unless use_sliding_window is true")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
