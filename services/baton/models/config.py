@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from baton.models.json_fields import Fields, read_object
 from baton.models.quantization.experts_format import SEPARATE, ExpertNames
-from baton.models.registry import FAMILIES
+from baton.models.registry import FAMILIES, UNSERVED
 from baton.process.options import ModelError
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.routing_rule import Routing
@@ -266,6 +266,7 @@ class ModelConfig:
         return replace(
             described,
             architecture=architecture,
+            tie_word_embeddings=fields.flag("tie_word_embeddings", described.tie_word_embeddings),
             eos_token_ids=_eos(Fields(generation or {}, where), text, fields),
             bos_token_id=holder.integer("bos_token_id", minimum=0) if holder.has("bos_token_id") else None,
             dtype=_dtype(text, fields),
@@ -275,6 +276,8 @@ class ModelConfig:
 
 def _architecture(fields: Fields) -> str:
     names = fields.get("architectures")
+    if isinstance(names, list) and names and names[0] in UNSERVED:
+        raise fields.refusal("architectures", UNSERVED[names[0]])
     if not isinstance(names, list) or not names or names[0] not in FAMILIES:
         if fields.has("auto_map"):
             raise fields.error("auto_map", "nothing (Baton runs no code that comes with a model)")

@@ -22,9 +22,18 @@ class ModelFamily:
     """Parts of the names of tensors that belong to what is left out."""
 
 
-def _family(name: str, *checkpoints: str) -> ModelFamily:
-    module, _, function = name.partition(":")
-    return ModelFamily(read=f"baton.models.families.{module}:{function or 'read'}", checkpoints=checkpoints)
+def _family(name: str, *checkpoints: str, read: str = "read") -> ModelFamily:
+    return ModelFamily(read=f"baton.models.families.{name}:{read}", checkpoints=checkpoints)
+
+
+def _text_model(name: str, *checkpoints: str, read: str = "read") -> ModelFamily:
+    """A family that is a part of a model that reads images, too."""
+    return ModelFamily(
+        read=f"baton.models.families.{name}:{read}",
+        checkpoints=checkpoints,
+        text_config=True,
+        ignored=("vision_tower.", "vision_model.", "multi_modal_projector."),
+    )
 
 
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
@@ -33,6 +42,32 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         "MistralForCausalLM": _family("mistral", "mistralai/Mistral-7B-Instruct-v0.3"),
         "Qwen2ForCausalLM": _family("qwen2", "Qwen/Qwen2.5-7B-Instruct"),
         "Qwen3ForCausalLM": _family("qwen3", "Qwen/Qwen3-8B"),
+        "Cohere2ForCausalLM": _family(
+            "cohere2", "CohereLabs/c4ai-command-r7b-12-2024", "CohereLabs/c4ai-command-a-03-2025"
+        ),
+        "Ernie4_5ForCausalLM": _family("ernie4_5", "baidu/ERNIE-4.5-0.3B-PT"),
+        "Gemma2ForCausalLM": _family("gemma2", "google/gemma-2-9b-it"),
+        "Gemma3ForCausalLM": _family("gemma3", "google/gemma-3-1b-it"),
+        "Gemma3ForConditionalGeneration": _text_model("gemma3", "google/gemma-3-27b-it"),
+        "GlmForCausalLM": _family("glm4", "zai-org/glm-4-9b-chat-hf"),
+        "Glm4ForCausalLM": _family("glm4", "zai-org/GLM-4-32B-0414", read="read_0414"),
+        "GraniteForCausalLM": _family("granite", "ibm-granite/granite-3.3-8b-instruct"),
+        "HunYuanDenseV1ForCausalLM": _family("hunyuan", "tencent/Hunyuan-7B-Instruct"),
+        "InternLM3ForCausalLM": _family("internlm3", "internlm/internlm3-8b-instruct"),
+        "MinistralForCausalLM": _family("mistral", "mistralai/Ministral-8B-Instruct-2410"),
+        "Ministral3ForCausalLM": _family("ministral3"),
+        "Mistral3ForConditionalGeneration": _text_model(
+            "ministral3",
+            "mistralai/Mistral-Small-3.2-24B-Instruct-2506",
+            "mistralai/Ministral-3-8B-Instruct-2512-BF16",
+            read="read_mistral3",
+        ),
+        "Olmo2ForCausalLM": _family("olmo2", "allenai/OLMo-2-1124-13B-Instruct"),
+        "Olmo3ForCausalLM": _family("olmo2", "allenai/Olmo-3-7B-Instruct", read="read_olmo3"),
+        "Phi3ForCausalLM": _family("phi3", "microsoft/Phi-3.5-mini-instruct", "microsoft/phi-4"),
+        "SeedOssForCausalLM": _family("seed_oss", "ByteDance-Seed/Seed-OSS-36B-Instruct"),
+        "SmolLM3ForCausalLM": _family("smollm3", "HuggingFaceTB/SmolLM3-3B"),
+        "Starcoder2ForCausalLM": _family("starcoder2", "bigcode/starcoder2-15b"),
         "MixtralForCausalLM": _family("mixtral", "mistralai/Mixtral-8x7B-Instruct-v0.1"),
         "Qwen2MoeForCausalLM": _family("qwen2_moe", "Qwen/Qwen1.5-MoE-A2.7B-Chat"),
         "Qwen3MoeForCausalLM": _family("qwen3_moe", "Qwen/Qwen3-30B-A3B"),
@@ -42,19 +77,29 @@ FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(
         "HunYuanMoEV1ForCausalLM": _family("hunyuan_moe", "tencent/Hunyuan-A13B-Instruct"),
         "GptOssForCausalLM": _family("gpt_oss", "unsloth/gpt-oss-20b-BF16"),
         "Llama4ForCausalLM": _family("llama4", "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
-        "Llama4ForConditionalGeneration": ModelFamily(
-            read="baton.models.families.llama4:read",
-            checkpoints=("meta-llama/Llama-4-Scout-17B-16E-Instruct",),
-            text_config=True,
-            ignored=("vision_model.", "multi_modal_projector."),
-        ),
+        "Llama4ForConditionalGeneration": _text_model("llama4", "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
         "PhimoeForCausalLM": _family("phimoe", "microsoft/Phi-3.5-MoE-instruct"),
         "GraniteMoeForCausalLM": _family("granite_moe", "ibm-granite/granite-3.1-3b-a800m-instruct"),
         "GraniteMoeSharedForCausalLM": _family(
-            "granite_moe:read_shared", "ibm-research/moe-7b-1b-active-shared-experts"
+            "granite_moe", "ibm-research/moe-7b-1b-active-shared-experts", read="read_shared"
         ),
         "OlmoeForCausalLM": _family("olmoe", "allenai/OLMoE-1B-7B-0924-Instruct"),
         "Ernie4_5_MoeForCausalLM": _family("ernie45_moe", "baidu/ERNIE-4.5-21B-A3B-PT"),
     }
 )
 """The architectures Baton serves."""
+
+_GEMMA4 = (
+    "not served: its layers with a window and those without have heads of different sizes, and the KV pool "
+    "has blocks of one shape"
+)
+_GEMMA3N = "not served: it has embeddings of its own in each layer, and layers that use the KV of others"
+UNSERVED: Mapping[str, str] = MappingProxyType(
+    {
+        "Gemma3nForCausalLM": _GEMMA3N,
+        "Gemma3nForConditionalGeneration": _GEMMA3N,
+        "Gemma4ForCausalLM": _GEMMA4,
+        "Gemma4ForConditionalGeneration": _GEMMA4,
+    }
+)
+"""Architectures that are near to served ones, with the reason why they are refused."""

@@ -70,7 +70,7 @@ def _windows(fields: Fields, rotated: list[bool]) -> tuple[ChunkedWindow | None,
     """A run of ``attention_chunk_size`` tokens in the layers that ``layer_types`` names, or, without it, in
     those that rotate."""
     default = ["chunked_attention" if rotates else "full_attention" for rotates in rotated]
-    kinds = layer_kinds(fields, config.num_layers, default, "chunked_attention")
+    kinds = layer_kinds(fields, len(rotated), default, "chunked_attention")
     if "chunked_attention" not in kinds:
         return (None,) * len(kinds)
     none = fields.is_null("attention_chunk_size")

@@ -42,7 +42,7 @@ def _windows(fields: Fields, num_layers: int) -> tuple[int | None, ...]:
     last = fields.integer("max_window_layers", 28, minimum=0)
     slides = [window is not None and layer % 2 == 0 and layer < last for layer in range(num_layers)]
     default = ["sliding_attention" if slide else "full_attention" for slide in slides]
-    kinds = layer_kinds(fields, config.num_layers, default)
+    kinds = layer_kinds(fields, num_layers, default)
     if "sliding_attention" in kinds and window is None:
         raise fields.error("layer_types", "full_attention only, unless use_sliding_window is true")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
