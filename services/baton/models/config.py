@@ -262,12 +262,12 @@ class ModelConfig:
         family = FAMILIES[architecture]
         text = fields.object("text_config") if family.text_config else fields
         described: ModelConfig = resolve_name(family.read)(text)
-        holder = text if text.has("bos_token_id") else fields
+        holder = fields if fields.has("bos_token_id") else text
         return replace(
             described,
             architecture=architecture,
             tie_word_embeddings=fields.flag("tie_word_embeddings", described.tie_word_embeddings),
-            eos_token_ids=_eos(Fields(generation or {}, where), text, fields),
+            eos_token_ids=_eos(Fields(generation or {}, where), fields, text),
             bos_token_id=holder.integer("bos_token_id", minimum=0) if holder.has("bos_token_id") else None,
             dtype=_dtype(text, fields),
             ignored=(*described.ignored, *family.ignored),
