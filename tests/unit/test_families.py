@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -109,3 +110,14 @@ def test_longrope_past_the_trained_length(model_dir: ModelDir) -> None:
             output = oracle(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
             theirs.append(output.logits[0])
     assert_same(torch.cat(ours), torch.cat(theirs))
+
+
+def test_an_output_head_of_its_own_is_no_embedding(model_dir: ModelDir, tmp_path: Path) -> None:
+    """Whatever the config says: transformers writes tie_word_embeddings beside an encoder unasked."""
+    path = shutil.copytree(model_dir("mistral3-of-mistral"), tmp_path / "model")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    ids = prompt(20)
+    logits = Ring(load_model(path)).step(chunks=[("a", ids)])["a"]
+    assert_same(logits, oracle_logits(path, ids))
+    assert_same(logits, oracle_logits(model_dir("mistral3-of-mistral"), ids))

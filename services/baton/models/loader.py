@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import get_args
@@ -67,6 +68,8 @@ def load_model(
     scheme: QuantizationScheme = resolve_name(SCHEMES[quantization])
     scheme.check(torch.device(device), torch_dtype(dtype, config))
     weights = weight_files(path) if load_format == "auto" else []
+    if config.tie_word_embeddings and _have_own_head(weights):
+        config = replace(config, tie_word_embeddings=False)
     alone = Parallel.alone(config)
     with clock.phase("weights"):
         with torch.device(device):
@@ -206,6 +209,18 @@ def fill_all(module: nn.Module, path: Path, *, owner: str) -> None:
     places = {name: Place(tensor, (slice(None),) * tensor.dim()) for name, tensor in tensors.items()}
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     fill(places, shapes, path, weight_files(path), owner=owner)
+
+
+def _have_own_head(files: list[Path]) -> bool:
+    """Whether the files hold an output head unlike the embedding. Configs of models with an encoder, too,
+    say by default that both are one; transformers believes the files then."""
+    ends = "lm_head.weight", "model.embed_tokens.weight"
+    named = ((_unwrapped(name), tensor) for file in files for name, tensor in _tensors(file))
+    found = [tensor for name, tensor in named if name in ends]
+    if len(found) < len(ends):
+        return False
+    head, embedding = found
+    return head.dtype != embedding.dtype or not torch.equal(head, embedding)
 
 
 def _copy(file: Path, name: str, tensor: Tensor, place: Place, shape: torch.Size) -> None:
