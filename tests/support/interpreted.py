@@ -22,7 +22,19 @@ try:
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    from baton_kernels.cuda import attention, blocks, decode, logits, rotary, rows, sampling, shapes
+    from baton_kernels.cuda import (
+        attention,
+        blocks,
+        decode,
+        expert_shapes,
+        experts,
+        logits,
+        rotary,
+        routing,
+        rows,
+        sampling,
+        shapes,
+    )
     from baton_kernels.cuda.sampling import _times
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -44,8 +56,11 @@ __all__ = [
     "attention",
     "blocks",
     "decode",
+    "expert_shapes",
+    "experts",
     "logits",
     "rotary",
+    "routing",
     "rows",
     "sampling",
     "shapes",
