@@ -39,8 +39,8 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from baton_kernels.rotary import HeadNorm
 from baton_kernels.experts import ExpertTensors
+from baton_kernels.rotary import HeadNorm
 from loadtest.mixtures import MIXTURES
 from tests.support.paged_steps import Case, lay_out, moved
 
@@ -215,7 +215,13 @@ def build(wanted: Sequence[Launch]) -> bool:
     from loadtest.kernel_builds import SHARED_MEMORY, building
 
     table = Table(title="registers a thread / bytes of shared memory / bytes spilled, by compute capability")
-    for column in ("kernel", "head_dim, model", "type", "window, soft-cap", *(f"{arch / 10}" for arch in ARCHS)):
+    for column in (
+        "kernel",
+        "head_dim, model",
+        "type",
+        "window, soft-cap",
+        *(f"{arch / 10}" for arch in ARCHS),
+    ):
         table.add_column(column)
     fits = True
     for launch in track(wanted, transient=True, disable=not sys.stderr.isatty()):

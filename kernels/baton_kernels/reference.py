@@ -195,7 +195,8 @@ def reference_experts(
             both = tensors.gate_up[expert].double() @ taken
             if tensors.gate_up_bias is not None:
                 both += tensors.gate_up_bias[expert].double()
-            result = tensors.down[expert].double() @ gated(*both.chunk(2), tensors.activation)
+            gate, up = both.chunk(2)
+            result = tensors.down[expert].double() @ gated(gate, up, tensors.activation)
             if tensors.down_bias is not None:
                 result += tensors.down_bias[expert].double()
             out[token] += result * (1.0 if weighs_input else weight)

@@ -67,9 +67,11 @@ class ExpertCase:
         level: Any = choice
         tokens, count, hidden, inner = (level[name] for name in ("tokens", "experts", "hidden", "inner"))
         top_k = min(level["top_k"], count)
+        dtype: torch.dtype = level["dtype"]
 
         def random(*shape: int) -> Tensor:
-            return (torch.randn(shape) / shape[-1] ** 0.5).to(level["dtype"])
+            numbers: Tensor = torch.randn(shape) / shape[-1] ** 0.5
+            return numbers.to(dtype)
 
         tensors = ExpertTensors(
             random(count, 2 * inner + 1, hidden + 1)[:, :-1, :-1],

@@ -28,7 +28,9 @@ try:
         decode,
         expert_shapes,
         experts,
+        few_experts,
         logits,
+        many_experts,
         rotary,
         routing,
         rows,
@@ -58,7 +60,9 @@ __all__ = [
     "decode",
     "expert_shapes",
     "experts",
+    "few_experts",
     "logits",
+    "many_experts",
     "rotary",
     "routing",
     "rows",
@@ -72,6 +76,8 @@ __all__ = [
 _TILES = {name: getattr(sampling, name) for name in ("TILE", "COLUMNS")}
 sampling.TILE = 1024
 sampling.COLUMNS = 256
+# Or most of the time would go to starting programs.
+few_experts.COLUMNS = 16
 
 
 def as_on_a_device() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from baton_kernels.cuda.shapes import MIN_ARCH, MIN_ROWS, Device, next_power_of_two
 from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
@@ -24,8 +25,8 @@ class ExpertShape:
     """The properties that the kernels of experts are compiled for.
 
     Of a :class:`Tiling`, ``rows`` are pairs of one expert and ``tile`` columns of the result. Tiles are as
-    large as registers and shared memory allow without spilling, which ``python -m loadtest.kernels --compile``
-    shows.
+    large as registers and shared memory allow without spilling, which ``python -m loadtest.kernels
+    --compile`` shows.
     """
 
     hidden: int
@@ -109,9 +110,50 @@ class ExpertShape:
         return tuned
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertStep:
+    """The experts of a step's tokens. ValueError if a tensor is not as the kernels read it."""
+
+    x: Tensor
+    """[T, hidden]."""
+    experts: Tensor
+    """[T, k] int32."""
+    weights: Tensor
+    """[T, k] float32."""
+    tensors: ExpertTensors
+    weighs_input: bool
+    shape: ExpertShape
+
+    def __post_init__(self) -> None:
+        tensors = self.tensors
+        for name, tensor in (("x", self.x), ("gate_up", tensors.gate_up), ("down", tensors.down)):
+            if tensor.stride(-1) != 1:
+                raise ValueError(f"rows of {name} must be contiguous, not strided by {tensor.stride(-1)}")
+            if tensor.dtype != self.shape.dtype:
+                raise ValueError(f"{name} is {tensor.dtype}; allowed: {self.shape.dtype}, as down is")
+        if (self.experts.dtype, self.weights.dtype) != (torch.int32, torch.float32):
+            raise ValueError(
+                f"experts {self.experts.dtype}, weights {self.weights.dtype}; allowed: int32, float32"
+            )
+        for small in (self.experts, self.weights, tensors.gate_up_bias, tensors.down_bias):
+            if small is not None and not small.is_contiguous():
+                raise ValueError(
+                    f"experts, weights and biases must be contiguous, not {small.stride()} apart"
+                )
+
+    @property
+    def pairs(self) -> int:
+        return self.experts.numel()
+
+    @property
+    def x_stride(self) -> int:
+        """The numbers from row to row: of one row torch may say anything."""
+        return self.x.stride(0) if len(self.x) > 1 else self.x.shape[1]
+
+
 def token_counts(shape: ExpertShape, top_k: int) -> list[int]:
     """Numbers of tokens that together launch every kernel that any number does."""
-    found = {}
+    found: dict[int, int] = {}
     tokens = 1
     while True:
         pairs = tokens * top_k
