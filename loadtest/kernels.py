@@ -193,10 +193,9 @@ def expert_launches(dtype: str, models: Sequence[str], all_ranks: Sequence[int])
         mixture = MIXTURES[model]
         tensors = mixture.tensors(DTYPES[dtype], ranks, host)
         of_model = model if ranks == 1 else f"{model} / {ranks}"
-        if ranks == 1:
-            logits = torch.zeros(2, mixture.experts, dtype=DTYPES[dtype])
-            chosen = partial(routing.route, logits, mixture.routing)
-            yield Launch("router", of_model, dtype, "-", anywhere(chosen))
+        logits = torch.zeros(2, mixture.experts, dtype=DTYPES[dtype])
+        choose = partial(routing.route, logits, mixture.routing)
+        yield Launch("router", of_model, dtype, "-", anywhere(choose))
 
         def run(arch: int, tokens: int, tensors: ExpertTensors, top_k: int) -> Tensor:
             x = torch.zeros(tokens, tensors.down.shape[1], dtype=tensors.down.dtype)
@@ -205,9 +204,12 @@ def expert_launches(dtype: str, models: Sequence[str], all_ranks: Sequence[int])
             return multiply(x, experts, weights, tensors, weighs_input=False, shape=shape)
 
         top_k = mixture.routing.top_k
-        for tokens in token_counts(ExpertShape.of(tensors, Device(132, 90)), top_k):
+        shape = ExpertShape.of(tensors, Device(132, 90))
+        for tokens in token_counts(shape, top_k):
+            pairs = tokens * top_k
+            name = "few pairs" if pairs <= shape.most_few else f"tiles of {shape.rows(pairs)}"
             launch = partial(run, tokens=tokens, tensors=tensors, top_k=top_k)
-            yield Launch(f"experts, T = {tokens}", of_model, dtype, "-", launch)
+            yield Launch(name, of_model, dtype, "-", launch)
 
 
 def build(wanted: Sequence[Launch]) -> bool:
@@ -234,7 +236,7 @@ def build(wanted: Sequence[Launch]) -> bool:
         for number, of_each in enumerate(zip(*by_arch, strict=True)):
             name = launch.kernel if not number else f"{launch.kernel}: {of_each[0].kernel}"
             table.add_row(name, launch.size, launch.dtype, launch.features, *map(_cell, of_each))
-    Console(width=150).print(table)
+    Console(width=170).print(table)
     return fits
 
 
@@ -261,7 +263,13 @@ def the_largest() -> list[Launch]:
         *variants(["bfloat16"], ["verify, 64 rows"], [True], (128,)),
         *variants(["float32"], ["prefill"], [True], (48,)),
     ]
-    return [*map(Launch.attention, largest), *head_launches("bfloat16", (256,)), *row_launches("bfloat16")]
+    router, few, *_, many = expert_launches("bfloat16", ["gpt-oss-20b"], (2,))
+    return [
+        *map(Launch.attention, largest),
+        *head_launches("bfloat16", (256,)),
+        *row_launches("bfloat16"),
+        *(router, few, many),
+    ]
 
 
 def check() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -106,12 +106,15 @@ def test_pairs_are_sorted_by_expert() -> None:
     assert starts[3] == starts[4]
 
 
-@pytest.mark.parametrize("tokens", [2, 17])
-def test_a_step_is_captured_whatever_the_routing(tokens: int) -> None:
-    """Nothing is read back, and every address is the device's own: the fake device checks both."""
+@pytest.mark.parametrize(("tokens", "kernels"), [(2, "interpreted"), (17, "interpreted"), (17, "plain")])
+def test_a_step_is_captured_whatever_the_routing(
+    tokens: int, kernels: Literal["plain", "interpreted"]
+) -> None:
+    """Nothing is read back, and every address is the device's own: the fake device checks both. Plain torch
+    stands in for the kernels alike."""
     torch.manual_seed(0)
     case = case_of(tokens=tokens, experts=8, top_k=2, hidden=32, inner=16, biased=True)
-    with FakeCuda(kernels="interpreted"):
+    with FakeCuda(kernels=kernels):
         tensors = on_device(case.tensors)
         x, bias = case.x.to("cuda"), torch.zeros(8, device="cuda")
         logits = torch.randn(tokens, 8).to("cuda")
@@ -121,6 +124,7 @@ def test_a_step_is_captured_whatever_the_routing(tokens: int) -> None:
             chosen, weights = routing.route(logits, rule, bias)
             return experts.multiply(x, chosen, weights, tensors, False), chosen, weights
 
+        experts.warm_up(tensors, 2, False)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = step()
