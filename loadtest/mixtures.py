@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton_kernels.activation import SILU, Activation
 from baton_kernels.experts import ExpertTensors
-from baton_kernels.routing import Routing
+from baton_kernels.routing import Routing, route
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,21 @@ class Mixture:
             empty(self.hidden) if self.biased else None,
             self.activation,
         )
+
+    def step(
+        self, tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, ExpertTensors]:
+        """Random tokens [T, hidden], experts and weights [T, top_k], and weights of all experts, such that
+        results are of the size of 1."""
+        tensors = self.tensors(dtype, 1, device)
+        for tensor in (tensors.gate_up, tensors.down):
+            tensor.normal_(std=tensor.shape[-1] ** -0.5)
+        for bias in (tensors.gate_up_bias, tensors.down_bias):
+            if bias is not None:
+                bias.normal_()
+        x = torch.randn(tokens, self.hidden, device=device).to(dtype)
+        logits = torch.randn(tokens, self.experts, device=device)
+        return x, *route(logits, self.routing), tensors
 
 
 MIXTURES: Mapping[str, Mixture] = MappingProxyType(
