@@ -25,15 +25,31 @@ from baton_kernels.norm import Norm
 from baton_kernels.reference import (
     reference_activated,
     reference_attention,
+    reference_experts,
     reference_gated,
     reference_norm,
+    reference_route,
     reference_turned,
     reference_write_kv,
 )
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window
 from tests.support.covering import Choice, covering
-from tests.support.interpreted import attention, blocks, logits, rotary, rows, sampling, shapes, whole_norm
+from tests.support.expert_cases import EXPERTS, ROUTES, ExpertCase, RouteCase
+from tests.support.expert_cases import TOLERANCE as EXPERTS_TOLERANCE
+from tests.support.interpreted import (
+    attention,
+    blocks,
+    expert_shapes,
+    experts,
+    logits,
+    rotary,
+    routing,
+    rows,
+    sampling,
+    shapes,
+    whole_norm,
+)
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, sinks_of, spoil_unused
 from tests.support.sampling_cases import LEVELS as SAMPLING
 from tests.support.sampling_cases import Rows, adjusted
@@ -142,6 +158,8 @@ def check_all(most: int | None = None) -> Iterator[Checked]:
         "block copy": (_copy_blocks, BLOCKS),
         "mask": (_bar_tokens, MASKS),
         "rules": (_adjust, RULES),
+        "router": (_route, ROUTES),
+        "experts": (_multiply, EXPERTS),
         "draw": (_draw, {"vocab": VOCABS, "round": (0, 1)}),
     }
     for kernel, (check, levels) in by_kernel.items():
@@ -374,6 +392,22 @@ def _adjust(choice: Choice, seed: int) -> float:
     rules = LogitRules(params, prompt, frozenset({0}))
     logits.adjust(out, *PackedRules.of([Row(1, rules, prompt + outputs)], out.device))
     return _share(out, expected, 1e-5)
+
+
+def _route(choice: Choice, seed: int) -> float:
+    case = RouteCase.of(choice)
+    chosen, weights = routing.route(case.logits, case.routing, case.bias)
+    expected, exact = reference_route(case.logits, case.routing, case.bias)
+    return _share(weights, exact, 1e-6) if chosen.tolist() == expected else math.inf
+
+
+def _multiply(choice: Choice, seed: int) -> float:
+    case = ExpertCase.of(choice)
+    arch: Any = choice["arch"]
+    shape = expert_shapes.ExpertShape.of(case.tensors, shapes.Device(132, arch))
+    step = (case.x, case.experts, case.weights, case.tensors, case.weighs_input)
+    tolerance = EXPERTS_TOLERANCE[case.x.dtype]
+    return _share(experts.multiply(*step, shape), reference_experts(*step), tolerance)
 
 
 def _draw(choice: Choice, seed: int) -> float:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.cuda.tuned import Tiling
+from loadtest.expert_tuning import expert_candidates, expert_subjects, expert_timer
 from tests.support.paged_steps import Case, lay_out, moved
 
 GAIN = 0.02
@@ -90,11 +91,20 @@ def tune(
     from baton_kernels.cuda.shapes import Device
 
     found: dict[str, Tiling] = {}
-    for subject in subjects(Device.of(device).arch, dtype):
-        tiling = best(subject.chosen, candidates(subject), _timer(subject, device, measure))
+
+    def keep(name: str, chosen: Tiling, tiling: Tiling | None) -> None:
         if tiling is not None:
-            found[subject.name] = tiling
-            print(f"{subject.name}: {tiling} instead of {subject.chosen}", flush=True)
+            found[name] = tiling
+            print(f"{name}: {tiling} instead of {chosen}", flush=True)
+
+    arch = Device.of(device).arch
+    for subject in subjects(arch, dtype):
+        timer = _timer(subject, device, measure)
+        keep(subject.name, subject.chosen, best(subject.chosen, candidates(subject), timer))
+    for of_experts in expert_subjects(arch, dtype):
+        timer = expert_timer(of_experts, device, dtype, measure)
+        others = expert_candidates(of_experts)
+        keep(of_experts.name, of_experts.chosen, best(of_experts.chosen, others, timer))
     return found
 
 

@@ -29,6 +29,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +41,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
+from baton_kernels.experts import ExpertTensors
 from baton_kernels.norm import Norm
 from baton_kernels.rotary import HeadNorm, WholeNorm
 from baton_kernels.window import ChunkedWindow, Window
+from loadtest.mixtures import MIXTURES
 from tests.support.paged_steps import Case, lay_out, moved, sinks_of
 
 if TYPE_CHECKING:
@@ -118,7 +121,8 @@ class Launch:
     """A kernel's launch, for a line of the table."""
 
     kernel: str
-    head_dim: str
+    size: str
+    """The head size, or the model."""
     dtype: str
     features: str
     run: Callable[[int], object]
@@ -218,12 +222,50 @@ def _norms(hidden: Tensor) -> dict[str, Callable[[], object]]:
     }
 
 
+def expert_launches(dtype: str, models: Sequence[str], all_ranks: Sequence[int]) -> Iterator[Launch]:
+    """Yield the launches over the experts of one rank out of so many: the router's, and for each size of
+    tiles one of all others."""
+    from baton_kernels.cuda import routing
+    from baton_kernels.cuda.expert_shapes import ExpertShape, token_counts
+    from baton_kernels.cuda.experts import multiply
+    from baton_kernels.cuda.shapes import Device
+
+    host = torch.device("cpu")
+    for model, ranks in product(models, all_ranks):
+        mixture = MIXTURES[model]
+        tensors = mixture.tensors(DTYPES[dtype], ranks, host)
+        of_model = model if ranks == 1 else f"{model} / {ranks}"
+        logits = torch.zeros(2, mixture.experts, dtype=DTYPES[dtype])
+        choose = partial(routing.route, logits, mixture.routing)
+        yield Launch("router", of_model, dtype, "-", anywhere(choose))
+
+        def run(arch: int, tokens: int, tensors: ExpertTensors, top_k: int) -> Tensor:
+            x = torch.zeros(tokens, tensors.down.shape[1], dtype=tensors.down.dtype)
+            experts, weights = torch.zeros(tokens, top_k, dtype=torch.int32), torch.zeros(tokens, top_k)
+            shape = ExpertShape.of(tensors, Device(132, arch))
+            return multiply(x, experts, weights, tensors, weighs_input=False, shape=shape)
+
+        top_k = mixture.routing.top_k
+        shape = ExpertShape.of(tensors, Device(132, 90))
+        for tokens in token_counts(shape, top_k):
+            pairs = tokens * top_k
+            name = "few pairs" if pairs <= shape.most_few else f"tiles of {shape.rows(pairs)}"
+            launch = partial(run, tokens=tokens, tensors=tensors, top_k=top_k)
+            yield Launch(name, of_model, dtype, "-", launch)
+
+
 def build(wanted: Sequence[Launch]) -> bool:
     """Print the table; return whether every kernel fits its device."""
     from loadtest.kernel_builds import SHARED_MEMORY, building
 
     table = Table(title="registers a thread / bytes of shared memory / bytes spilled, by compute capability")
-    for column in ("kernel", "head_dim", "type", "features", *(f"{arch / 10}" for arch in ARCHS)):
+    for column in (
+        "kernel",
+        "head_dim, model",
+        "type",
+        "features",
+        *(f"{arch / 10}" for arch in ARCHS),
+    ):
         table.add_column(column)
     fits = True
     for launch in track(wanted, transient=True, disable=not sys.stderr.isatty()):
@@ -235,8 +277,8 @@ def build(wanted: Sequence[Launch]) -> bool:
             fits &= all(not one.spilled and one.shared <= SHARED_MEMORY[arch] for one in builder.builds)
         for number, of_each in enumerate(zip(*by_arch, strict=True)):
             name = launch.kernel if not number else f"{launch.kernel}: {of_each[0].kernel}"
-            table.add_row(name, launch.head_dim, launch.dtype, launch.features, *map(_cell, of_each))
-    Console(width=150).print(table)
+            table.add_row(name, launch.size, launch.dtype, launch.features, *map(_cell, of_each))
+    Console(width=170).print(table)
     return fits
 
 
@@ -251,6 +293,8 @@ def everything() -> list[Launch]:
     found += map(Launch.attention, variants(BUILT_DTYPES, ["decode", "prefill"], FEATURES, (48,)))
     for dtype in BUILT_DTYPES:
         found += [*head_launches(dtype, HEAD_DIMS), *row_launches(dtype)]
+    found += expert_launches("bfloat16", list(MIXTURES), (1, 2))
+    found += expert_launches("float32", ["Qwen3-30B-A3B"], (1,))
     return found
 
 
@@ -261,7 +305,13 @@ def the_largest() -> list[Launch]:
         *variants(["bfloat16"], ["verify, 64 rows"], [ALL], (128,)),
         *variants(["float32"], ["prefill"], [ALL], (48,)),
     ]
-    return [*map(Launch.attention, largest), *head_launches("bfloat16", (256,)), *row_launches("bfloat16")]
+    router, few, *_, many = expert_launches("bfloat16", ["gpt-oss-20b"], (2,))
+    return [
+        *map(Launch.attention, largest),
+        *head_launches("bfloat16", (256,)),
+        *row_launches("bfloat16"),
+        *(router, few, many),
+    ]
 
 
 def check() -> bool:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from baton_kernels.activation_kind import ALPHA, Activation
+from baton_kernels.experts import ExpertTensors
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
+from baton_kernels.routing_rule import Routing
 from baton_kernels.window import ChunkedWindow, Window
 
 
@@ -176,29 +178,68 @@ def reference_adjust(
     return result
 
 
+def reference_route(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[list[list[int]], Tensor]:
+    """logits [T, experts] -> each token's experts, and their weights [T, top_k] float64. Of equal experts, or
+    groups, the first is chosen."""
+    chosen, weights = [], torch.zeros(len(logits), routing.top_k, dtype=torch.float64)
+    for token, line in enumerate(logits.double().cpu()):
+        if routing.scores == "sparsemixer":
+            experts = _sparsemixed(line.tolist(), routing, weights[token])
+        else:
+            scores = line.softmax(0) if routing.scores == "softmax" else line.sigmoid()
+            experts = _chosen((scores if bias is None else scores + bias.double().cpu()).tolist(), routing)
+            weights[token] = scores[experts]
+            if routing.renormalize:
+                weights[token] /= weights[token].sum().clamp(min=routing.least_sum)
+            weights[token] *= routing.scale
+        chosen.append(experts)
+    return chosen, weights
+
+
+def _chosen(choice: list[float], routing: Routing) -> list[int]:
+    """The experts of the best numbers, out of the best groups."""
+    size = len(choice) // routing.groups
+    groups = [range(at, at + size) for at in range(0, len(choice), size)]
+    if len(groups) > 1:
+        groups.sort(key=lambda group: -sum(sorted((choice[e] for e in group), reverse=True)[:2]))
+        groups = groups[: routing.top_groups]
+    experts = sorted(expert for group in groups for expert in group)
+    return sorted(experts, key=lambda expert: -choice[expert])[: routing.top_k]
+
+
+def _sparsemixed(logits: list[float], routing: Routing, weights: Tensor) -> list[int]:
+    """The experts that sparsemixer chooses one after the other. Fills in their ``weights`` [top_k]."""
+    chosen: list[int] = []
+    for place in range(routing.top_k):
+        left = [expert for expert in range(len(logits)) if expert not in chosen]
+        best = max(left, key=lambda expert: logits[expert])
+        far = 2 * routing.jitter
+        near = [
+            math.exp(logits[expert] - logits[best])
+            for expert in left
+            if logits[best] - logits[expert] <= far * max(abs(logits[expert]), logits[best])
+        ]
+        weights[place] = 1 / sum(near)
+        chosen.append(best)
+    return chosen
+
+
 def reference_experts(
-    x: Tensor,
-    experts: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: Activation,
-    weighs_input: bool,
+    x: Tensor, experts: Tensor, weights: Tensor, tensors: ExpertTensors, weighs_input: bool
 ) -> Tensor:
-    """x [T, hidden], experts and weights [T, k], gate_up [E, 2 * inner, hidden], down [E, hidden, inner] ->
-    [T, hidden] float64, one expert of one token after the other."""
-    out = torch.zeros(x.shape, dtype=torch.float64)
-    for token, (chosen, factors) in enumerate(zip(experts.tolist(), weights.double(), strict=True)):
-        for expert, factor in zip(chosen, factors, strict=True):
-            row = x[token].double() * (factor if weighs_input else 1)
-            both = gate_up[expert].double() @ row
-            if gate_up_bias is not None:
-                both = both + gate_up_bias[expert].double()
+    """x [T, hidden], experts and weights [T, k] -> [T, hidden] float64: pair by pair of token and expert."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for token in range(len(x)):
+        for expert, weight in zip(experts[token].tolist(), weights[token].tolist(), strict=True):
+            taken = x[token].double() * (weight if weighs_input else 1.0)
+            both = tensors.gate_up[expert].double() @ taken
+            if tensors.gate_up_bias is not None:
+                both += tensors.gate_up_bias[expert].double()
             gate, up = both.chunk(2)
-            product = down[expert].double() @ reference_gated(gate, up, activation)
-            if down_bias is not None:
-                product = product + down_bias[expert].double()
-            out[token] += product if weighs_input else product * factor
+            result = tensors.down[expert].double() @ reference_gated(gate, up, tensors.activation)
+            if tensors.down_bias is not None:
+                result += tensors.down_bias[expert].double()
+            out[token] += result * (1.0 if weighs_input else weight)
     return out

@@ -38,6 +38,7 @@ PARTS = (
     Part("prompt", "step", 60, (1,), "prompt"),
     Part("profile", "profiling", 75, (1,)),
     Part("attention", "attention", 75, (1,)),
+    Part("experts", "experts", 60, (2,)),
     Part("offline", "offline", 130, (1,)),
     Part("correctness", "correctness", 60, (1,), environment={"BATON_CPU_KERNELS": "plain"}),
     Part("sanitizer", "suites", 75, (1,), "sanitizer"),
@@ -53,12 +54,16 @@ PARTS = (
     Part("long-context", "long_context", 75, (2,)),
     Part("handoff-nccl", "handoff", 60, (2,), "nccl", NCCL),
 )
+ON_REQUEST = (Part("experts-beside-torch", "experts", 60, (), "grouped_mm"),)
+"""Parts that run when they are asked for by name."""
 REHEARSALS = (
     Part("rehearsal-raises", "rehearsals", 20, (), "raises"),
     Part("rehearsal-sleeps", "rehearsals", 3, (), "sleeps"),
 )
 """Parts that fail on purpose. They run when they are asked for by name."""
-BY_NAME: Mapping[str, Part] = MappingProxyType({part.name: part for part in (*PARTS, *REHEARSALS)})
+BY_NAME: Mapping[str, Part] = MappingProxyType(
+    {part.name: part for part in (*PARTS, *ON_REQUEST, *REHEARSALS)}
+)
 
 
 def of_call(call: int | None) -> list[Part]:

@@ -13,13 +13,17 @@ from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling.logits import LogitRules, Row, adjust, allowed_words
 from baton.engine.sampling.sampler import choose
 from baton_kernels import rows
-from baton_kernels.activation import SILU
+from baton_kernels.activation import SILU, Activation
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store, write_kv
 from baton_kernels.blocks import copy_blocks
+from baton_kernels.experts import ExpertTensors, loop_over_experts
 from baton_kernels.norm import Norm
-from baton_kernels.reference import reference_attention, reference_write_kv
+from baton_kernels.reference import reference_attention, reference_route, reference_write_kv
 from baton_kernels.rotary import HeadNorm
+from baton_kernels.routing import Routing, Scores
 from baton_kernels.window import ChunkedWindow
+from loadtest.mixtures import Mixture
+from tests.support.expert_cases import TOLERANCE as EXPERTS_TOLERANCE
 from tests.support.paged_steps import TOLERANCE, Case, lay_out, moved, sinks_of
 from tests.support.sampling_cases import Rows
 
@@ -183,3 +187,71 @@ def test_rotate_and_store(dtype: torch.dtype, normed: bool) -> None:
         results.append((q.cpu(), own.cpu()))
     tolerance = 4 * TOLERANCE[dtype]
     torch.testing.assert_close(results[1], results[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", list(EXPERTS_TOLERANCE), ids=str)
+@pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
+@pytest.mark.parametrize("tokens", [1, 7, 60, 200, 1000])
+def test_experts(tokens: int, biased: bool, dtype: torch.dtype) -> None:
+    from baton_kernels.cuda.experts import multiply
+
+    torch.manual_seed(tokens)
+    routing = Routing(4, renormalize=True)
+    activation = Activation("clamped_swiglu", 7.0) if biased else SILU
+    mixture = Mixture(576, 320, 32, routing, activation, biased)
+    step = mixture.step(tokens, dtype, CUDA)
+    out = multiply(*step, weighs_input=False)
+    assert torch.equal(out, multiply(*step, weighs_input=False))
+    exact = mixture.tensors(torch.float64, 1, CUDA)
+    for wide, given in zip(numbers_of(exact), numbers_of(step[3]), strict=True):
+        wide.copy_(given)
+    expected = loop_over_experts(step[0].double(), *step[1:3], exact, weighs_input=False)
+    tolerance = EXPERTS_TOLERANCE[dtype]
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def numbers_of(tensors: ExpertTensors) -> list[torch.Tensor]:
+    every = (tensors.gate_up, tensors.down, tensors.gate_up_bias, tensors.down_bias)
+    return [tensor for tensor in every if tensor is not None]
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_captured_experts_serve_another_routing(tokens: int) -> None:
+    from baton_kernels.cuda import experts, routing
+
+    torch.manual_seed(0)
+    mixture = Mixture(256, 128, 16, Routing(2, renormalize=True))
+    x, _, _, tensors = mixture.step(tokens, torch.bfloat16, CUDA)
+    logits = torch.randn(tokens, 16, device=CUDA)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        chosen, weights = routing.route(logits, mixture.routing)
+        return experts.multiply(x, chosen, weights, tensors, weighs_input=False), chosen, weights
+
+    experts.warm_up(tensors, 2, weighs_input=False)
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, chosen, weights = step()
+    for favourite in (0, 15):
+        logits.normal_()[:, favourite] = 20
+        graph.replay()
+        assert (chosen[:, 0] == favourite).all()
+        expected = loop_over_experts(x, chosen, weights, tensors, weighs_input=False)
+        torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid", "sparsemixer"])
+@pytest.mark.parametrize(("count", "groups"), [(8, 1), (60, 1), (256, 8), (1024, 1)])
+def test_experts_are_chosen(count: int, groups: int, scores: Scores) -> None:
+    from baton_kernels.cuda.routing import route
+
+    torch.manual_seed(count)
+    rule = Routing(6, scores, True, 2.5, groups=groups, top_groups=groups // 2 or 1, jitter=0.01)
+    logits, bias = torch.randn(500, count), torch.rand(count)
+    chosen, weights = route(logits.to(CUDA), rule, bias.to(CUDA))
+    expected, exact = reference_route(logits, rule, bias)
+    # Numbers that float32 rounds alike may be taken in another order.
+    same = torch.tensor(expected) == chosen.cpu()
+    assert same.float().mean() > 0.999
+    torch.testing.assert_close(weights.cpu().double(), exact, rtol=1e-4, atol=1e-5)

@@ -26,8 +26,13 @@ try:
         attention,
         blocks,
         decode,
+        expert_shapes,
+        experts,
+        few_experts,
         logits,
+        many_experts,
         rotary,
+        routing,
         rows,
         sampling,
         shapes,
@@ -54,8 +59,13 @@ __all__ = [
     "attention",
     "blocks",
     "decode",
+    "expert_shapes",
+    "experts",
+    "few_experts",
     "logits",
+    "many_experts",
     "rotary",
+    "routing",
     "rows",
     "sampling",
     "shapes",
@@ -68,6 +78,8 @@ __all__ = [
 _TILES = {name: getattr(sampling, name) for name in ("TILE", "COLUMNS")}
 sampling.TILE = 1024
 sampling.COLUMNS = 256
+# Or most of the time would go to starting programs.
+few_experts.COLUMNS = 16
 
 
 def as_on_a_device() -> None:

@@ -74,7 +74,8 @@ def chosen(tokens: int, experts: int, top_k: int, kind: str) -> Tensor:
 
 def expected(m: Mixture, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool = False) -> Tensor:
     biases = m.gate_up_bias, m.down_bias
-    return reference_experts(x, experts, weights, m.gate_up, m.down, *biases, m.activation, weighs_input)
+    tensors = ExpertTensors(m.gate_up, m.down, *biases, m.activation)
+    return reference_experts(x, experts, weights, tensors, weighs_input)
 
 
 def close(out: Tensor, wanted: Tensor) -> None:

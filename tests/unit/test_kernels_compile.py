@@ -41,6 +41,13 @@ def test_they_build_and_do_not_spill() -> None:
         "mask",
         "rules",
         "draw",
+        "router",
+        "few pairs",
+        "few pairs: down_of_few",
+        "tiles of 128",
+        "tiles of 128: gate_up",
+        "tiles of 128: down",
+        "tiles of 128: sum",
     ]
     assert "wgmma" in result.stdout
     assert "tcgen05" in result.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -88,6 +89,19 @@ assert builds.pop("_decode") == 2, builds
 assert set(builds.values()) == {1} and len(builds) == 6, builds
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=240)
+
+
+def test_nor_do_experts_for_any_number_of_tokens() -> None:
+    rng = random.Random(0)
+    counts = [rng.choice((1, 2, rng.randint(1, 40), rng.randint(1, 2000))) for _ in range(150)]
+    command = [sys.executable, "-m", "tests.support.expert_launches", json.dumps(counts)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stdout + result.stderr
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert told["late"] == []
+    assert told["launches"] > 5 * 150 - 300
+    builds = {"_route": 1, "_sort": 1, "_sum": 1, "_gate_up_of_few": 1, "_down_of_few": 1}
+    assert told["builds"] == {**builds, "_gate_up": 4, "_down": 4}
 
 
 def test_late_builds_are_counted() -> None:

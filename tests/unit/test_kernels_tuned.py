@@ -16,6 +16,7 @@ if torch.cuda.is_available():
 
 from baton_kernels.cuda import tuned
 from baton_kernels.cuda.tuned import Tiling, TuningError, read, tilings_of, write
+from loadtest.expert_tuning import expert_candidates, expert_subjects
 from loadtest.kernel_tuning import best, candidates, subjects
 from tests.support.interpreted import attention, shapes
 from tests.support.paged_steps import Case, lay_out
@@ -137,10 +138,12 @@ def test_the_best_is_kept_only_if_it_is_better() -> None:
 
 def test_every_candidate_of_every_subject_can_be_kept(cache: Path) -> None:
     for arch in (80, 90):
-        for subject in subjects(arch, torch.bfloat16):
-            tried = list(candidates(subject))
+        every = [(subject.name, list(candidates(subject))) for subject in subjects(arch, torch.bfloat16)]
+        every += [(one.name, list(expert_candidates(one))) for one in expert_subjects(arch, torch.bfloat16)]
+        assert len({name for name, _ in every}) == len(every)
+        for name, tried in every:
             assert len(tried) > 10
             for tiling in tried:
                 assert all(getattr(tiling, field) in tuned.ALLOWED[field] for field in tuned.ALLOWED)
-            write(cache, DEVICE, {subject.name: tried[-1]})
-            assert read(cache, DEVICE) == {subject.name: tried[-1]}
+            write(cache, DEVICE, {name: tried[-1]})
+            assert read(cache, DEVICE) == {name: tried[-1]}

@@ -34,7 +34,8 @@ ALLOWED: Mapping[str, tuple[int, ...]] = MappingProxyType(
     }
 )
 _SHAPE = re.compile(
-    r"(decode|prefill) of (16|32|64|128) rows, head_dim \d+, group \d+, blocks of \d+, \w+, arch \d+"
+    r"(decode|prefill) of (16|32|64|128) rows, head_dim \d+, group \d+, blocks of \d+, \w+, arch \d+|"
+    r"(gate_up|down) of (16|32|64|128) rows, hidden \d+, inner \d+, \d+ experts, \w+, arch \d+"
 )
 
 
@@ -44,7 +45,8 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Rows of queries, keys per tile, and the compiler's warps and stages."""
+    """Rows of queries, keys per tile, and the compiler's warps and stages. For experts, rows of pairs, and
+    columns of a tile."""
 
     rows: int
     tile: int

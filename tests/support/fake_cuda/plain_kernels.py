@@ -15,10 +15,13 @@ from torch import Tensor
 
 from baton.core.sampling_params import ResolvedSampling
 from baton.engine.sampling import sampler
-from baton_kernels import attention, plain, rows
+from baton_kernels import attention, plain, routing, rows
+from baton_kernels import experts as plain_experts
 from baton_kernels.activation import Activation, activated, gated
 from baton_kernels.cuda import blocks as cuda_blocks
+from baton_kernels.cuda import experts as cuda_experts
 from baton_kernels.cuda import logits as cuda_logits
+from baton_kernels.cuda import routing as cuda_routing
 from baton_kernels.cuda import rows as cuda_rows
 from baton_kernels.cuda import sampling as cuda_sampling
 from baton_kernels.cuda import whole_norm
@@ -52,6 +55,8 @@ class PlainKernels:
             (cuda_logits, "adjust", self._adjust),
             (cuda_sampling, "draw", self._draw),
             (cuda_blocks, "copy_blocks", self._copy_blocks),
+            (cuda_routing, "route", self._route),
+            (cuda_experts, "multiply", self._multiply),
         ]
 
     def _launch(self, name: str, compute: Callable[..., object], *args: object) -> None:
@@ -135,6 +140,48 @@ class PlainKernels:
             target.index_copy_(0, target_ids, source.index_select(0, source_ids))
 
         self._launch("_copy", compute, target, target_ids, source, source_ids)
+
+    def _route(
+        self, logits: Tensor, rule: routing.Routing, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        shape = (len(logits), rule.top_k)
+        experts = torch.empty(shape, dtype=torch.int32, device=logits.device)
+        weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+
+        def compute(experts: Tensor, weights: Tensor, logits: Tensor, bias: Tensor | None) -> None:
+            for out, found in zip((experts, weights), routing.route(logits, rule, bias), strict=True):
+                out.copy_(found)
+
+        self._launch("_route", compute, experts, weights, logits, bias)
+        return experts, weights
+
+    def _multiply(
+        self,
+        x: Tensor,
+        experts: Tensor,
+        weights: Tensor,
+        tensors: plain_experts.ExpertTensors,
+        weighs_input: bool,
+        *_: object,
+    ) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+        def compute(
+            out: Tensor,
+            x: Tensor,
+            experts: Tensor,
+            weights: Tensor,
+            gate_up: Tensor,
+            down: Tensor,
+            gate_up_bias: Tensor | None,
+            down_bias: Tensor | None,
+        ) -> None:
+            own = plain_experts.ExpertTensors(gate_up, down, gate_up_bias, down_bias, tensors.activation)
+            out.copy_(plain_experts.loop_over_experts(x, experts, weights, own, weighs_input))
+
+        of_experts = (tensors.gate_up, tensors.down, tensors.gate_up_bias, tensors.down_bias)
+        self._launch("_multiply_experts", compute, out, x, experts, weights, *of_experts)
+        return out
 
 
 def _plan(build: Any) -> Callable[..., attention.AttentionPlan]:
