@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.activation_kind import Activation
+from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.paged import PagedBatch
 
 
@@ -149,28 +150,20 @@ def reference_gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
 
 
 def reference_experts(
-    x: Tensor,
-    experts: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    activation: Activation,
-    weighs_input: bool,
+    x: Tensor, experts: Tensor, weights: Tensor, tensors: ExpertTensors, weighs_input: bool
 ) -> Tensor:
-    """x [T, hidden], experts and weights [T, k], gate_up [E, 2 * inner, hidden], down [E, hidden, inner] ->
-    [T, hidden] float64, one expert of one token after the other."""
-    out = torch.zeros(x.shape, dtype=torch.float64)
-    for token, (chosen, factors) in enumerate(zip(experts.tolist(), weights.double(), strict=True)):
-        for expert, factor in zip(chosen, factors, strict=True):
-            row = x[token].double() * (factor if weighs_input else 1)
-            both = gate_up[expert].double() @ row
-            if gate_up_bias is not None:
-                both = both + gate_up_bias[expert].double()
+    """x [T, hidden], experts and weights [T, k] -> [T, hidden] float64, one expert of one token after the
+    other."""
+    out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    for token in range(len(x)):
+        for expert, weight in zip(experts[token].tolist(), weights[token].tolist(), strict=True):
+            taken = x[token].double() * (weight if weighs_input else 1.0)
+            both = tensors.gate_up[expert].double() @ taken
+            if tensors.gate_up_bias is not None:
+                both += tensors.gate_up_bias[expert].double()
             gate, up = both.chunk(2)
-            product = down[expert].double() @ reference_gated(gate, up, activation)
-            if down_bias is not None:
-                product = product + down_bias[expert].double()
-            out[token] += product if weighs_input else product * factor
+            result = tensors.down[expert].double() @ reference_gated(gate, up, tensors.activation)
+            if tensors.down_bias is not None:
+                result += tensors.down_bias[expert].double()
+            out[token] += result * (1.0 if weighs_input else weight)
     return out

@@ -17,9 +17,9 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple
     there are none. ValueError if so many cannot be chosen."""
     routing.check(logits.shape[-1])
     if logits.device.type == "cuda":
-        from baton_kernels.cuda import experts  # triton is only there where CUDA is
+        from baton_kernels.cuda import routing as kernels  # triton is only there where CUDA is
 
-        return experts.route(logits, routing, bias)
+        return kernels.route(logits, routing, bias)
     chosen = cpu_experts.route(logits, routing, bias)
     return plainly_route(logits, routing, bias) if chosen is None else chosen
 
