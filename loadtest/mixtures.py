@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.activation import SILU, Activation
-from baton_kernels.experts import ExpertTensors
+from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.routing import Routing, route
 
 

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from baton_kernels.activation import gated
-from baton_kernels.activation_kind import Activation
+from baton_kernels.expert_tensors import ExpertTensors
 
-
-@dataclass(frozen=True, slots=True)
-class ExpertTensors:
-    """The weights of E experts, or of a rank's ``inner`` rows of each."""
-
-    gate_up: Tensor
-    """[E, 2 * inner, hidden]: the gate projection, then the up projection."""
-    down: Tensor
-    """[E, hidden, inner]."""
-    gate_up_bias: Tensor | None
-    """[E, 2 * inner]."""
-    down_bias: Tensor | None
-    """[E, hidden]."""
-    activation: Activation
+__all__ = ("ExpertTensors", "loop_over_experts", "multiply")
 
 
 def multiply(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.activation_kind import ALPHA, Activation
-from baton_kernels.experts import ExpertTensors
+from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
 from baton_kernels.routing_rule import Routing
@@ -229,7 +229,8 @@ def _sparsemixed(logits: list[float], routing: Routing, weights: Tensor) -> list
 def reference_experts(
     x: Tensor, experts: Tensor, weights: Tensor, tensors: ExpertTensors, weighs_input: bool
 ) -> Tensor:
-    """x [T, hidden], experts and weights [T, k] -> [T, hidden] float64: pair by pair of token and expert."""
+    """x [T, hidden], experts and weights [T, k] -> [T, hidden] float64, one expert of one token after the
+    other."""
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     for token in range(len(x)):
         for expert, weight in zip(experts[token].tolist(), weights[token].tolist(), strict=True):

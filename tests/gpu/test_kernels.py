@@ -16,7 +16,8 @@ from baton_kernels import rows
 from baton_kernels.activation import SILU, Activation
 from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store, write_kv
 from baton_kernels.blocks import copy_blocks
-from baton_kernels.experts import ExpertTensors, loop_over_experts
+from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.experts import loop_over_experts
 from baton_kernels.norm import Norm
 from baton_kernels.reference import reference_attention, reference_route, reference_write_kv
 from baton_kernels.rotary import HeadNorm

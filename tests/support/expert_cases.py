@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from baton_kernels.activation import GELU_TANH, SILU, Activation
-from baton_kernels.experts import ExpertTensors
+from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.routing import Routing
 from tests.support.covering import Choice
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from baton_kernels.activation_kind import SILU, Activation
 from baton_kernels.cpu.experts import PackedExperts
-from baton_kernels.experts import ExpertTensors, multiply
+from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.experts import multiply
 from baton_kernels.int8 import Int8Weight, quantize
 from baton_kernels.reference import reference_experts
 from tests.support.covering import covering
@@ -23,13 +24,9 @@ ACTIVATIONS = (SILU, Activation("gelu_tanh"), Activation("clamped_swiglu", 1.5))
 
 @dataclass(frozen=True)
 class Mixture:
-    """Random experts. ``gate_up`` and ``down`` are what the packed ones stand for."""
+    """Random experts, and what the packed ones stand for."""
 
-    gate_up: Tensor
-    down: Tensor
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
-    activation: Activation
+    tensors: ExpertTensors
     packed: PackedExperts
 
 
@@ -45,18 +42,17 @@ def mixture(
 ) -> Mixture:
     gate_up, down = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
     biases = (torch.randn(experts, 2 * inner).to(dtype), torch.randn(experts, hidden).to(dtype))
-    given = biases if bias else (None, None)
-    weights: list[Tensor] | list[Int8Weight]
+    given: tuple[Tensor | None, Tensor | None] = biases if bias else (None, None)
+    packing: tuple[Tensor | Int8Weight, Tensor | Int8Weight]
     if int8:
         rounded = [_rounded(gate_up), _rounded(down)]
         gate_up, down = (each.values.double() * each.scales.double()[..., None] for each in rounded)
-        weights = rounded
+        packing = rounded[0], rounded[1]
     else:
-        weights = [gate_up.to(dtype), down.to(dtype)]
-        gate_up, down = weights
-    packed = PackedExperts.of(*weights, *given, activation=activation, dtype=dtype)
+        gate_up, down = packing = gate_up.to(dtype), down.to(dtype)
+    packed = PackedExperts.of(packing[0], packing[1], *given, activation=activation, dtype=dtype)
     assert packed is not None, "this machine has no compiler, which the README asks for"
-    return Mixture(gate_up, down, given[0], given[1], activation, packed)
+    return Mixture(ExpertTensors(gate_up, down, *given, activation), packed)
 
 
 def _rounded(weights: Tensor) -> Int8Weight:
@@ -73,9 +69,7 @@ def chosen(tokens: int, experts: int, top_k: int, kind: str) -> Tensor:
 
 
 def expected(m: Mixture, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool = False) -> Tensor:
-    biases = m.gate_up_bias, m.down_bias
-    tensors = ExpertTensors(m.gate_up, m.down, *biases, m.activation)
-    return reference_experts(x, experts, weights, tensors, weighs_input)
+    return reference_experts(x, experts, weights, m.tensors, weighs_input)
 
 
 def close(out: Tensor, wanted: Tensor) -> None:
@@ -119,8 +113,7 @@ def test_against_float64(case: dict[str, object]) -> None:
     with in_threads(3):
         assert torch.equal(m.packed.multiply(x, choice, weights, weighs_input), out)
     if not case["int8"]:
-        tensors = ExpertTensors(m.gate_up, m.down, m.gate_up_bias, m.down_bias, activation)
-        close(multiply(x, choice, weights, tensors, weighs_input), wanted)
+        close(multiply(x, choice, weights, m.tensors, weighs_input), wanted)
 
 
 @pytest.mark.parametrize("int8", [False, True])

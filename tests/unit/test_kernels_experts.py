@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from baton_kernels.activation import SILU
-from baton_kernels.experts import ExpertTensors, loop_over_experts
+from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.experts import loop_over_experts
 from baton_kernels.reference import reference_experts, reference_route
 from baton_kernels.routing import Routing
 from baton_kernels.routing import route as plain_route

@@ -207,6 +207,12 @@ def test_scores_that_round_to_the_same_keep_the_order_of_their_logits(scores: st
     assert chosen[0].tolist() == [[1, 4, 2, 3]]
 
 
+def test_the_kernel_takes_the_first_of_equal_experts() -> None:
+    chosen = cpu_experts.route(torch.zeros(2, 12), Routing(4, "sigmoid"), None)
+    assert chosen is not None
+    assert chosen[0].tolist() == [[0, 1, 2, 3]] * 2
+
+
 def test_numbers_that_are_none_choose_different_experts_all_the_same() -> None:
     logits = torch.full((20, 12), torch.nan)
     logits[:, 3] = 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton_kernels.cuda.shapes import MIN_ARCH, MIN_ROWS, Device, next_power_of_two
 from baton_kernels.cuda.tuned import Tiling, TuningError, tilings_of
-from baton_kernels.experts import ExpertTensors
+from baton_kernels.expert_tensors import ExpertTensors
 
 MOST_ROWS = 128
 """Most pairs of a tile."""

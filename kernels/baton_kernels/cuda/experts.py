@@ -12,7 +12,7 @@ from torch import Tensor
 from baton_kernels.cuda.expert_shapes import ExpertShape, ExpertStep, device_of, token_counts
 from baton_kernels.cuda.few_experts import multiply_few
 from baton_kernels.cuda.many_experts import multiply_many
-from baton_kernels.experts import ExpertTensors
+from baton_kernels.expert_tensors import ExpertTensors
 
 
 def multiply(

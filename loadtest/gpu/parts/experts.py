@@ -16,7 +16,8 @@ from torch import Tensor
 
 from baton_kernels import routing
 from baton_kernels.activation import gated
-from baton_kernels.experts import ExpertTensors, loop_over_experts
+from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.experts import loop_over_experts
 from loadtest.gpu.bench import Bench
 from loadtest.mixtures import MIXTURES, Mixture
 

@@ -22,7 +22,7 @@ class ExpertNames:
     """The gate projection, with {} for the expert's number; separate only."""
     up: str = "experts.{}.up_proj"
     gate_up: str = ""
-    """Both projections; every form but separate."""
+    """The one tensor of both projections; every form but separate."""
     down: str = "experts.{}.down_proj"
     """The down projection, with {} for the expert's number where the form is separate."""
     weight: str = ".weight"

@@ -26,7 +26,8 @@ from baton.models.quantization.registry import Quantization
 from baton.process.options import ModelError
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight, kernels_for
-from baton_kernels.experts import ExpertTensors, loop_over_experts
+from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.experts import loop_over_experts
 from baton_kernels.int8 import Int8Weight, quantize
 from baton_kernels.rows import activated, gated_product
 

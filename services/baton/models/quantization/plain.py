@@ -23,7 +23,8 @@ from baton.models.quantization.base import (
 from baton.models.quantization.registry import Quantization
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
-from baton_kernels.experts import ExpertTensors, multiply
+from baton_kernels.expert_tensors import ExpertTensors
+from baton_kernels.experts import multiply
 from baton_kernels.rows import activated, gated_product
 
 
