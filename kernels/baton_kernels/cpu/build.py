@@ -23,7 +23,9 @@ HEADERS = tuple(sorted(SOURCE.parent.glob("*.h")))
 COMPILE_S = 300.0
 _TUNE = {"x86_64": "-march=native", "aarch64": "-mcpu=native"}
 # -ffast-math only for compiling: linked with it, a library makes the whole process flush denormal numbers.
-_FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fopenmp", "-fPIC")
+# The source is one unit, of which the compiler may inline all that is hot, however much of it there is.
+_INLINE = "--param=inline-unit-growth=400"
+_FLAGS = ("-std=c++17", "-O3", "-ffast-math", "-fopenmp", "-fPIC", _INLINE)
 
 
 class BuildError(Exception):

@@ -80,10 +80,13 @@ void baton_experts(int kind, const void* experts, const void* x, const int32_t* 
     else run_experts(e, static_cast<const float*>(x), c, static_cast<float*>(out), memory, threads);
 }
 
+// ``norm`` and ``post``: null for none.
 void baton_add_norm(int kind, int out_kind, const void* x, float* residual, const void* norm, const void* post,
                     float factor, int64_t rows, int64_t size, void* out, int threads) {
-    const Norm &n = *static_cast<const Norm*>(norm), &p = *static_cast<const Norm*>(post);
-    const auto *floats = static_cast<const float*>(x);
+    const Norm none{};
+    const Norm& n = norm ? *static_cast<const Norm*>(norm) : none;
+    const Norm& p = post ? *static_cast<const Norm*>(post) : none;
+    const auto* floats = static_cast<const float*>(x);
     if (!out_kind) add_norm(floats, residual, n, p, factor, rows, size, static_cast<float*>(out), threads);
     else if (!kind) add_norm(floats, residual, n, p, factor, rows, size, static_cast<bf16*>(out), threads);
     else add_norm(static_cast<const bf16*>(x), residual, n, p, factor, rows, size, static_cast<bf16*>(out), threads);

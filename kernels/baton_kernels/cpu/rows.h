@@ -43,24 +43,37 @@ template <class W, class T> struct RowNorm {
     const T* row;
     const W *weight, *bias;
     float offset, mean = 0, factor;
-    RowNorm(const T* row, int64_t size, const Norm& n)
-        : row(row), weight(static_cast<const W*>(n.weight)), bias(static_cast<const W*>(n.bias)), offset(n.offset) {
-        if (n.centered) {
+    bool centered;
+    // ``known``: the sum of the squares of the row's numbers; null: not known.
+    RowNorm(const T* row, int64_t size, const Norm& n, const Sum* known = nullptr)
+        : row(row), weight(static_cast<const W*>(n.weight)), bias(static_cast<const W*>(n.bias)), offset(n.offset),
+          centered(n.centered) {
+        if (centered) {
             Sum sum;
             along(size, [&](int64_t i, auto v) { sum += get<decltype(v)>(row + i); });
             mean = sum.total() / size;
         }
         Sum squares;
-        along(size, [&](int64_t i, auto v) {
-            v = get<decltype(v)>(row + i) - mean;
-            squares += v * v;
-        });
+        if (known && !centered) squares = *known;
+        else
+            along(size, [&](int64_t i, auto v) {
+                v = get<decltype(v)>(row + i) - mean;
+                squares += v * v;
+            });
         factor = inverse_rms(squares.total(), size, n.eps);
     }
-    // The normed numbers from i on.
-    template <class V> V at(int64_t i) const {
-        const V v = (get<V>(row + i) - mean) * factor * (get<V>(weight + i) + offset);
-        return bias ? v + get<V>(bias + i) : v;
+    // Calls f(i, the normed numbers from i on), as ``along`` does.
+    template <class F> void each(int64_t size, F f) const {
+        if (!centered)
+            along(size, [&](int64_t i, auto v) {
+                v = get<decltype(v)>(row + i) * factor;
+                f(i, v * (get<decltype(v)>(weight + i) + offset));
+            });
+        else
+            along(size, [&](int64_t i, auto v) {
+                v = (get<decltype(v)>(row + i) - mean) * factor * (get<decltype(v)>(weight + i) + offset);
+                f(i, bias ? v + get<decltype(v)>(bias + i) : v);
+            });
     }
 };
 
@@ -74,21 +87,21 @@ void add_norm(const In* x, float* residual, const Norm& norm, const Norm& post, 
         const In* added = x + r * size;
         float* sum = residual + r * size;
         Out* to = out + r * size;
+        Sum squares;  // of the residual
+        const auto add = [&](int64_t i, auto more) {
+            const auto v = get<decltype(more)>(sum + i) + more * scale;
+            put(sum + i, v);
+            squares += v * v;
+        };
         if (x && post.weight) {
             const RowNorm<Out, In> normed(added, size, post);
-            along(size, [&](int64_t i, auto v) {
-                using V = decltype(v);
-                put(sum + i, get<V>(sum + i) + normed.template at<V>(i) * scale);
-            });
+            normed.each(size, add);
         } else if (x) {
-            along(size, [&](int64_t i, auto v) {
-                using V = decltype(v);
-                put(sum + i, get<V>(sum + i) + get<V>(added + i) * scale);
-            });
+            along(size, [&](int64_t i, auto v) { add(i, get<decltype(v)>(added + i)); });
         }
         if (norm.weight) {
-            const RowNorm<Out, float> normed(sum, size, norm);
-            along(size, [&](int64_t i, auto v) { put(to + i, normed.template at<decltype(v)>(i)); });
+            const RowNorm<Out, float> normed(sum, size, norm, x ? &squares : nullptr);
+            normed.each(size, [&](int64_t i, auto v) { put(to + i, v); });
         } else {
             along(size, [&](int64_t i, auto v) { put(to + i, get<decltype(v)>(sum + i)); });
         }

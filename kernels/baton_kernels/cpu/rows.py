@@ -34,8 +34,11 @@ class NativeNorm(ctypes.Structure):
 
 def takes(norm: Norm | None, dtype: torch.dtype) -> bool:
     """Whether the kernels apply the norm to make rows of ``dtype``."""
-    weights = () if norm is None else (norm.weight, norm.bias)
-    return all(w is None or (w.dtype == dtype and w.is_contiguous()) for w in weights)
+    if norm is None:
+        return True
+    if norm.weight.dtype != dtype or not norm.weight.is_contiguous():
+        return False
+    return norm.bias is None or (norm.bias.dtype == dtype and norm.bias.is_contiguous())
 
 
 def add_norm(
@@ -57,14 +60,15 @@ def add_norm(
     if kernels is None or not takes(norm, dtype) or not takes(post, dtype):
         return None
     out = torch.empty(residual.shape, dtype=dtype)
-    of_norm, of_post = NativeNorm.of(norm), NativeNorm.of(post)
+    of_norm = None if norm is None else NativeNorm.of(norm)
+    of_post = None if post is None else NativeNorm.of(post)
     kernels.add_norm(
         x_kind,
         kind,
         pointer(x),
         residual.data_ptr(),
-        ctypes.addressof(of_norm),
-        ctypes.addressof(of_post),
+        None if of_norm is None else ctypes.addressof(of_norm),
+        None if of_post is None else ctypes.addressof(of_post),
         factor,
         residual.numel() // residual.shape[-1],
         residual.shape[-1],
