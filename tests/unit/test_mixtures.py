@@ -107,6 +107,17 @@ def test_bfloat16(name: str, model_dir: ModelDir, tmp_path: Path) -> None:
     assert ours < error(oracle_logits(path, ids, "bfloat16"))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "llama4", "granite-moe-shared"])
+def test_rounded_weights(name: str, model_dir: ModelDir) -> None:
+    """A quarter of the tokens' logits stay within 5 % of the plain weights', in norm; of the others, many are
+    of other experts."""
+    path, ids = model_dir(name), prompt(70)
+    exact = oracle_logits(path, ids)
+    rounded = Ring(load_model(path, quantization="int8")).step(chunks=[("a", ids)])["a"]
+    error = ((rounded - exact).norm(dim=1) / exact.norm(dim=1)).quantile(0.25)
+    assert 1e-3 < error < 5e-2
+
+
 @pytest.fixture
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a rank that failed, and is a thread that the others cannot see the end of."""

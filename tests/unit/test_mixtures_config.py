@@ -66,9 +66,18 @@ def experts_of(name: str, /, **changes: object) -> ExpertsConfig:
     return experts
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_missing_fields_mean_what_they_mean_to_transformers(name: str) -> None:
-    needed = {"num_experts": 4} if name == "HunYuanMoEV1" else {}
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        *((name, {"num_experts": 4} if name == "HunYuanMoEV1" else {}) for name in FAMILIES),
+        ("Qwen2Moe", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3}),
+        ("Qwen3Moe", {"use_sliding_window": True}),
+        ("Mixtral", {"sliding_window": 8}),
+        ("GptOss", {"sliding_window": 8}),
+        ("Llama4", {"no_rope_layer_interval": 3, "attention_chunk_size": 8}),
+    ],
+)
+def test_missing_fields_mean_what_they_mean_to_transformers(name: str, needed: dict[str, object]) -> None:
     theirs = FAMILIES[name](**BASE, **needed).to_dict()
     written = family(name, **{field: value for field, value in theirs.items() if field != "architectures"})
     # A tokenizer's ids, and no part of the formula.
