@@ -13,10 +13,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from baton.models.config import ModelConfig
+from baton.models.config import ModelConfig, RopeConfig
 from baton.models.loader import kv_block_bytes, load_model, new_kv_pool
 from baton.models.registry import FAMILIES
-from baton.models.rope import inverse_frequencies, rope_tables
+from baton.models.rope import LONGEST_TABLE, RotaryEmbedding, inverse_frequencies, rope_tables
 from baton_kernels.cpu.linear import PackedWeight
 from tests.support.model_ring import Ring, assert_same, prompt
 from tests.support.tiny_models import TINY_MODELS, ModelDir, load_oracle, oracle_greedy, oracle_logits
@@ -172,6 +172,17 @@ def test_frequencies_at_real_sizes(parameters: dict[str, object]) -> None:
     torch.testing.assert_close(cos, expected_cos[0], rtol=0, atol=2e-3)
     torch.testing.assert_close(sin[:, 64:], expected_sin[0, :, 64:], rtol=0, atol=2e-3)
     assert torch.equal(sin[:, :64], -sin[:, 64:])
+
+
+@pytest.mark.parametrize(
+    "rope", [None, RopeConfig(), RopeConfig("yarn", factor=4.0, original_max_positions=64, partial=0.5)]
+)
+def test_angles_without_a_table_are_those_of_a_table(rope: RopeConfig | None) -> None:
+    positions = torch.tensor([0, 5, 190])
+    ours = RotaryEmbedding(rope, 16, LONGEST_TABLE + 1)
+    assert not any(buffer.numel() > 16 for buffer in ours.buffers())
+    for found, expected in zip(ours(positions), RotaryEmbedding(rope, 16, 191)(positions), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_every_parameter_has_one_place_in_the_checkpoint(

@@ -21,6 +21,10 @@ from torch import Tensor, nn
 
 from baton.models.config import RopeConfig
 
+LONGEST_TABLE = 2**20
+"""The most positions whose cosines and sines are kept: those of Llama 4's ten million would take 10 GB for
+each kind of layer."""
+
 
 class RotaryEmbedding(nn.Module):
     """Cosine and sine tables over every position of a model, for one of its kinds of layers.
@@ -33,25 +37,29 @@ class RotaryEmbedding(nn.Module):
     sin: Tensor
     frequencies: Tensor
     """Dynamic NTK: [max_model_len, head_dim / 2], radians per position by sequence length - 1. longrope: [2,
-    head_dim / 2], of short and of long sequences."""
+    head_dim / 2], of short and of long sequences. Other kinds, without a table: [1, head_dim / 2]."""
     factors: Tensor
-    """longrope: [2, head_dim], the factors of cos and sin."""
+    """All kinds without a table but dynamic NTK: [as many, head_dim], the factors of cos and sin."""
 
     def __init__(self, rope: RopeConfig | None, head_dim: int, num_positions: int) -> None:
         """``rope``: None for layers whose queries and keys are not rotated."""
         super().__init__()
         self._rope = rope
-        if rope is None or not rope.by_length:
+        by_length = rope is not None and rope.by_length
+        self._has_table = not by_length and num_positions <= LONGEST_TABLE
+        self._has_factors = not self._has_table and (rope is None or rope.kind != "dynamic")
+        if self._has_table:
             cos, sin = rope_tables(rope, head_dim, num_positions)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
-        elif rope.kind == "dynamic":
+        elif rope is not None and rope.kind == "dynamic":
             frequencies = _dynamic_frequencies(rope, rope.rotated(head_dim), num_positions)
             self.register_buffer("frequencies", _padded(frequencies, head_dim), persistent=False)
         else:
-            kinds = (inverse_frequencies(rope, rope.rotated(head_dim)), _long_frequencies(rope, head_dim))
-            frequencies = torch.stack([_padded(row, head_dim) for row, _ in kinds])
-            factors = torch.stack([_factors(rope, head_dim, factor) for _, factor in kinds])
+            kinds = [_angles(rope, head_dim)]
+            if rope is not None and rope.kind == "longrope":
+                kinds.append(_long_angles(rope, head_dim))
+            frequencies, factors = (torch.stack(rows) for rows in zip(*kinds, strict=True))
             self.register_buffer("frequencies", frequencies, persistent=False)
             self.register_buffer("factors", factors, persistent=False)
 
@@ -61,15 +69,20 @@ class RotaryEmbedding(nn.Module):
 
         ``lengths`` [T] are ``PagedBatch.lengths``; without them, every sequence ends at its token.
         """
-        rope = self._rope
-        if rope is None or not rope.by_length:
+        if self._has_table:
             return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
-        lengths = positions + 1 if lengths is None else lengths
-        rows = lengths - 1 if rope.kind == "dynamic" else (lengths > rope.original_max_positions).long()
+        rows = self._rows(positions + 1 if lengths is None else lengths)
         cos, sin = cos_and_signed_sin(positions[:, None] * self.frequencies[rows])
-        if rope.kind == "longrope":
+        if self._has_factors:
             cos, sin = cos * self.factors[rows], sin * self.factors[rows]
         return cos.unsqueeze(1), sin.unsqueeze(1)
+
+    def _rows(self, lengths: Tensor) -> Tensor:
+        """lengths [T] of sequences -> the rows of their frequencies and factors."""
+        rope = self._rope
+        if rope is None or not rope.by_length:
+            return torch.zeros_like(lengths)
+        return lengths - 1 if rope.kind == "dynamic" else (lengths > rope.original_max_positions).long()
 
 
 def rope_tables(rope: RopeConfig | None, head_dim: int, num_positions: int) -> tuple[Tensor, Tensor]:
@@ -79,11 +92,8 @@ def rope_tables(rope: RopeConfig | None, head_dim: int, num_positions: int) -> t
     position.
     """
     positions = torch.arange(num_positions, dtype=torch.float32)
-    if rope is None:
-        return cos_and_signed_sin(torch.zeros(num_positions, head_dim // 2))
-    frequencies, scale = inverse_frequencies(rope, rope.rotated(head_dim))
-    cos, sin = cos_and_signed_sin(positions[:, None] * _padded(frequencies, head_dim))
-    factors = _factors(rope, head_dim, scale)
+    frequencies, factors = _angles(rope, head_dim)
+    cos, sin = cos_and_signed_sin(positions[:, None] * frequencies)
     return cos * factors, sin * factors
 
 
@@ -144,10 +154,20 @@ def _factors(rope: RopeConfig, head_dim: int, scale: float) -> Tensor:
     return torch.cat((half, half))
 
 
-def _long_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """longrope's frequencies and factor of a sequence over the trained length."""
+def _angles(rope: RopeConfig | None, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Radians per position, [head_dim / 2], and the factors of cos and sin, [head_dim]."""
+    if rope is None:
+        return torch.zeros(head_dim // 2), torch.ones(head_dim)
+    frequencies, scale = inverse_frequencies(rope, rope.rotated(head_dim))
+    return _padded(frequencies, head_dim), _factors(rope, head_dim, scale)
+
+
+def _long_angles(rope: RopeConfig, head_dim: int) -> tuple[Tensor, Tensor]:
+    """longrope's ``_angles`` of a sequence over the trained length."""
     plain = _plain_frequencies(rope.theta, rope.rotated(head_dim))
-    return plain / torch.tensor(rope.long_factors), _longrope_factor(rope, rope.long_attention_factor)
+    scale = _longrope_factor(rope, rope.long_attention_factor)
+    frequencies = plain / torch.tensor(rope.long_factors)
+    return _padded(frequencies, head_dim), _factors(rope, head_dim, scale)
 
 
 def _longrope_factor(rope: RopeConfig, stated: float | None) -> float:
