@@ -11,10 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.text.detokenizer import Detokenizer, TokenPieces
-from tests.support.tiny_tokenizers import byte_fallback, byte_level, word_piece
+from tests.support.tiny_tokenizers import (
+    byte_fallback,
+    byte_level,
+    split_byte_level,
+    unstripped_byte_fallback,
+    word_piece,
+)
 
 BYTE_LEVEL = byte_level()
 FALLBACK = byte_fallback()
+SPLIT = split_byte_level()
+UNSTRIPPED = unstripped_byte_fallback()
 WORD_PIECE = word_piece()
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -48,10 +56,30 @@ def test_byte_level_equals_the_whole(ids: list[int], points: list[int], skip: bo
     assert stream(BYTE_LEVEL, ids, points, skip=skip) == BYTE_LEVEL.decode(ids, skip_special_tokens=skip)
 
 
+@given(ids=ids_of(SPLIT), points=POINTS, skip=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_byte_level_of_tiktoken_equals_the_whole(ids: list[int], points: list[int], skip: bool) -> None:
+    assert stream(SPLIT, ids, points, skip=skip) == SPLIT.decode(ids, skip_special_tokens=skip)
+
+
+@given(
+    texts=st.lists(
+        st.sampled_from(["<think>", "née là", "  ", "\n\n", "<table>", "the", " fox", "東", "é🙂0"])
+    ),
+    points=POINTS,
+)
+@settings(max_examples=200, deadline=None)
+def test_added_tokens_and_leading_spaces_equal_the_whole(texts: list[str], points: list[int]) -> None:
+    for backend in (SPLIT, UNSTRIPPED):
+        ids = backend.encode("".join(texts)).ids
+        assert TokenPieces(backend, special_ids(backend)).as_bytes
+        assert stream(backend, ids, points, skip=True) == backend.decode(ids) == "".join(texts)
+
+
 @given(text=TEXTS, points=POINTS)
 @settings(max_examples=200, deadline=None)
 def test_text_survives_whole_and_each_push_is_whole_characters(text: str, points: list[int]) -> None:
-    for backend in (BYTE_LEVEL, FALLBACK):
+    for backend in (BYTE_LEVEL, FALLBACK, UNSTRIPPED):
         ids = backend.encode(text).ids
         expected = backend.decode(ids, skip_special_tokens=False)
         assert stream(backend, ids, points, skip=False) == expected

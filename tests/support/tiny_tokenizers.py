@@ -75,6 +75,47 @@ def byte_fallback() -> tokenizers.Tokenizer:
     return backend
 
 
+def unstripped_byte_fallback() -> tokenizers.Tokenizer:
+    """Like Gemma's: byte fallback without a mark in front of a text, whose leading spaces stay, and runs of
+    spaces and line ends as added tokens."""
+    tokens = ["<pad>", "<eos>", "<bos>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = ["▁", "▁the", "fox", "é", "東", "a", "b", "o", "x", "<", ">", "0"]
+    vocabulary = {token: index for index, token in enumerate([*tokens, *words])}
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>", byte_fallback=True, fuse_unk=True)
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens(["<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"])
+    texts = ["\n", "\n\n", "▁▁", "▁▁▁", "<table>"]
+    backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in texts])
+    return backend
+
+
+def split_byte_level() -> tokenizers.Tokenizer:
+    """Like those made from tiktoken's (GLM-4, Phi-4, Granite, Hunyuan, Cohere): byte-level behind a split,
+    with normalization, digits one by one, and added tokens that are no special ones and have letters beyond
+    ASCII."""
+    backend = byte_level()
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(r"\s+|\p{L}+|[^\s\p{L}]+"), "isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.Sequence([decoders.ByteLevel()])
+    backend.add_special_tokens(["<|assistant|>", "<|end▁of▁turn|>"])
+    backend.add_tokens(
+        [tokenizers.AddedToken(text, normalized=False) for text in ("<think>", "née là", "<｜tool▁call｜>")]
+    )
+    return backend
+
+
 def word_piece() -> tokenizers.Tokenizer:
     """Like BERT's: a decoder that is neither byte-level nor byte fallback."""
     words = ["[UNK]", "[CLS]", "hello", "world", "##ing", "##s", "play", ",", "a"]
