@@ -13,6 +13,7 @@ from torch import Tensor
 
 from baton.models.base import CausalLM
 from baton.models.loader import load_model
+from baton_kernels.cpu.linear import PackedWeight
 from tests.support.model_ring import Ring, assert_same, prompt
 from tests.support.rank_threads import in_ranks
 from tests.support.tiny_dense import DENSE
@@ -121,3 +122,29 @@ def test_an_output_head_of_its_own_is_no_embedding(model_dir: ModelDir, tmp_path
     logits = Ring(load_model(path)).step(chunks=[("a", ids)])["a"]
     assert_same(logits, oracle_logits(path, ids))
     assert_same(logits, oracle_logits(model_dir("mistral3-of-mistral"), ids))
+
+
+def test_every_parameter_has_one_place_in_the_checkpoint(
+    model_dir: ModelDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PackedWeight, "of", lambda *args, **options: None)  # packed, they are no parameters
+    for name in MAIN:
+        model = load_model(model_dir(name), load_format="dummy")
+        for place in model.checkpoint_tensors().values():
+            place.tensor.fill_(0)
+        for place in model.checkpoint_tensors().values():
+            place.tensor.add_(1)
+        for parameter, values in model.named_parameters():
+            assert (values == 1).all(), f"{name}: {parameter}"
+
+
+@pytest.mark.parametrize("name", ["gemma3-with-encoder", "phi3-longrope", "starcoder2", "olmo3"])
+def test_drawn_weights_do_not_depend_on_the_split(name: str, model_dir: ModelDir) -> None:
+    path, ids = model_dir(name), prompt(20)
+
+    def logits(model: CausalLM) -> Tensor:
+        return Ring(model).step(chunks=[("a", ids)])["a"]
+
+    expected = logits(load_model(path, load_format="dummy"))
+    assert expected.isfinite().all()
+    assert_same(in_ranks(path, 2, 1, logits, load_format="dummy")[0], expected)
