@@ -1,5 +1,5 @@
-"""The config.json of checkpoints as they were published, older spellings included, without the fields that
-nothing reads. Encoders' fields are left out, too."""
+"""The config.json of checkpoints in the forms in which they are published, older spellings included: the
+fields that matter, and some that nothing reads. Encoders' fields are left out."""
 
 from __future__ import annotations
 

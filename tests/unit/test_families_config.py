@@ -166,6 +166,10 @@ def test_factors() -> None:
     ministral = published("Ministral-3-8B-Instruct-2512")
     assert ministral.query_scale == QueryScale(0.1, 16384)
     assert published("Mistral-Small-3.1-24B-Instruct-2503").query_scale is None
+    none = {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 0, "llama_4_scaling_beta": 0}
+    unscaled = parse("Ministral3", rope_parameters=none)
+    assert unscaled.query_scale is None
+    assert (unscaled.rope.mscale, unscaled.rope.mscale_all_dim) == (1.0, None)
 
 
 REFUSED: list[tuple[str, Mapping[str, object], str]] = [
@@ -202,6 +206,11 @@ REFUSED: list[tuple[str, Mapping[str, object], str]] = [
         "Ministral3",
         {"rope_parameters": {"llama_4_scaling_beta": 0.1}},
         "rope_parameters.original_max_position_embeddings is missing",
+    ),
+    (
+        "Ministral3",
+        {"rope_parameters": {"llama_4_scaling_beta": False}},
+        "llama_4_scaling_beta is false; allowed: a number above 0",
     ),
     ("HunYuanDenseV1", {"use_qk_norm": False}, "use_qk_norm is false; allowed: true"),
     ("HunYuanDenseV1", {"num_experts": 16}, "num_experts is 16; allowed: 1"),

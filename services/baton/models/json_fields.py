@@ -71,6 +71,11 @@ class Fields:
     def optional_number(self, name: str) -> float | None:
         return self.number(name) if self.has(name) else None
 
+    def number_if_any(self, name: str) -> float | None:
+        """A finite number above 0; None if the field is missing or 0, which both mean that there is none."""
+        value = self._values.get(name)
+        return None if value == 0 and not isinstance(value, bool) else self.optional_number(name)
+
     def flag(self, name: str, default: bool) -> bool:
         value = self._values[name] if self.has(name) else default
         if not isinstance(value, bool):

@@ -117,8 +117,8 @@ def _yarn(fields: Fields, rope: Fields, common: RopeConfig) -> RopeConfig:
         attention_factor=rope.optional_number("attention_factor"),
         beta_fast=rope.number("beta_fast", 32.0),
         beta_slow=rope.number("beta_slow", 1.0),
-        mscale=rope.optional_number("mscale"),
-        mscale_all_dim=rope.optional_number("mscale_all_dim"),
+        mscale=rope.number_if_any("mscale"),
+        mscale_all_dim=rope.number_if_any("mscale_all_dim"),
         truncate=rope.flag("truncate", True),
     )
 

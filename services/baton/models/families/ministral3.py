@@ -23,9 +23,9 @@ def read(fields: Fields) -> ModelConfig:
     if not fields.has(name):
         raise fields.error(name, "an object")
     rope, scale = fields.object(name), None
-    if rope.has("llama_4_scaling_beta"):
-        period = rope.integer("original_max_position_embeddings")
-        scale = QueryScale(rope.number("llama_4_scaling_beta"), period)
+    beta = rope.number_if_any("llama_4_scaling_beta")
+    if beta is not None:
+        scale = QueryScale(beta, rope.integer("original_max_position_embeddings"))
     config = llama_like(fields, default_eps=1e-5)
     return replace(config, windows=one_window(fields, config.num_layers), query_scale=scale)
 
