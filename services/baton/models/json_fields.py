@@ -48,11 +48,6 @@ class Fields:
         """The error of a value that is known and not served."""
         return ModelError(f"{self._where}: {self._prefix}{name} is {json.dumps(self.get(name))}: {reason}")
 
-    def require(self, name: str, only: object) -> None:
-        """Raise ModelError if the field has another value than ``only``. A missing one has none."""
-        if self.has(name) and self._values[name] != only:
-            raise self.error(name, json.dumps(only))
-
     def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
         value = self._values[name] if self.has(name) else default
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:

@@ -27,7 +27,7 @@ REQUIRED = MappingProxyType(
 def read(fields: Fields) -> ModelConfig:
     """Read Cohere 2's config. ModelError if it is not one that Baton serves."""
     for name, only in REQUIRED.items():
-        fields.require(name, only)
+        fields.only(name, only)
     biased = fields.flag("attention_bias", False)
     config = llama_like(
         fields,

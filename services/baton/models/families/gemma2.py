@@ -39,7 +39,7 @@ NAMES = (
 def read(fields: Fields) -> ModelConfig:
     """Read Gemma 2's config. ModelError if it is not one that Baton serves."""
     fields = fields.with_defaults(DEFAULTS)
-    fields.require("sliding_window_pattern", 2)
+    fields.only("sliding_window_pattern", 2)
     config = gemma_like(fields)
     kinds = layer_kinds(fields, config.num_layers, every_nth_sees_all(config.num_layers, 2))
     return replace(
@@ -51,7 +51,7 @@ def read(fields: Fields) -> ModelConfig:
 
 def gemma_like(fields: Fields) -> ModelConfig:
     """Read the fields that the Gemmas share; the caller replaces the windows. ModelError."""
-    fields.require("use_bidirectional_attention", False)
+    fields.only("use_bidirectional_attention", False)
     biased = fields.flag("attention_bias", False)
     config = llama_like(fields, qkv_bias=biased, o_bias=biased, activation="hidden_activation")
     return replace(

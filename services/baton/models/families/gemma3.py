@@ -28,7 +28,7 @@ DEFAULTS = MappingProxyType(
 def read(fields: Fields) -> ModelConfig:
     """Read Gemma 3's config, of its text model. ModelError if it is not one that Baton serves."""
     fields = fields.with_defaults(DEFAULTS)
-    fields.require("attn_logit_softcapping", None)
+    fields.only("attn_logit_softcapping", None)
     config = gemma_like(fields.without("rope_scaling", "rope_parameters"))
     nth = fields.integer("sliding_window_pattern", 6)
     kinds = layer_kinds(fields, config.num_layers, every_nth_sees_all(config.num_layers, nth))

@@ -20,7 +20,7 @@ REQUIRED = MappingProxyType(
 def read(fields: Fields) -> ModelConfig:
     """Read Hunyuan's config. ModelError if it is not one that Baton serves."""
     for name, only in REQUIRED.items():
-        fields.require(name, only)
+        fields.only(name, only)
     biased = fields.flag("attention_bias", False)
     config = llama_like(fields, qkv_bias=biased, o_bias=biased, default_eps=1e-5)
     rope = _rope(fields, config)

@@ -29,7 +29,7 @@ def read(fields: Fields) -> ModelConfig:
 def read_olmo3(fields: Fields) -> ModelConfig:
     """Read the config of OLMo 3, of which three layers in four have a window, and of which the other layers'
     rotary embedding alone is stretched. ModelError likewise."""
-    fields.require("sliding_window_pattern", 4)
+    fields.only("sliding_window_pattern", 4)
     config = read(fields.without("rope_scaling", "rope_parameters"))
     kinds = layer_kinds(fields, config.num_layers, every_nth_sees_all(config.num_layers, 4))
     ropes = read_ropes_of_kinds(fields, config.head_dim, kinds, theta=THETA, local_theta=THETA)

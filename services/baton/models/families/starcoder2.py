@@ -25,8 +25,8 @@ DEFAULTS = MappingProxyType(
 def read(fields: Fields) -> ModelConfig:
     """Read StarCoder 2's config. ModelError if it is not one that Baton serves."""
     fields = fields.with_defaults(DEFAULTS)
-    fields.require("mlp_type", "default")
-    fields.require("norm_type", "layer_norm")
+    fields.only("mlp_type", "default")
+    fields.only("norm_type", "layer_norm")
     biased = fields.flag("use_bias", True)
     config = llama_like(
         fields, qkv_bias=biased, o_bias=biased, mlp_bias=biased, eps="norm_epsilon", default_eps=1e-5
