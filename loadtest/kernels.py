@@ -217,7 +217,7 @@ def _norms(hidden: Tensor) -> dict[str, Callable[[], object]]:
         "layer norms, add": partial(norm, layer, dtype, post=layer, factor=0.5),
         "RMS norm, add": partial(norm, None, dtype, post=rms),
         "squares of heads": partial(whole_norm.squares_of_heads, qkv, whole),
-        "norm of heads, summed": partial(whole_norm.scale_heads, qkv, sums, whole, (4096, 1024)),
+        "scaling of heads": partial(whole_norm.scale_heads, qkv, sums, whole, (4096, 1024)),
         "norm of heads": partial(whole_norm.norm_heads, qkv, whole),
     }
 

@@ -31,7 +31,7 @@ def test_they_build_and_do_not_spill() -> None:
         "layer norms, add",
         "RMS norm, add",
         "squares of heads",
-        "norm of heads, summed",
+        "scaling of heads",
         "norm of heads",
         "SiLU, mul",
         "GELU, mul",

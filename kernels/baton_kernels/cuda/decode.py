@@ -245,9 +245,9 @@ def _decode(
         acc = tl.zeros([ROWS, DIMS], tl.float32)
         peak = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        if HAS_SINKS:  # counted in the part that begins a sequence, and in no other
+        if HAS_SINKS:  # counted in the part that begins a sequence; in others, 1 over 2**-inf is nothing
             peak = tl.where(at == first, sink, peak)
-            total += (at == first).to(tl.float32)
+            total += 1.0
         for tile in range(at + shift, until + shift):
             k, v = load_tile(
                 pool_head, table, tile, low, context, block_stride, BLOCK_SIZE, HEAD_DIM, TILE, DIMS, True

@@ -220,9 +220,9 @@ def _prefill(
     acc = tl.zeros([ROWS, DIMS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    if HAS_SINKS:  # counted by the program of the first keys, and by no other
+    if HAS_SINKS:  # counted by the program of the first keys; for others, 1 over 2**-inf is nothing
         peak = tl.where(tl.program_id(2) == 0, tl.load(sinks + head) * LOG2_E, peak)
-        total += (tl.program_id(2) == 0).to(tl.float32)
+        total += 1.0
     if HAS_WINDOW:
         acc, peak, total = _pass(
             acc, peak, total, query, position, pool_head, table, begin, inner_begin, low, last + 1, window,
