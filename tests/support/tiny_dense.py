@@ -90,7 +90,7 @@ DENSE: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
     {
         "gemma2": Recipe(
             Gemma2Config,
-            {"head_dim": 24, "query_pre_attn_scalar": 40, "sliding_window": 20, "num_attention_heads": 8},
+            {"head_dim": 32, "query_pre_attn_scalar": 40, "sliding_window": 20, "num_attention_heads": 8},
         ),
         "gemma2-uncapped-untied": Recipe(
             Gemma2Config,
@@ -130,7 +130,7 @@ DENSE: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
                 },
             },
         ),
-        "glm": Recipe(GlmConfig, {"head_dim": 24}),
+        "glm": Recipe(GlmConfig, {"head_dim": 32}),
         "glm4": Recipe(
             Glm4Config,
             {"head_dim": 16, "num_attention_heads": 6, "num_key_value_heads": 2, "attention_bias": False},

@@ -108,6 +108,8 @@ def test_rope_of_each_family() -> None:
     assert published("phi-4").rope == RopeConfig(theta=250_000)
     mini = published("Phi-4-mini-instruct").rope
     assert (mini.kind, mini.partial, mini.factor, mini.original_max_positions) == ("longrope", 0.75, 32, 4096)
+    factors = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+    assert parse("Phi3", rope_scaling=factors, max_position_embeddings=8192).rope.factor == 2
     assert parse("Ernie4_5").rope == RopeConfig(theta=500_000, interleaved=True)
     assert parse("SmolLM3").rope.theta == 2_000_000
     assert published("Hunyuan-7B-Instruct").rope == RopeConfig(theta=1e4 * 1000 ** (128 / 126))
