@@ -9,8 +9,6 @@ from torch import Tensor
 from baton_kernels.activation import gated
 from baton_kernels.expert_tensors import ExpertTensors
 
-__all__ = ("ExpertTensors", "loop_over_experts", "multiply")
-
 
 def multiply(
     x: Tensor, experts: Tensor, weights: Tensor, tensors: ExpertTensors, weighs_input: bool
@@ -22,6 +20,15 @@ def multiply(
 
         return kernels.multiply(x, experts, weights, tensors, weighs_input)
     return loop_over_experts(x, experts, weights, tensors, weighs_input)
+
+
+def warm_up(tensors: ExpertTensors, top_k: int, weighs_input: bool) -> None:
+    """Launches every kernel that ``multiply`` launches for these tensors, whatever the number of tokens. On a
+    CPU there is nothing to launch."""
+    if tensors.down.device.type == "cuda":
+        from baton_kernels.cuda import experts as kernels
+
+        kernels.warm_up(tensors, top_k, weighs_input)
 
 
 def loop_over_experts(

@@ -119,6 +119,16 @@ class TestEngine:
             assert engine_answers(path, "cuda", prompts) == answers
             assert device.timeline.issued["replay "] > 0
 
+    @pytest.mark.parametrize("name", ["qwen3-moe", "gpt-oss", "gemma3", "olmo2", "llama4", "cohere2"])
+    def test_models_of_other_families(self, name: str, model_dir: ModelDir) -> None:
+        """Experts, sinks, windows and post-norms, in graphs, with the launches of real kernels."""
+        path = model_dir(name)
+        prompts = [prompt(number, 3 + 11 * number) for number in range(3)]
+        answers = engine_answers(path, "cpu", prompts)
+        with FakeCuda() as device:
+            assert engine_answers(path, "cuda", prompts) == answers
+            assert device.timeline.issued["replay "] > 0
+
     def test_a_models_drafts_are_verified(self, model_dir: ModelDir) -> None:
         path = model_dir("llama")
         prompts = [[7, 3, 9] * (2 + number) for number in range(3)]

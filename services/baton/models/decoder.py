@@ -244,6 +244,8 @@ class Decoder(CausalLM):
         for module in self.modules():
             if isinstance(module, Linear | Experts):
                 module.pack()
+        if (mixture := next((m for m in self.modules() if isinstance(m, Experts)), None)) is not None:
+            mixture.warm_up()
         self.stack = self._stacked()
         # A tied head that is packed exists twice from now on: an embedding is looked up row by row.
         if self.lm_head is not None:

@@ -86,6 +86,11 @@ class Experts(nn.Module):
                 self.register_parameter(name, None)
             self.weights = None
 
+    def warm_up(self) -> None:
+        """Launch every kernel that experts of these sizes launch, so that none is compiled later."""
+        if isinstance(self.experts, ExpertsWeights):
+            self.experts.warm_up(self.rule.routing.top_k, self.rule.routing.weighs_input)
+
     @property
     def packed(self) -> MixtureWeights | None:
         """The packed weights; None if any of them is not packed."""

@@ -30,11 +30,11 @@ class Fields:
         return self._values.get(name)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
-        """The same object, in which fields that it does not name have these values. A null stays null."""
+        """The same object with these values for the fields that are missing. A null stays null."""
         return Fields({**defaults, **self._values}, self._where, self._prefix)
 
     def without(self, *names: str) -> Fields:
-        """The same object but for the fields ``names``."""
+        """The same object without the fields ``names``."""
         left = {name: value for name, value in self._values.items() if name not in names}
         return Fields(left, self._where, self._prefix)
 

@@ -35,8 +35,8 @@ def _rotated(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _windows(fields: Fields, rotated: Sequence[bool]) -> tuple[int | None, ...]:
-    """With ``use_sliding_window``, the layers that ``layer_types`` names have a window; without it, those
-    that are not rotated."""
+    """A window, with ``use_sliding_window``, in the layers that ``layer_types`` names, or, without it, in
+    the layers that are not rotated."""
     windowed = fields.flag("use_sliding_window", False) and fields.has("sliding_window")
     usual = [SLIDING if windowed and not turned else FULL for turned in rotated]
     kinds = layer_kinds(fields, len(rotated), usual)

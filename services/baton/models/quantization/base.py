@@ -271,6 +271,11 @@ class ExpertsWeights(ABC):
     def multiply(self, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool) -> Tensor:
         """Multiplies like an ``ExpertsMultiplier``, with the weights as they are."""
 
+    @abstractmethod
+    def warm_up(self, top_k: int, weighs_input: bool) -> None:
+        """Launches every kernel that ``multiply`` launches for so many experts of a token, on a device whose
+        kernels read the weights as they are."""
+
     def places(self, names: ExpertNames) -> dict[str, Place]:
         """Name of each tensor that the checkpoint has of the experts -> its place. Loaded in any order, the
         places fill everything once."""

@@ -127,6 +127,9 @@ class Int8Experts(ExpertsWeights):
         tensors = ExpertTensors(gate_up, down, self.gate_up_bias, self.down_bias, self.shape.activation)
         return loop_over_experts(x, experts, weights, tensors, weighs_input)
 
+    def warm_up(self, top_k: int, weighs_input: bool) -> None:
+        """Does nothing: rounded weights are multiplied on CPUs alone."""
+
 
 class Int8Scheme(QuantizationScheme):
     """The scheme of int8 weights. Works on a CPU that has Baton's kernels."""

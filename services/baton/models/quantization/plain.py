@@ -24,7 +24,7 @@ from baton.models.quantization.registry import Quantization
 from baton_kernels.cpu.experts import PackedExperts
 from baton_kernels.cpu.linear import PackedWeight
 from baton_kernels.expert_tensors import ExpertTensors
-from baton_kernels.experts import multiply
+from baton_kernels.experts import multiply, warm_up
 from baton_kernels.rows import activated, gated_product
 
 
@@ -79,9 +79,15 @@ class PlainExperts(ExpertsWeights):
         return self if packed is None else packed
 
     def multiply(self, x: Tensor, experts: Tensor, weights: Tensor, weighs_input: bool) -> Tensor:
+        return multiply(x, experts, weights, self._tensors, weighs_input)
+
+    def warm_up(self, top_k: int, weighs_input: bool) -> None:
+        warm_up(self._tensors, top_k, weighs_input)
+
+    @property
+    def _tensors(self) -> ExpertTensors:
         biases = self.gate_up_bias, self.down_bias
-        tensors = ExpertTensors(self.gate_up, self.down, *biases, self.shape.activation)
-        return multiply(x, experts, weights, tensors, weighs_input)
+        return ExpertTensors(self.gate_up, self.down, *biases, self.shape.activation)
 
 
 class PlainScheme(QuantizationScheme):
