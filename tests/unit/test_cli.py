@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton import __version__
+from baton.models.registry import FAMILIES, UNSERVED
 
 
 def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +22,7 @@ def baton(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "command",
     [
-        *("up", "prefill", "decode", "both", "router", "generate", "version"),
+        *("up", "prefill", "decode", "both", "router", "generate", "models", "version"),
         *("bench", "bench latency", "bench throughput", "bench serve", "bench sweep"),
     ],
 )
@@ -94,3 +96,12 @@ def test_generate_without_a_ring() -> None:
     result = baton("generate", "hello", "--url", "http://127.0.0.1:1")
     assert result.returncode == 1
     assert result.stderr == "error: nothing listens on http://127.0.0.1:1; start a ring with `baton up`\n"
+
+
+def test_models_are_listed() -> None:
+    told = json.loads(baton("models", "--json").stdout)
+    assert set(told["served"]) == set(FAMILIES)
+    assert told["served"]["GptOssForCausalLM"]["checkpoints"] == ["unsloth/gpt-oss-20b-BF16"]
+    assert told["refused"] == dict(UNSERVED)
+    shown = baton("models").stdout
+    assert all(name in shown for name in (*FAMILIES, *UNSERVED))

@@ -19,6 +19,7 @@ from baton.cli import arguments as arg
 from baton.cli.bench import bench
 from baton.cli.derived import Given, OptionsOf, takes
 from baton.cli.keys import keys
+from baton.cli.models import models
 from baton.cli.planner import planner
 from baton.core.role import ROLES, Role, role_named
 from baton.nodes.config import NodeConfig
@@ -389,6 +390,7 @@ def version() -> None:
     print(f"baton {__version__} (Python {'.'.join(map(str, sys.version_info[:3]))})")
 
 
+commands.command("models", rich_help_panel="Use")(models)
 commands.command("planner", rich_help_panel="One service")(planner)
 commands.add_typer(bench, rich_help_panel="Use")
 commands.add_typer(keys, rich_help_panel="Use")

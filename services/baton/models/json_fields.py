@@ -30,11 +30,11 @@ class Fields:
         return self._values.get(name)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Fields:
-        """The same object with these values for the fields that are missing. A null stays null."""
+        """Return this object with these values for missing fields. A null stays null."""
         return Fields({**defaults, **self._values}, self._where, self._prefix)
 
     def without(self, *names: str) -> Fields:
-        """The same object without the fields ``names``."""
+        """Return this object without the fields ``names``."""
         left = {name: value for name, value in self._values.items() if name not in names}
         return Fields(left, self._where, self._prefix)
 
