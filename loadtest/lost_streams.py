@@ -1,5 +1,6 @@
 """Workers are killed (SIGKILL) and drained (SIGTERM) under requests of all kinds: two prefill and two decode
-workers of the demo model and a router, as real processes; a worker that ends is started again.
+workers, of the demo model unless ``--model`` says otherwise, and a router, as real processes; a worker that
+ends is started again.
 
     python -m loadtest.lost_streams --events 200 --seed 1 --json streams.json
 
@@ -56,6 +57,7 @@ def listed(counts: Mapping[str, float]) -> str:
 
 def table(reports: Sequence[Report]) -> Table:
     shown = Table("", "")
+    shown.add_row("models", ", ".join(dict.fromkeys(report.model for report in reports)))
     shown.add_row("seeds", ", ".join(str(report.seed) for report in reports))
     events = total(report.events for report in reports)
     for event in EVENTS:
@@ -88,6 +90,9 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--longest", type=int, default=160, help="tokens of an answer, at most")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--model", default="demo", help="demo, a directory, or a tiny model of tests.support.family_models"
+    )
     parser.add_argument("--logs", type=Path, help="where the logs go; default: a temporary folder")
     parser.add_argument("--json", type=Path, help="add the figures to those in this file")
     options = parser.parse_args()
@@ -100,6 +105,7 @@ def main() -> None:
         questions=options.questions,
         longest=options.longest,
         max_s=options.seconds,
+        model=options.model,
     )
     report = run(logs, plan)
     known = json.loads(options.json.read_text()) if options.json and options.json.exists() else []

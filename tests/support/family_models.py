@@ -1,4 +1,4 @@
-"""The tiny random models of every family, by name."""
+"""The tiny random models of every family, by name and by architecture."""
 
 from __future__ import annotations
 
@@ -12,3 +12,47 @@ from tests.support.tiny_models import TINY_MODELS
 
 FAMILY_MODELS: Mapping[str, Callable[[Path], Path]] = MappingProxyType({**TINY_MODELS, **DENSE, **MIXTURES})
 """Name -> builder, as ``TINY_MODELS``."""
+
+MODELS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": tuple(name for name in TINY_MODELS if name.startswith("llama")),
+        "MistralForCausalLM": ("mistral", "mistral-no-window"),
+        "Qwen2ForCausalLM": ("qwen2", "qwen2-window"),
+        "Qwen3ForCausalLM": ("qwen3", "qwen3-biased-window"),
+        "Cohere2ForCausalLM": ("cohere2", "cohere2-biased-mqa"),
+        "Ernie4_5ForCausalLM": ("ernie4_5", "ernie4_5-biased"),
+        "Gemma2ForCausalLM": ("gemma2", "gemma2-uncapped-untied"),
+        "Gemma3ForCausalLM": ("gemma3",),
+        "Gemma3ForConditionalGeneration": ("gemma3-with-encoder",),
+        "GlmForCausalLM": ("glm",),
+        "Glm4ForCausalLM": ("glm4", "glm4-mqa-biased"),
+        "GraniteForCausalLM": ("granite", "granite-biased-tied"),
+        "HunYuanDenseV1ForCausalLM": ("hunyuan", "hunyuan-mha-biased"),
+        "InternLM3ForCausalLM": ("internlm3",),
+        "MinistralForCausalLM": ("ministral",),
+        "Ministral3ForCausalLM": ("ministral3",),
+        "Mistral3ForConditionalGeneration": ("mistral3-of-ministral3", "mistral3-of-mistral"),
+        "Olmo2ForCausalLM": ("olmo2", "olmo2-gqa-biased"),
+        "Olmo3ForCausalLM": ("olmo3",),
+        "Phi3ForCausalLM": ("phi3-longrope", "phi3", "phi3-partial"),
+        "SeedOssForCausalLM": ("seed-oss", "seed-oss-biased"),
+        "SmolLM3ForCausalLM": ("smollm3", "smollm3-window"),
+        "Starcoder2ForCausalLM": ("starcoder2", "starcoder2-unbiased"),
+        "MixtralForCausalLM": ("mixtral", "mixtral-window"),
+        "Qwen2MoeForCausalLM": ("qwen2-moe", "qwen2-moe-dense-layers"),
+        "Qwen3MoeForCausalLM": ("qwen3-moe", "qwen3-moe-dense-layers"),
+        "Glm4MoeForCausalLM": ("glm4-moe", "glm4-moe-normed"),
+        "MiniMaxM2ForCausalLM": ("minimax-m2", "minimax-m2-mqa"),
+        "HYV3ForCausalLM": ("hy-v3", "hy-v3-biased"),
+        "HunYuanMoEV1ForCausalLM": ("hunyuan-moe", "hunyuan-moe-alpha"),
+        "GptOssForCausalLM": ("gpt-oss", "gpt-oss-plain-rope"),
+        "Llama4ForCausalLM": ("llama4", "llama4-unnormed"),
+        "Llama4ForConditionalGeneration": ("llama4-with-encoder",),
+        "PhimoeForCausalLM": ("phimoe", "phimoe-window"),
+        "GraniteMoeForCausalLM": ("granite-moe",),
+        "GraniteMoeSharedForCausalLM": ("granite-moe-shared",),
+        "OlmoeForCausalLM": ("olmoe", "olmoe-biased"),
+        "Ernie4_5_MoeForCausalLM": ("ernie45-moe", "ernie45-moe-biased"),
+    }
+)
+"""Architecture -> the names of its tiny models. The first stands for all of them where tests are few."""

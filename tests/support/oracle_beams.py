@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from baton.core.beam_search import BeamParams, EarlyStopping
 from baton.core.sampling_params import ResolvedSampling
@@ -31,9 +32,15 @@ class Answer:
 
 @torch.inference_mode()
 def oracle_beams(
-    path: Path, prompt_ids: Ids[int], beams: BeamParams, max_tokens: int, stop_ids: Ids[int], n: int = 1
+    path: Path,
+    prompt_ids: Ids[int],
+    beams: BeamParams,
+    max_tokens: int,
+    stop_ids: Ids[int],
+    n: int = 1,
+    processors: Ids[LogitsProcessor] = (),
 ) -> list[Answer]:
-    """The ``n`` best answers that ``generate`` finds."""
+    """The ``n`` best answers that ``generate`` finds. ``processors`` change the scores before the choice."""
     found = load_oracle(path).generate(  # type: ignore[operator]
         torch.tensor([list(prompt_ids)]),
         attention_mask=torch.ones(1, len(prompt_ids), dtype=torch.int64),
@@ -45,6 +52,7 @@ def oracle_beams(
         max_new_tokens=max_tokens,
         eos_token_id=list(stop_ids) or None,
         pad_token_id=-1,
+        logits_processor=LogitsProcessorList(processors),
     )
     return [_answer(row, stop_ids) for row in found[:, len(prompt_ids) :].tolist()]
 

@@ -180,7 +180,7 @@ DENSE: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
                 "mlp_bias": True,
                 "tie_word_embeddings": True,
                 "attention_multiplier": 0.25,
-                "embedding_multiplier": 12.0,
+                "embedding_multiplier": 1.5,
                 "logits_scaling": 0.8,
             },
         ),

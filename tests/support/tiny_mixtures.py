@@ -13,11 +13,13 @@ from transformers import (
     GraniteMoeSharedConfig,
     HunYuanMoEV1Config,
     HYV3Config,
+    Llama4Config,
     Llama4TextConfig,
     MiniMaxM2Config,
     MixtralConfig,
     OlmoeConfig,
     PhimoeConfig,
+    PretrainedConfig,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
@@ -33,6 +35,24 @@ LONGROPE = rope_of(
     short_mscale=1.2,
     long_mscale=1.3,
 )
+
+LLAMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 8,
+    "patch_size": 4,
+    "projector_input_dim": 32,
+    "projector_output_dim": 32,
+    "vision_output_dim": 32,
+}
+
+
+def llama4_with_encoder(**fields: object) -> PretrainedConfig:
+    text = {"model_type": "llama4_text", **fields}
+    return Llama4Config(text_config=text, vision_config=LLAMA4_VISION)
+
 
 MIXTURES: Mapping[str, Recipe] = MappingProxyType(
     {
@@ -248,6 +268,19 @@ MIXTURES: Mapping[str, Recipe] = MappingProxyType(
                 "attention_chunk_size": 29,
             },
         ),
+        "llama4-with-encoder": Recipe(
+            llama4_with_encoder,
+            {
+                "num_local_experts": 4,
+                "intermediate_size": 40,
+                "intermediate_size_mlp": 60,
+                "head_dim": 16,
+                "num_key_value_heads": 1,
+                "moe_layers": [1],
+                "attention_chunk_size": 26,
+                "floor_scale": 16,
+            },
+        ),
         "phimoe": Recipe(
             PhimoeConfig,
             {
@@ -276,7 +309,7 @@ MIXTURES: Mapping[str, Recipe] = MappingProxyType(
                 "num_local_experts": 6,
                 "num_experts_per_tok": 3,
                 "intermediate_size": 44,
-                "embedding_multiplier": 3.0,
+                "embedding_multiplier": 0.7,
                 "logits_scaling": 1.6,
                 "residual_multiplier": 0.6,
                 "attention_multiplier": 0.2,

@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -27,10 +27,14 @@ from typing import Any, Literal
 import httpx
 
 from baton.hub import resolve_model
+from baton.models.config import ModelConfig
+from baton.process.options import served_name
 from baton.text.tokenizer import Tokenizer
+from tests.support.family_models import FAMILY_MODELS
 from tests.support.random_requests import Ask, draw
 from tests.support.ring import Ring, Service, running_ring, scrape
 from tests.support.rings_at_their_limit import errors_logged
+from tests.support.tiny_models import Recipe
 
 Event = Literal["kill decode", "kill prefill", "drain decode", "drain prefill"]
 ROLES = ("prefill", "decode")
@@ -43,6 +47,10 @@ DECODE_OPTIONS = ("--speculative-method", "ngram", "--num-speculative-tokens", "
 ROUTER_OPTIONS = ("--tool-call-parser", "hermes", "--log-level", "info")
 BLOCK_SIZE = 16
 """Tokens of a KV block, by default."""
+FIRST_WORD = 4
+"""The first token id of the demo model that is no special one."""
+BYTE_CONTEXT = 8192
+"""Positions of a tiny model, whose tokens are bytes: prompts have several times the demo model's tokens."""
 MAX_S = 120.0
 """Of a request, and of a drain."""
 CLOSE = 5e-3
@@ -200,13 +208,15 @@ class Question:
     true: Reply
 
 
-def asks(rng: random.Random, count: int, longest: int) -> list[Ask]:
-    """Requests of all kinds that can be repeated, by clients that stay."""
-    tokenizer = Tokenizer.from_dir(resolve_model("demo"))
+def asks(rng: random.Random, count: int, longest: int, model: str) -> list[Ask]:
+    """Requests of all kinds that can be repeated, by clients that stay. ``model``: as ``--model`` has it."""
+    path, name = resolve_model(model), served_name(model, None)
+    tokenizer, vocab_size = Tokenizer.from_dir(path), ModelConfig.from_dir(path).vocab_size
     found = []
     for _ in range(count):
         drawn = draw(rng)
-        body = drawn.body | {"max_tokens": rng.randint(longest // 3, longest), "seed": rng.getrandbits(40)}
+        body = _within(drawn.body, vocab_size) | {"model": name}
+        body |= {"max_tokens": rng.randint(longest // 3, longest), "seed": rng.getrandbits(40)}
         if "use_beam_search" in body:
             body["max_tokens"] //= 3  # a step of a search is one of several sequences
         body["stream"] = "prompt_logprobs" not in body and rng.random() < 0.65
@@ -220,6 +230,21 @@ def asks(rng: random.Random, count: int, longest: int) -> list[Ask]:
         features |= {"stream"} if body["stream"] else set()
         found.append(Ask(drawn.path, body, features=frozenset(features)))
     return found
+
+
+def _within(body: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    """The same with token ids that a model has, which are the demo model's in what is drawn."""
+
+    def known(token_id: int) -> int:
+        return FIRST_WORD + (token_id - FIRST_WORD) % (vocab_size - FIRST_WORD)
+
+    body = dict(body)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        if name in body:
+            body[name] = [known(token_id) for token_id in body[name]]
+    if "logit_bias" in body:
+        body["logit_bias"] = {str(known(int(key))): bias for key, bias in body["logit_bias"].items()}
+    return body
 
 
 def _lengthen(body: dict[str, Any], rng: random.Random) -> None:
@@ -250,6 +275,8 @@ class Plan:
     max_s: float = math.inf
     """Seconds after which no more events are begun."""
     kinds: tuple[Event, ...] = EVENTS
+    model: str = "demo"
+    """"demo", a directory, or a name in ``FAMILY_MODELS``."""
 
 
 @dataclass
@@ -257,6 +284,7 @@ class Report:
     """What a run found."""
 
     seed: int
+    model: str = "demo"
     questions: int = 0
     dropped: int = 0
     """Whose two undisturbed answers differed."""
@@ -430,12 +458,26 @@ def _cause(why: str) -> str:
     return "handoff broke"
 
 
+def made(tmp: Path, model: str) -> str:
+    """What ``--model`` is to be for the model of a plan. One of ``FAMILY_MODELS`` is saved in ``tmp``, with
+    room for long prompts."""
+    if model not in FAMILY_MODELS:
+        return model
+    recipe = FAMILY_MODELS[model]
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{model} has no recipe that could be given a longer context")
+    overrides = {**recipe.overrides, "max_position_embeddings": BYTE_CONTEXT}
+    return str(replace(recipe, overrides=overrides)(tmp / model))
+
+
 def run(tmp: Path, plan: Plan) -> Report:
     """Start a ring, with its logs in ``tmp``, and carry the plan out."""
     rng = random.Random(plan.seed)
-    asked = asks(rng, plan.questions, plan.longest)
+    model = made(tmp, plan.model)
+    asked = asks(rng, plan.questions, plan.longest, model)
     with running_ring(
         tmp,
+        model=model,
         prefill=2,
         decode=2,
         options=OPTIONS,
@@ -443,7 +485,7 @@ def run(tmp: Path, plan: Plan) -> Report:
         decode_options=DECODE_OPTIONS,
         router_options=ROUTER_OPTIONS,
     ) as ring:
-        streams = Streams(ring, rng, plan.clients, Report(plan.seed))
+        streams = Streams(ring, rng, plan.clients, Report(plan.seed, plan.model))
         report = asyncio.run(streams.run(asked, plan))
         report.violations += errors_logged(ring)
     return report
