@@ -8,21 +8,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from baton.models.attention import Attention, Narrow, Step
 from baton.models.base import CausalLM
 from baton.models.config import ModelConfig, RopeConfig
 from baton.models.experts import Experts
-from baton.models.layers import (
-    MLP,
-    Attention,
-    Embedding,
-    Increment,
-    LayerNorm,
-    Linear,
-    Narrow,
-    RMSNorm,
-    Step,
-    stream_norm,
-)
+from baton.models.layers import MLP, Embedding, Increment, LayerNorm, Linear, RMSNorm, stream_norm
 from baton.models.quantization.base import Index, Multiplier, Place, QuantizationScheme
 from baton.models.rope import RotaryEmbedding
 from baton.parallel.collectives import Parallel

@@ -1,0 +1,196 @@
+"""The attention of every family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from baton.models.config import ModelConfig
+from baton.models.layers import Linear, RMSNorm
+from baton.models.quantization.base import Index, QuantizationScheme, Rows, empty_parameter, index_of
+from baton.models.rope import head_order
+from baton.parallel.collectives import Collectives, Parallel
+from baton_kernels.attention import AttentionPlan, paged_attention, rotate_and_store
+from baton_kernels.rotary import HeadNorm, WholeNorm
+from baton_kernels.rows import norm_heads, scale_heads, squares_of_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """The inputs of a last layer that yields some rows alone."""
+
+    rows: Tensor
+    """[R] int64: the indices of the rows, at least one."""
+    plan: AttentionPlan
+    """The attention plan of these rows."""
+
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of a rotation, both [T, 1, head_dim], the first half of the sines negated: see
+``baton_kernels.rotary.rotate``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The inputs of every layer in one forward pass, besides the activations."""
+
+    pool: Tensor
+    plan: AttentionPlan
+    rotations: Sequence[Rotation]
+    """The rotations of each kind of layer."""
+    query_factors: Tensor | None = None
+    """[T, 1, 1] float32: the factor of each token's queries (``QueryScale``); None: 1."""
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over the paged pool, of a rank's heads; the output is the sum over the heads of
+    all ranks."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        dtype: torch.dtype,
+        parallel: Parallel,
+        scheme: QuantizationScheme,
+        rotation: int = 0,
+    ) -> None:
+        """``layer``: the layer's index in the whole model. ``rotation``: the index of its rotation among
+        ``Step.rotations``."""
+        super().__init__()
+        shard = parallel.shard
+        self.collectives: Collectives = parallel.collectives
+        self.layer = layer - shard.layers.start
+        """The layer's index in the pool."""
+        self.heads = len(shard.heads)
+        self.kv_heads = len(shard.kv_heads)
+        self.window = config.windows[layer]
+        self.softcap = config.attention_softcap
+        self.scale = config.scale
+        self.rotation = rotation
+        scale = config.query_scale
+        self.scales_queries = scale is not None and not (scale.unrotated_only and config.ropes[layer])
+        order = head_order(config.ropes[layer], config.head_dim)
+        parts = _qkv_parts(config, shard.heads, shard.kv_heads, order)
+        self.qkv_proj = Linear(config.hidden_size, parts, dtype, bias=config.qkv_bias, scheme=scheme)
+        # One rank adds the bias: the outputs are summed.
+        o_bias = config.o_bias and shard.tp_rank == 0
+        query = _of_heads(shard.heads, config.head_dim)
+        self.o_proj = Linear(query, config.hidden_size, dtype, bias=o_bias, scheme=scheme)
+        self.sinks = empty_parameter(self.heads, dtype=torch.float32) if config.sinks else None
+        self.source: tuple[Index, ...] = (index_of(shard.heads),)
+        """The part of the checkpoint's sinks that is here."""
+        self.head_norm = config.head_norm_of(layer)
+        self._plain = torch.ones(config.head_dim, dtype=dtype)
+        """The weight of a norm that has none."""
+        self._eps = config.norm_eps
+        self._is_alone = shard.tp_size == 1
+        ranks = shard.tp_size * config.head_dim
+        # Heads that several ranks hold count as often in the sums of squares as here.
+        self._whole_sizes = (self.heads * ranks, self.kv_heads * ranks)
+        self.q_norm = self.k_norm = None
+        if self.head_norm in ("heads", "rotated", "whole"):
+            whole = self.head_norm == "whole"
+            q, k = (shard.heads, shard.kv_heads) if whole else (range(1), range(1))
+            self.q_norm = _head_norm(config, q, order, dtype)
+            self.k_norm = _head_norm(config, k, order, dtype)
+
+    def store(self, x: Tensor, step: Step) -> Tensor:
+        """Puts K and V into the pool; returns the queries [T, heads, head_dim]."""
+        qkv = self.qkv_proj(x)
+        if (whole := self.whole_norm) is not None:
+            self._norm_whole(qkv, whole)
+        cos, sin = step.rotations[self.rotation]
+        heads = qkv.view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
+        norm = self.norm_before_rotation
+        q = rotate_and_store(step.pool, self.layer, heads, step.plan, cos=cos, sin=sin, norm=norm)
+        if self.head_norm == "rotated":
+            assert self.q_norm is not None and self.k_norm is not None
+            q.mul_(self.q_norm.weight.float() * self.k_norm.weight)
+        if self.scales_queries and step.query_factors is not None:
+            q.mul_(step.query_factors)
+        return q
+
+    def forward(self, x: Tensor, step: Step, narrow: Narrow | None) -> Tensor:
+        q, plan = self.store(x, step), step.plan
+        if narrow is not None:
+            q, plan = q[narrow.rows], narrow.plan
+        out = paged_attention(
+            step.pool,
+            self.layer,
+            q,
+            plan,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=self.sinks,
+        )
+        return self.collectives.sum(self.o_proj(out.flatten(1)))
+
+    @property
+    def adjusts_queries(self) -> bool:
+        """Whether queries are multiplied by anything once they are rotated."""
+        return self.scales_queries or self.head_norm == "rotated"
+
+    @property
+    def whole_norm(self) -> WholeNorm | None:
+        """The norm of all heads together before they are rotated; None: no norm."""
+        if self.head_norm != "whole":
+            return None
+        assert self.q_norm is not None and self.k_norm is not None
+        return WholeNorm(self.q_norm.weight, self.k_norm.weight, self._eps, self.q_norm.offset)
+
+    def _norm_whole(self, qkv: Tensor, norm: WholeNorm) -> None:
+        if self._is_alone:
+            norm_heads(qkv, norm)
+        else:
+            scale_heads(qkv, self.collectives.sum(squares_of_heads(qkv, norm)), norm, self._whole_sizes)
+
+    @property
+    def norm_before_rotation(self) -> HeadNorm | None:
+        """The norm of each head before it is rotated; None: no norm.
+
+        Rotating does not change a head's size. So a norm behind it divides as well in front of it; its
+        weights, which multiply the same dimensions of queries and keys, are left to the queries."""
+        match self.head_norm:
+            case "heads":
+                assert self.q_norm is not None and self.k_norm is not None
+                return HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset)
+            case "plain" | "rotated":
+                return HeadNorm(self._plain, self._plain, self._eps)
+            case _:
+                return None
+
+
+def _head_norm(config: ModelConfig, heads: range, order: Sequence[int] | None, dtype: torch.dtype) -> RMSNorm:
+    """A norm over the dimensions of these heads together."""
+    rows = _ordered(heads, config.head_dim, order)
+    return RMSNorm(len(rows), config.norm_eps, dtype, offset=config.norm_offset, rows=rows)
+
+
+def _qkv_parts(
+    config: ModelConfig, heads: range, kv_heads: range, order: Sequence[int] | None
+) -> dict[str, Rows]:
+    """The rows of a rank's query, key and value heads in the checkpoint."""
+    dim = config.head_dim
+    q, k, v = _ordered(heads, dim, order), _ordered(kv_heads, dim, order), _of_heads(kv_heads, dim)
+    if not config.fused_qkv:
+        return {"q_proj": q, "k_proj": k, "v_proj": v}
+    keys = config.num_heads * dim
+    values = keys + config.num_kv_heads * dim
+    return {"qkv_proj": (*q, *(keys + row for row in k), *(values + row for row in v))}
+
+
+def _of_heads(heads: range, head_dim: int) -> range:
+    """The rows of the heads ``heads``."""
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def _ordered(heads: range, head_dim: int, order: Sequence[int] | None) -> Rows:
+    """The rows of the heads ``heads``, those of each head in ``order`` (None: as they are)."""
+    if order is None:
+        return _of_heads(heads, head_dim)
+    return tuple(head * head_dim + row for head in heads for row in order)
