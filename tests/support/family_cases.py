@@ -1,7 +1,7 @@
 """What tiny models are asked where all families are compared with transformers, and how much of it.
 
-By default every family is asked in one way, and the families that differ most in every kind of ring; with
-``BATON_FAMILIES=full`` all models in all ways: the better part of an hour.
+By default every family is asked in one way, and the families that differ most in one ring each; with
+``BATON_FAMILIES=full`` all models in all ways and all rings, which takes more than an hour.
 """
 
 from __future__ import annotations
