@@ -1,11 +1,12 @@
 """What tiny models are asked where all families are compared with transformers, and how much of it.
 
-By default every family is asked in one way, and the families that differ most in every kind of ring; with
-``BATON_FAMILIES=full`` all models in all ways: the better part of an hour.
+By default every family is asked in one way, and the families that differ most in one ring each; with
+``BATON_FAMILIES=full`` all models in all ways and all rings, which takes more than an hour.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Sequence
@@ -56,8 +57,18 @@ class Noise(LogitsProcessor):
 def questions(path: Path, lengths: Sequence[int]) -> list[Question]:
     """One for each length, or for the longest prompt that leaves room for its answer. No choice along an
     answer is close."""
-    longest = ModelConfig.from_dir(path).max_model_len - NEW_TOKENS
+    longest = _context(path) - NEW_TOKENS
     return [_question(path, min(length, longest)) for length in lengths]
+
+
+def _context(path: Path) -> int:
+    """Tokens of a sequence of which transformers is right: of Phi-3.5-MoE, it rotates those over the trained
+    length by the frequencies of short ones."""
+    config = ModelConfig.from_dir(path)
+    [architecture] = json.loads((path / "config.json").read_text())["architectures"]
+    if architecture == "PhimoeForCausalLM" and config.rope.by_length:
+        return config.rope.original_max_positions
+    return config.max_model_len
 
 
 @lru_cache(maxsize=16)
@@ -72,7 +83,7 @@ def _question(path: Path, length: int) -> Question:
 
 def beam_questions(path: Path, lengths: Sequence[int]) -> list[Question]:
     """Likewise, of beam searches: their answers are the same with some noise."""
-    longest = ModelConfig.from_dir(path).max_model_len - BEAM_TOKENS
+    longest = _context(path) - BEAM_TOKENS
     return [_beam_question(path, min(length, longest)) for length in lengths]
 
 
