@@ -149,12 +149,15 @@ def test_tokens_are_those_of_transformers(
             assert [request.num_cached for request in again] == _found_again(engine, again)
     counted = engine.stats().scheduler
     assert (counted.preemptions > 0) is (way.blocks != "enough")
-    assert (counted.swapped_in > 0) is (way.blocks == "swapped" and _shares(engine))
+    if way.blocks == "swapped":
+        assert counted.swapped_in > 0 or not _shares(engine)
+    else:
+        assert counted.swapped_in == 0
     assert engine.stats().blocks.held == 0
 
 
 def _shares(engine: Engine) -> bool:
-    """Whether the prompts that want blocks may share theirs, and so get them back."""
+    """Whether all prompts that want blocks may share theirs, and so get them back."""
     shared = engine.scheduler.limits.longest_shared_prompt
     return shared is None or shared >= max(IN_WANT_OF_BLOCKS)
 
