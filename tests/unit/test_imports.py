@@ -58,7 +58,7 @@ BELOW = {
 """Packages that every package above them may use. They know nothing of routers, workers and engines."""
 
 ALLOWED = {
-    "cli": {"router", "worker", "simulated", "bench", "nodes", "planner"},
+    "cli": {"router", "worker", "simulated", "bench", "models", "nodes", "planner"},
     "planner": {"router", "handoff", "telemetry"},
     "router": {"handoff", "telemetry"},
     "simulated": {"worker", "engine", "models", "parallel", "transport", "telemetry"},

@@ -109,7 +109,7 @@ def run(tmp: Path, plan: Plan, starts: int = 3) -> tuple[Report, Switches]:
     """Start a ring of two workers of each role, with its logs in ``tmp``, and carry the plan out. Then time
     so many fresh ``starts`` of a worker beside it, when it is idle."""
     rng = random.Random(plan.seed)
-    asked = asks(rng, plan.questions, plan.longest)
+    asked = asks(rng, plan.questions, plan.longest, "demo")
     with running_ring(
         tmp,
         prefill=2,

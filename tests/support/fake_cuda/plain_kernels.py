@@ -25,6 +25,7 @@ from baton_kernels.cuda import routing as cuda_routing
 from baton_kernels.cuda import rows as cuda_rows
 from baton_kernels.cuda import sampling as cuda_sampling
 from baton_kernels.cuda import whole_norm
+from baton_kernels.expert_tensors import ExpertTensors
 from baton_kernels.norm import Norm
 from baton_kernels.paged import PagedBatch
 from baton_kernels.rotary import WholeNorm
@@ -160,7 +161,7 @@ class PlainKernels:
         x: Tensor,
         experts: Tensor,
         weights: Tensor,
-        tensors: plain_experts.ExpertTensors,
+        tensors: ExpertTensors,
         weighs_input: bool,
         *_: object,
     ) -> Tensor:
@@ -176,7 +177,7 @@ class PlainKernels:
             gate_up_bias: Tensor | None,
             down_bias: Tensor | None,
         ) -> None:
-            own = plain_experts.ExpertTensors(gate_up, down, gate_up_bias, down_bias, tensors.activation)
+            own = ExpertTensors(gate_up, down, gate_up_bias, down_bias, tensors.activation)
             out.copy_(plain_experts.loop_over_experts(x, experts, weights, own, weighs_input))
 
         of_experts = (tensors.gate_up, tensors.down, tensors.gate_up_bias, tensors.down_bias)
