@@ -75,11 +75,11 @@ class ProvingGround:
 
     def _spend(self, process: subprocess.Popen[bytes]) -> float:
         """Kill the process if it has not ended. Return the CPU time of its last trial, in seconds."""
+        self._spent = True
         # Not by Popen, which would reap the process without the time that it used.
         os.kill(process.pid, signal.SIGKILL)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        self._spent = True
         trial_s = max(0.0, used.ru_utime + used.ru_stime - self._cpu_s)
         self.used_cpu_s += trial_s
         return trial_s
