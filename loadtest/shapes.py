@@ -155,6 +155,26 @@ _LLAMA_TINY: Mapping[str, object] = MappingProxyType(
     }
 )
 """A model so small that a measurement can be tried out on any machine."""
+_MIXTURE_TINY: Mapping[str, object] = MappingProxyType(
+    {**_MIXTURE_125M, **{name: _LLAMA_TINY[name] for name in _LLAMA_TINY if "size" in name or "num_" in name}}
+)
+"""The tiny model with 8 experts in each layer."""
+_QWEN3_30B_QUARTER: Mapping[str, object] = MappingProxyType(
+    {
+        **_QWEN3_MOE_03B,
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+    }
+)
+"""Twelve of the 48 layers of Qwen3-30B-A3B: 8 billion parameters."""
 SHAPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "llama-125m": _LLAMA_125M,
@@ -162,6 +182,8 @@ SHAPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "mixture-125m": _MIXTURE_125M,
         "qwen3-moe-0.3b": _QWEN3_MOE_03B,
         "gemma3-270m": _GEMMA3_270M,
+        "mixture-tiny": _MIXTURE_TINY,
+        "qwen3-30b-a3b-quarter": _QWEN3_30B_QUARTER,
         "qwen-0.5b": _QWEN_05B,
         "llama-8b": _LLAMA_8B,
         "llama-small": _LLAMA_SMALL,

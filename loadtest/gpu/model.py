@@ -29,11 +29,14 @@ PARAMS = {
 }
 
 
-def engine_config(bench: Bench, max_len: int, rows: int | None = None, **changes: Any) -> EngineConfig:
+def engine_config(
+    bench: Bench, max_len: int, rows: int | None = None, *, model: str | None = None, **changes: Any
+) -> EngineConfig:
     """Return the settings of an engine of the model that is measured, with random weights and room for
-    ``rows`` sequences of ``max_len`` tokens."""
+    ``rows`` sequences of ``max_len`` tokens. ``model``: the name of another shape."""
     scale = bench.scale
-    path = save_config(bench.tmp / scale.model, SHAPES[scale.model])
+    name = model or scale.model
+    path = save_config(bench.tmp / name, SHAPES[name])
     longest = -(-max_len // scale.block_size) * scale.block_size
     config = EngineConfig(
         path,

@@ -12,6 +12,8 @@ class Scale:
 
     model: str
     """A name of ``loadtest.shapes.SHAPES``."""
+    mixture: str
+    """A name of a model with experts."""
     small_model: str
     """The random model whose answers are compared."""
     dtype: str
@@ -48,6 +50,7 @@ class Scale:
 
 FULL = Scale(
     model="llama-8b",
+    mixture="qwen3-30b-a3b-quarter",
     small_model="llama-small",
     dtype="bfloat16",
     block_size=64,
@@ -73,6 +76,7 @@ FULL = Scale(
 )
 TINY = Scale(
     model="llama-tiny",
+    mixture="mixture-tiny",
     small_model="llama-tiny",
     dtype="float32",
     block_size=16,

@@ -126,8 +126,8 @@ class Side:
     def load(cls, bench: Bench, round_bytes: int) -> Side:
         scale = bench.scale
         longest = scale.contexts[0] + 8 * scale.output_len
-        changes = {"kv_cache_bytes": scale.handoff_kv_bytes}
-        engine = Engine.from_config(engine_config(bench, longest, scale.handoff_rows, **changes))
+        config = engine_config(bench, longest, scale.handoff_rows, kv_cache_bytes=scale.handoff_kv_bytes)
+        engine = Engine.from_config(config)
         assert isinstance(engine.runner, ModelRunner)
         pool = engine.runner.pool
         with engine.lock:
