@@ -20,9 +20,9 @@ from tests.support.interpreted import blocks
 
 
 def test_every_kernel_is_its_reference() -> None:
-    checked = list(check_all(most=2))
+    checked = list(check_all(most=1))
     assert len(checked) == 13
-    assert all(one.cases == 2 and 0 <= one.worst <= 1 for one in checked)
+    assert all(one.cases == 1 and 0 <= one.worst <= 1 for one in checked)
 
 
 def test_a_wrong_kernel_is_told_with_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
